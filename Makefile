@@ -1,0 +1,38 @@
+# make demo | make test | make check | make bench
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check lint types bench clean
+.DEFAULT_GOAL := demo
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Setting up $(VENV) (once; a few minutes where torch has to be downloaded)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python examples/calculator.py
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+check: lint types test
+
+bench: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/accounting.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

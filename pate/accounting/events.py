@@ -1,0 +1,243 @@
+"""Frozen descriptions of what happened; a meaning never changes.
+
+An event holds public parameters only (scales, rates, counts): never a vote. What an event costs
+is worked out elsewhere, by one pure function for each kind (:mod:`pate.accounting.moments`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, final
+
+from pate.accounting.guarantee import Neighbours
+from pate.errors import InvalidInput, UnsupportedEvent
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+            raise InvalidInput(f"{name} is {value!r}; it must be a finite number above zero")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """The base of all events; subclasses are final."""
+
+    neighbours: ClassVar[Neighbours] = Neighbours.AS_STATED
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaplaceNoisyMaxAnswer(Event):
+    """One label: the class whose count plus Lap(scale) is largest. One vote changes."""
+
+    neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
+    scale: float
+
+    def __post_init__(self) -> None:
+        _check_positive(scale=self.scale)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaussianNoisyMaxAnswer(Event):
+    """One label: the class whose count plus N(0, sigma²) is largest. One vote changes."""
+
+    neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
+    sigma: float
+
+    def __post_init__(self) -> None:
+        _check_positive(sigma=self.sigma)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThresholdCheck(Event):
+    """One bit: does the largest count (or lead over a student) plus N(0, sigma²) reach T?"""
+
+    neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
+    sigma: float
+
+    def __post_init__(self) -> None:
+        _check_positive(sigma=self.sigma)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmoothRelease(Event):
+    """A number plus N(0, (sigma · its beta-smooth sensitivity)²)."""
+
+    neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
+    beta: float
+    sigma: float
+
+    def __post_init__(self) -> None:
+        _check_positive(beta=self.beta, sigma=self.sigma)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledGaussian(Event):
+    """One DP-SGD step: Poisson sampling at ``sample_rate``, then a noised sum."""
+
+    neighbours: ClassVar[Neighbours] = Neighbours.ADD_REMOVE
+    sample_rate: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _check_positive(noise_multiplier=self.noise_multiplier)
+        if not 0 < self.sample_rate <= 1:
+            raise InvalidInput(f"sample_rate is {self.sample_rate!r}; it must lie in (0, 1]")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gaussian(Event):
+    """N(0, σ²) on a value; ``noise_multiplier`` = σ over its L2 sensitivity."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _check_positive(noise_multiplier=self.noise_multiplier)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laplace(Event):
+    """Lap(b) on a value; ``noise_multiplier`` = b over its L1 sensitivity."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _check_positive(noise_multiplier=self.noise_multiplier)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PureDP(Event):
+    """Any mechanism that is (epsilon, 0)-DP."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        _check_positive(epsilon=self.epsilon)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApproximateDP(Event):
+    """Any mechanism that is (epsilon, delta)-DP; composed by :mod:`.composition`, not moments."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        _check_positive(epsilon=self.epsilon)
+        if not 0 < self.delta < 1:
+            raise InvalidInput(f"delta is {self.delta!r}; it must lie strictly between 0 and 1")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroConcentrated(Event):
+    """Any mechanism that is rho-zCDP."""
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        _check_positive(rho=self.rho)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Repeated(Event):
+    """The same event ``count`` times.
+
+    >>> Repeated(LaplaceNoisyMaxAnswer(scale=20.0), count=100)
+    Repeated(event=LaplaceNoisyMaxAnswer(scale=20.0), count=100)
+    """
+
+    event: Event
+    count: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 0:
+            raise InvalidInput(f"count is {self.count!r}; it must be a whole number, 0 or more")
+
+
+_KINDS: dict[str, type[Event]] = {
+    kind.__name__: kind
+    for kind in (
+        LaplaceNoisyMaxAnswer,
+        GaussianNoisyMaxAnswer,
+        ThresholdCheck,
+        SmoothRelease,
+        SampledGaussian,
+        Gaussian,
+        Laplace,
+        PureDP,
+        ApproximateDP,
+        ZeroConcentrated,
+    )
+}
+
+
+def tally(events: Iterable[Event]) -> dict[Event, int]:
+    """How often each single event happened, in an order that no caller's order can change.
+
+    >>> a, b = PureDP(epsilon=0.1), PureDP(epsilon=0.2)
+    >>> tally([a, Repeated(b, 2), a]) == tally([Repeated(a, 2), b, b])
+    True
+    """
+    counts: dict[Event, int] = {}
+    for event in events:
+        for single, count in _unfold(event, 1):
+            counts[single] = counts.get(single, 0) + count
+    return {event: counts[event] for event in sorted(counts, key=event_to_json) if counts[event]}
+
+
+def _unfold(event: Event, times: int) -> Iterable[tuple[Event, int]]:
+    if isinstance(event, Repeated):
+        yield from _unfold(event.event, times * event.count)
+    elif isinstance(event, Event):
+        yield event, times
+    else:
+        raise UnsupportedEvent(f"{type(event).__name__} is not an accounting event")
+
+
+def event_to_json(event: Event) -> str:
+    """One line of JSON; floats keep every bit.
+
+    >>> event_to_json(PureDP(epsilon=0.1))
+    '{"epsilon": 0.1, "event": "PureDP"}'
+    """
+    return json.dumps(_to_dict(event), sort_keys=True, allow_nan=False)
+
+
+def _to_dict(event: Event) -> dict[str, Any]:
+    if isinstance(event, Repeated):
+        return {"event": "Repeated", "of": _to_dict(event.event), "count": event.count}
+    if _KINDS.get(type(event).__name__) is not type(event):
+        raise UnsupportedEvent(f"{type(event).__name__} is not an event this version knows")
+    return {"event": type(event).__name__, **asdict(event)}
+
+
+def event_from_json(text: str) -> Event:
+    """The event that :func:`event_to_json` wrote; anything else raises."""
+    try:
+        return _from_dict(json.loads(text))
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"not a recorded event ({type(error).__name__})") from error
+
+
+def _from_dict(record: dict[str, Any]) -> Event:
+    fields = dict(record)
+    kind = fields.pop("event")
+    if kind == "Repeated":
+        return Repeated(_from_dict(fields["of"]), fields["count"])
+    if kind not in _KINDS:
+        raise UnsupportedEvent(f"{kind} is not an event this version knows")
+    return _KINDS[kind](**fields)

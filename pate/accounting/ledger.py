@@ -1,0 +1,307 @@
+"""Durable spending: one SQLite file for each private data set.
+
+The ledger belongs to the data, not to a run: deleting a run refunds nothing. It holds events
+(public parameters and counts), never a vote.
+
+Two ways to compose, and no mixing of them:
+
+* **fixed moment** (default): charges may be chosen as answers come in. They are added up at one λ
+  that was fixed when the ledger was opened. Feldman & Zrnic 2021, Theorem 4.3: stopping before the
+  sum at a fixed Rényi order passes a bound keeps that bound, however adaptively charges come.
+* **plan**: the most that will ever be asked was fixed in advance, as caps on events. The best λ for
+  the caps may then be used, because it does not depend on any answer. Charges draw the caps down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import numpy as np
+
+from pate.accounting import ledger_file
+from pate.accounting.events import Event, Repeated, event_from_json, event_to_json, tally
+from pate.accounting.guarantee import Guarantee
+from pate.accounting.moments import LogMoments, compose, epsilon_at
+from pate.accounting.terms import Basis, Mode, Terms, agree
+from pate.errors import (
+    BudgetExceeded,
+    InvalidInput,
+    LedgerError,
+    MixedComposition,
+    PateError,
+    ReleaseConflict,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """One thing that was paid for."""
+
+    number: int
+    release: str
+    basis: Basis
+    events: tuple[Event, ...]
+    charged_at: str
+
+
+class Ledger:
+    """Opens with :meth:`open`; a context manager; one connection, used by one thread.
+
+    >>> import tempfile
+    >>> from pate.accounting import Guarantee, LaplaceNoisyMaxAnswer, Repeated
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with Ledger.open(folder.name + "/ledger.db", budget=Guarantee(epsilon=4, delta=1e-5)) as it:
+    ...     charge = it.charge([Repeated(LaplaceNoisyMaxAnswer(scale=50.0), 100)], release="first")
+    ...     round(it.spent().epsilon, 2)
+    2.21
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, terms: Terms) -> None:
+        self.path = path
+        self.terms = terms
+        self._connection = connection
+
+    # --- opening ------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        budget: Guarantee | None = None,
+        mode: Mode = Mode.FILTER,
+        plan: Iterable[Event] | None = None,
+    ) -> Ledger:
+        """Opens a ledger, or creates it where there is none and a ``budget`` is given.
+
+        ``budget.moment`` is the λ charges are added up at; None picks the one that lets most
+        Gaussian noise through at the whole budget. With a ``plan`` (caps on events) λ is the best
+        one for the caps. An existing ledger is never replaced, and its terms never change.
+        """
+        place = Path(path)
+        wanted = None if budget is None else agree(budget, mode, plan)
+        if not os.path.lexists(place):
+            if wanted is None:
+                raise LedgerError(f"there is no ledger at {place}; give a budget to create one")
+            ledger_file.create(place, wanted.to_json())
+        connection = ledger_file.connect(place)
+        try:
+            terms = Terms.from_json(connection.execute("SELECT json FROM terms").fetchone()[0])
+            if wanted is not None and terms != wanted:
+                raise LedgerError(
+                    f"the ledger at {place} was opened with other terms ({terms}); "
+                    "they cannot be changed"
+                )
+        except PateError:
+            connection.close()
+            raise
+        except (sqlite3.Error, TypeError, KeyError, ValueError) as error:
+            connection.close()
+            raise ledger_file.damaged(place, error) from error
+        return cls(place, connection, terms)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- spending -----------------------------------------------------------------------------
+
+    def charge(
+        self, events: Iterable[Event], *, release: str, relies_on: Basis | None = None
+    ) -> Charge:
+        """Pays for a release, durably, or raises and leaves the ledger as it was.
+
+        Charging the same ``release`` again for the same events is one charge, so that a crashed
+        run can be resumed.
+
+        Guarantees:
+            One ``BEGIN IMMEDIATE`` transaction reads all that was spent, decides, and writes;
+            ``synchronous=FULL`` puts it on disk before this returns. Call it **before** anything
+            is published.
+        """
+        counts = tally(events)
+        basis = relies_on or self.terms.basis
+        if basis is not self.terms.basis:
+            raise MixedComposition(
+                f"this ledger composes by {self.terms.basis}, the charge relies on {basis}; "
+                "the two cannot share a ledger"
+            )
+        if not release:
+            raise InvalidInput("a release needs an id")
+        if not counts:
+            raise InvalidInput("a charge needs at least one event")
+        with self._transaction():
+            earlier = self._find(release)
+            if earlier is not None:
+                if tally(earlier.events) != counts:
+                    raise ReleaseConflict(
+                        f"release {release!r} was already charged for other events"
+                    )
+                return earlier
+            self._require_room(counts)
+            number = self._connection.execute(
+                "INSERT INTO charges (release, basis) VALUES (?, ?)", (release, basis)
+            ).lastrowid
+            self._connection.executemany(
+                "INSERT INTO entries (charge, event, count) VALUES (?, ?, ?)",
+                [(number, event_to_json(event), count) for event, count in counts.items()],
+            )
+            charged = self._find(release)
+            assert charged is not None
+            return charged
+
+    def _require_room(self, new: dict[Event, int]) -> None:
+        before = self._tally()
+        after = {event: before.get(event, 0) + new.get(event, 0) for event in {**before, **new}}
+        # Composing also refuses events without a theorem and mixed neighbouring relations.
+        needed = self._epsilon(after)
+        if self.terms.mode is Mode.ODOMETER:
+            return
+        spent, budget = self._epsilon(before), self.terms.budget.epsilon
+        if self.terms.basis is Basis.PLAN:
+            caps = tally(self.terms.plan)
+            beyond = [event for event, count in after.items() if count > caps.get(event, 0)]
+            if beyond:
+                event = beyond[0]
+                raise BudgetExceeded(
+                    needed=needed,
+                    spent=spent,
+                    budget=budget,
+                    why=f"the plan allows {caps.get(event, 0)} of {event_to_json(event)}, and this "
+                    f"charge would make it {after[event]}; nothing was charged",
+                )
+        elif needed > budget:
+            raise BudgetExceeded(needed=needed, spent=spent, budget=budget)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def spent(self) -> Guarantee:
+        """The running figure at the ledger's λ; zero while nothing was charged."""
+        return self._guarantee(self._epsilon(self._read(self._tally)))
+
+    def guarantee(self) -> Guarantee:
+        """What may be published about everything charged so far.
+
+        Guarantees:
+            * filter at a fixed moment: the budget (a lower running figure is not covered, because
+              when to stop may have depended on answers);
+            * plan: the ε of its caps;
+            * odometer: a reading valid at all times at once, by a union bound over a geometric
+              ladder of filters (Feldman & Zrnic 2021, Section 5), the k-th with δ·6/(π²k²).
+        """
+        if self.terms.basis is Basis.PLAN:
+            return self._guarantee(self._epsilon(tally(self.terms.plan)))
+        if self.terms.mode is Mode.FILTER:
+            return self.terms.budget
+        counts = self._read(self._tally)
+        if not counts:
+            return self._guarantee(0.0)
+        total = float(self._compose(counts).values[0])
+        step = -math.log(self.terms.budget.delta) / 8
+        rung = max(1, math.ceil(2 * math.log2(total / step)) + 1) if total > step else 1
+        level = max(step * 2 ** ((rung - 1) / 2), total)
+        delta = self.terms.budget.delta * 6 / (math.pi * rung) ** 2
+        return self._guarantee(self._convert(level, delta))
+
+    def charges(self) -> list[Charge]:
+        """Everything that was paid for, in order."""
+
+        def read() -> list[Charge]:
+            rows = self._connection.execute("SELECT release FROM charges ORDER BY number")
+            found = [self._find(release) for (release,) in rows.fetchall()]
+            return [charge for charge in found if charge is not None]
+
+        return self._read(read)
+
+    # --- inside -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            raise ledger_file.failed(self.path, error) from error
+
+    def _read(self, query: Callable[[], T]) -> T:
+        try:
+            return query()
+        except sqlite3.Error as error:
+            raise ledger_file.failed(self.path, error) from error
+
+    def _find(self, release: str) -> Charge | None:
+        row = self._connection.execute(
+            "SELECT number, release, basis, charged_at FROM charges WHERE release = ?", (release,)
+        ).fetchone()
+        if row is None:
+            return None
+        entries = self._connection.execute(
+            "SELECT event, count FROM entries WHERE charge = ? ORDER BY event", (row[0],)
+        )
+        events = tuple(Repeated(event_from_json(event), count) for event, count in entries)
+        return Charge(
+            number=row[0], release=row[1], basis=Basis(row[2]), events=events, charged_at=row[3]
+        )
+
+    def _tally(self) -> dict[Event, int]:
+        rows = self._connection.execute("SELECT event, SUM(count) FROM entries GROUP BY event")
+        return {event_from_json(event): int(count) for event, count in rows.fetchall()}
+
+    def _compose(self, counts: dict[Event, int]) -> LogMoments:
+        moment = self.terms.budget.moment
+        assert moment is not None
+        total = compose([Repeated(event, count) for event, count in counts.items()], [moment])
+        total.neighbours.combine(self.terms.budget.neighbours)
+        return total
+
+    def _epsilon(self, counts: dict[Event, int]) -> float:
+        if not counts:
+            return 0.0
+        return self._convert(float(self._compose(counts).values[0]), self.terms.budget.delta)
+
+    def _convert(self, log_moment: float, delta: float) -> float:
+        budget = self.terms.budget
+        assert budget.conversion is not None
+        moment = np.array([budget.moment])
+        epsilon = epsilon_at(
+            moment, np.array([log_moment]), delta=delta, conversion=budget.conversion
+        )
+        return float(epsilon[0])
+
+    def _guarantee(self, epsilon: float) -> Guarantee:
+        budget = self.terms.budget
+        return Guarantee(
+            epsilon=epsilon,
+            delta=budget.delta,
+            moment=budget.moment,
+            neighbours=budget.neighbours,
+            conversion=budget.conversion,
+        )

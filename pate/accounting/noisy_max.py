@@ -1,0 +1,310 @@
+"""What one noisy-max answer costs: Laplace, Gaussian, and the threshold check before it.
+
+Data-independent costs follow from the noise alone. Data-dependent ones follow from the votes: where
+the teachers agree, the answer hardly depends on any one of them. Both kinds rest on the same
+shape: with q ≥ Pr[the answer is not the plurality],
+
+    α(λ) = log[ (1−q) e^{λa} + q e^{λb} ]
+
+where (a, b) come from the theorem. A data-dependent cost is **itself private**.
+
+Everything is vectorised over a (queries, classes) matrix of counts and worked out in log space.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import log_ndtr
+
+from pate.accounting.events import (
+    GaussianNoisyMaxAnswer,
+    LaplaceNoisyMaxAnswer,
+    ThresholdCheck,
+)
+from pate.accounting.guarantee import Neighbours
+from pate.accounting.moments import LogMoments, as_moments, log_moments, pure_log_moments
+from pate.accounting.numerics import FloatArray, log1mexp
+from pate.accounting.plurality import as_counts, union_log_q
+from pate.errors import InvalidInput
+
+FromLogQ = Callable[[FloatArray], FloatArray]  # log q of n queries → their costs, (n, moments)
+
+_CHUNK = 1 << 16  # numbers worked on at a time: stays in cache, bounds memory
+
+
+# --- Laplace ----------------------------------------------------------------------------------
+
+
+@log_moments.register
+def _(event: LaplaceNoisyMaxAnswer, moments: FloatArray) -> FloatArray:
+    """min(λε₀, ½ε₀²λ(λ+1)) with ε₀ = 2/scale: two counts move by one each."""
+    return pure_log_moments(2 / event.scale, moments)
+
+
+def laplace_log_q(votes: ArrayLike, *, scale: float) -> FloatArray:
+    """log of a bound on Pr[answer ≠ plurality]; Papernot et al. 2017, Lemma 4.
+
+    q ≤ Σ_{j≠j*} (2 + gap_j/b) / (4 exp(gap_j/b)), and never more than 1 − 1/classes.
+    """
+
+    def log_beaten(gap: FloatArray) -> FloatArray:
+        return np.log(2 + gap / scale) - math.log(4) - gap / scale
+
+    return union_log_q(as_counts(votes), log_beaten)
+
+
+def laplace_from_log_q(log_q: FloatArray, *, scale: float, moments: FloatArray) -> FloatArray:
+    """Data-dependent cost of Laplace noisy-max answers, (queries, moments).
+
+    Guarantees:
+        Papernot et al. 2017, Theorems 2 and 3. The data-dependent term is used only where
+        q < 1/(e^{ε₀}+1); there it grows with q, so an upper bound on q gives an upper bound.
+        It bounds the divergence from the data at hand to its neighbours.
+    """
+    data_independent = log_moments(LaplaceNoisyMaxAnswer(scale=scale), moments)
+    epsilon = 2 / scale
+    valid = log_q < -np.logaddexp(0.0, epsilon)
+    grown = log_q[valid] + epsilon  # log of e^ε q, below 0 where valid
+    # (1−q)/(1−e^ε q) = 1 + e^ε q (1−e^{−ε})/(1−e^ε q): nothing cancels for a tiny q or ε.
+    a = np.log1p(np.exp(grown) * -np.expm1(-epsilon) / -np.expm1(grown))
+    dependent = _two_outcomes(log_q[valid], a, epsilon, moments)
+    return _where_valid(
+        valid, np.minimum(dependent, data_independent, out=dependent), data_independent
+    )
+
+
+# --- Gaussian ---------------------------------------------------------------------------------
+
+
+@log_moments.register
+def _(event: GaussianNoisyMaxAnswer, moments: FloatArray) -> FloatArray:
+    """Papernot et al. 2018, Proposition 8: RDP(α) = α/σ²."""
+    return moments * (moments + 1) / event.sigma**2
+
+
+def gaussian_log_q(votes: ArrayLike, *, sigma: float) -> FloatArray:
+    """log of a bound on Pr[answer ≠ plurality]; Papernot et al. 2018, Proposition 7."""
+
+    def log_beaten(gap: FloatArray) -> FloatArray:
+        return np.asarray(log_ndtr(-gap / (math.sqrt(2) * sigma)))
+
+    return union_log_q(as_counts(votes), log_beaten)
+
+
+def gaussian_from_log_q(log_q: FloatArray, *, sigma: float, moments: FloatArray) -> FloatArray:
+    """Data-dependent cost of Gaussian noisy-max answers, (queries, moments).
+
+    Guarantees:
+        Papernot et al. 2018, Theorem 6 with μ₂ = σ√(log 1/q), μ₁ = μ₂ + 1 (Proposition 10).
+        Used only where its conditions hold: μ₁ > α, μ₂ > 1, q e^{ε₂} < 1, and q in the range
+        where the bound grows with q. It bounds the divergence from the data at hand to its
+        neighbours.
+    """
+    data_independent = log_moments(GaussianNoisyMaxAnswer(sigma=sigma), moments)
+    mu2 = sigma * np.sqrt(-log_q)
+    epsilon2 = mu2 / sigma**2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        valid = (mu2 > 1) & np.isfinite(mu2) & (-log_q > epsilon2)
+        valid &= log_q <= (mu2 - 1) * epsilon2 - mu2 * (np.log1p(1 / mu2) + np.log1p(1 / (mu2 - 1)))
+    log_qv, mu2, epsilon2 = log_q[valid], mu2[valid], epsilon2[valid]
+    a = np.log1p(-np.exp(log_qv)) - log1mexp((log_qv + epsilon2) * (1 - 1 / mu2))
+    b = (mu2 + 1) / sigma**2 - log_qv / mu2  # ε₁ − log q/(μ₁ − 1)
+    dependent = _two_outcomes(log_qv, a, b, moments)
+    np.copyto(dependent, np.inf, where=moments >= mu2[:, None])  # μ₁ > α, with α = λ + 1
+    costs = _where_valid(
+        valid, np.minimum(dependent, data_independent, out=dependent), data_independent
+    )
+    costs[np.isneginf(log_q)] = 0.0  # a certain answer tells nothing
+    return costs
+
+
+# --- the threshold check of Confident- and Interactive-GNMax ------------------------------------
+
+
+@log_moments.register
+def _(event: ThresholdCheck, moments: FloatArray) -> FloatArray:
+    """A Gaussian mechanism on a value that one vote moves by at most one."""
+    return moments * (moments + 1) / (2 * event.sigma**2)
+
+
+def checked_statistic(votes: ArrayLike, *, baseline: ArrayLike | None = None) -> FloatArray:
+    """What the check compares with the threshold: the largest count, or the largest lead.
+
+    With a ``baseline`` (Interactive-GNMax: teachers × the student's probabilities) it is
+    max(0, ⌊max_j (n_j − baseline_j)⌋). The floor keeps it on whole numbers *and* keeps its
+    sensitivity at one; rounding to even would not (0.5 → 0 but 1.5 → 2).
+    """
+    counts = as_counts(votes)
+    if baseline is None:
+        return np.asarray(np.max(counts, axis=1), dtype=np.float64)
+    base = np.asarray(baseline, dtype=np.float64)
+    if base.shape != counts.shape or not np.all((base >= 0) & np.isfinite(base)):
+        raise InvalidInput(
+            f"the baseline must have the votes' shape {counts.shape}, be finite and not negative"
+        )
+    return np.asarray(np.maximum(np.floor(np.max(counts - base, axis=1)), 0.0))
+
+
+def log_answered(statistic: FloatArray, *, threshold: float, sigma: float) -> FloatArray:
+    """log Pr[statistic + N(0, σ²) ≥ threshold]."""
+    return np.asarray(log_ndtr((statistic - threshold) / sigma))
+
+
+def threshold_log_q(statistic: FloatArray, *, threshold: float, sigma: float) -> FloatArray:
+    """log of the probability of the check's less likely outcome."""
+    return np.asarray(log_ndtr(-np.abs(statistic - threshold) / sigma))
+
+
+def threshold_from_log_q(log_q: FloatArray, *, sigma: float, moments: FloatArray) -> FloatArray:
+    """Data-dependent cost of threshold checks, (queries, moments).
+
+    Guarantees:
+        Papernot et al. 2018, Theorem 6, which speaks of any mechanism with a likely outcome and
+        RDP of α/s². Here sensitivity one gives α/(2σ²), so s = √2 σ.
+    """
+    return gaussian_from_log_q(log_q, sigma=math.sqrt(2) * sigma, moments=moments)
+
+
+# --- totals over a vote matrix ------------------------------------------------------------------
+
+
+def laplace_total(
+    votes: ArrayLike, *, scale: float, moments: ArrayLike | None = None
+) -> LogMoments:
+    """Data-dependent total of answering every query by Laplace noisy-max.
+
+    >>> votes = np.array([[240, 5, 5], [130, 100, 20]])
+    >>> total = laplace_total(votes, scale=20.0, moments=[1, 8])
+    >>> total.data_dependent, bool(total.values[0] < 2 * 0.01)
+    (True, True)
+    """
+    grid = as_moments(moments)
+    return _total(
+        laplace_log_q(votes, scale=scale),
+        lambda log_q: laplace_from_log_q(log_q, scale=scale, moments=grid),
+        grid,
+    )
+
+
+def gaussian_total(
+    votes: ArrayLike, *, sigma: float, moments: ArrayLike | None = None
+) -> LogMoments:
+    """Data-dependent total of answering every query by Gaussian noisy-max."""
+    grid = as_moments(moments)
+    return _total(
+        gaussian_log_q(votes, sigma=sigma),
+        lambda log_q: gaussian_from_log_q(log_q, sigma=sigma, moments=grid),
+        grid,
+    )
+
+
+def confident_total(
+    votes: ArrayLike,
+    *,
+    threshold: float,
+    sigma1: float,
+    sigma2: float,
+    moments: ArrayLike | None = None,
+    answered: ArrayLike | None = None,
+    baseline: ArrayLike | None = None,
+    data_dependent: bool = True,
+) -> LogMoments:
+    """Total of Confident-GNMax (Interactive-GNMax with a ``baseline``) over a vote matrix.
+
+    Every query pays for its check. With ``answered`` (a mask of what was really answered) the
+    answered queries pay for their answer; without it every query pays in expectation, which is
+    for planning only. The expectation is marked data-dependent even with
+    ``data_dependent=False``, because the chance of an answer is worked out from the votes.
+    """
+    grid = as_moments(moments)
+    counts = as_counts(votes)
+    statistic = checked_statistic(counts, baseline=baseline)
+    weights = answer_weights(statistic, threshold=threshold, sigma=sigma1, answered=answered)
+    private = data_dependent or answered is None
+    if data_dependent:
+        check = _total(
+            threshold_log_q(statistic, threshold=threshold, sigma=sigma1),
+            lambda log_q: threshold_from_log_q(log_q, sigma=sigma1, moments=grid),
+            grid,
+        )
+        answer = _total(
+            gaussian_log_q(counts, sigma=sigma2),
+            lambda log_q: gaussian_from_log_q(log_q, sigma=sigma2, moments=grid),
+            grid,
+            weights,
+        )
+        return check + answer
+    values = len(counts) * log_moments(ThresholdCheck(sigma=sigma1), grid)
+    values += weights.sum() * log_moments(GaussianNoisyMaxAnswer(sigma=sigma2), grid)
+    return LogMoments(
+        moments=grid, values=values, data_dependent=private, neighbours=Neighbours.REPLACE_ONE
+    )
+
+
+def answer_weights(
+    statistic: FloatArray, *, threshold: float, sigma: float, answered: ArrayLike | None
+) -> FloatArray:
+    """How much of an answer each query pays for: 0 or 1 if known, else its probability."""
+    if answered is None:
+        return np.exp(log_answered(statistic, threshold=threshold, sigma=sigma))
+    mask = np.asarray(answered)
+    if mask.dtype != np.bool_ or mask.shape != statistic.shape:
+        raise InvalidInput(f"answered must be {len(statistic)} booleans, one for each query")
+    return mask.astype(np.float64)
+
+
+# --- shared machinery ---------------------------------------------------------------------------
+
+
+def _where_valid(
+    valid: NDArray[np.bool_], dependent: FloatArray, data_independent: FloatArray
+) -> FloatArray:
+    """The costs of all queries, from those of the ``valid`` ones."""
+    if valid.all():
+        return dependent
+    costs = np.empty((len(valid), len(data_independent)))
+    costs[:] = data_independent
+    costs[valid] = dependent
+    return costs
+
+
+def _two_outcomes(
+    log_q: FloatArray, a: FloatArray, b: FloatArray | float, moments: FloatArray
+) -> FloatArray:
+    """log[ (1−q) e^{λa} + q e^{λb} ] as log1p of what exceeds one, (queries, moments)."""
+    with np.errstate(over="ignore"):
+        excess = a[:, None] * moments
+        excess += np.log1p(-np.exp(log_q))[:, None]
+        np.expm1(excess, out=excess)
+        if isinstance(b, float) and b * moments.max() < 600 and log_q.min(initial=0) > -600:
+            excess += np.exp(log_q)[:, None] * np.exp(b * moments)  # the same, in fewer steps
+        else:
+            excess += np.exp(log_q[:, None] + np.reshape(b, (-1, 1)) * moments)
+        np.maximum(excess, 0.0, out=excess)
+        return np.log1p(excess, out=excess)
+
+
+def _total(
+    log_q: FloatArray,
+    from_log_q: FromLogQ,
+    moments: FloatArray,
+    weights: FloatArray | None = None,
+) -> LogMoments:
+    """Σ cost over queries; queries with one q (many, in practice) are worked out once."""
+    if weights is None:
+        distinct, times = np.unique(log_q, return_counts=True)
+    else:
+        distinct, inverse = np.unique(log_q, return_inverse=True)
+        times = np.bincount(inverse, weights=weights, minlength=len(distinct))
+    values = np.zeros_like(moments)
+    rows = max(1, _CHUNK // len(moments))
+    for start in range(0, len(distinct), rows):
+        part = slice(start, start + rows)
+        values += times[part] @ from_log_q(distinct[part])
+    return LogMoments(
+        moments=moments, values=values, data_dependent=True, neighbours=Neighbours.REPLACE_ONE
+    )

@@ -1,0 +1,206 @@
+"""The sanitised ε: a data-dependent cost published with noise, its own price included.
+
+What is published, at one Rényi order fixed in advance, is
+
+    min( cost + margin + noise,  data-independent cost ) + price of publishing.
+
+Noise alone would put the figure below the truth half of the time. The margin, a multiple of the
+smooth sensitivity, makes it an upper bound with the stated confidence; it is private like the
+cost, so the noise hides it too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator
+from scipy.special import ndtri
+
+from pate.accounting.events import SmoothRelease
+from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
+from pate.accounting.moments import epsilon_at, log_moments
+from pate.accounting.smooth import SensitiveCost
+from pate.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleasePlan:
+    """How a cost will be published; fixed **before** the votes are opened, and public.
+
+    ``beta`` is the smoothness, ``sigma`` the noise as a multiple of the smooth sensitivity, and
+    ``doubt`` the chance that the published figure is below the exact one.
+    """
+
+    order: float
+    beta: float
+    sigma: float
+    doubt: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not self.order > 1 or not 0 < self.beta < 1 / (2 * self.order):
+            raise InvalidInput(
+                f"need order > 1 and 0 < beta < 1/(2·order), got {self.order:g} and {self.beta:g}"
+            )
+        if not (self.sigma > 0 and 0 < self.doubt < 0.5):
+            raise InvalidInput("need sigma > 0 and 0 < doubt < 0.5")
+        if self._quantile * self.sigma * math.expm1(self.beta) >= 1:
+            raise InvalidInput(
+                f"sigma {self.sigma:g} is too large for beta {self.beta:g} and doubt "
+                f"{self.doubt:g}: the margin would need more noise than it covers"
+            )
+
+    @classmethod
+    def default(cls, *, order: float, doubt: float = 0.01) -> ReleasePlan:
+        """A plan that suits many votes and looks at none.
+
+        >>> plan = ReleasePlan.default(order=20.0)
+        >>> round(plan.rdp, 3)
+        0.389
+        """
+        return cls(order=order, beta=0.4 / order, sigma=0.4 * order, doubt=doubt)
+
+    @property
+    def event(self) -> SmoothRelease:
+        """What publishing adds to the ledger."""
+        return SmoothRelease(beta=self.beta, sigma=self.sigma)
+
+    @property
+    def rdp(self) -> float:
+        """The price of publishing; Papernot et al. 2018, Theorem 23."""
+        moment = self.order - 1
+        return float(log_moments(self.event, np.array([moment]))[0]) / moment
+
+    @property
+    def margin(self) -> float:
+        """c, in smooth sensitivities S: what is added to the cost before the noise.
+
+        cost + cS changes by at most S + c(e^β − 1)S over one teacher, because S changes by at most
+        e^β. That is again β-smooth, and the noise must be scaled to it; so c solves
+        c = z σ (1 + c(e^β − 1)), with z the quantile of 1 − doubt.
+        """
+        reach = self._quantile * self.sigma
+        return reach / (1 - reach * math.expm1(self.beta))
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the noise, in smooth sensitivities of the bare cost."""
+        return self.sigma * (1 + self.margin * math.expm1(self.beta))
+
+    @property
+    def _quantile(self) -> float:
+        return float(-ndtri(self.doubt))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sanitised:
+    """A data-dependent ε that may be published, with what a reader must know about it."""
+
+    guarantee: Guarantee
+    confidence: float  # that the figure is not below the exact data-dependent one
+    price: float  # the part of its RDP that paid for publishing it
+
+    def as_json(self) -> dict[str, Any]:
+        return {**self.guarantee.as_json(), "confidence": self.confidence, "price": self.price}
+
+
+def sanitise(
+    cost: SensitiveCost,
+    *,
+    plan: ReleasePlan,
+    delta: float,
+    rng: Generator,
+    conversion: Conversion = Conversion.IMPROVED,
+) -> Sanitised:
+    """Publishes a data-dependent cost, once: every call spends the plan's price again.
+
+    Guarantees:
+        * Papernot et al. 2018, Theorem 23, on cost + margin, whose smooth sensitivity is worked
+          out in :attr:`ReleasePlan.margin`. The price is part of the published ε.
+        * The figure is at least the exact cost with its price, with probability 1 − doubt; and
+          never more than the data-independent cost with the price.
+        * It covers the divergence from the data at hand to its neighbours (the direction of
+          Theorem 6 there), as every data-dependent bound does.
+    """
+    if cost.order != plan.order:
+        raise InvalidInput(f"the cost is at order {cost.order:g}, the plan at {plan.order:g}")
+    sensitivity = cost.smooth_sensitivity(plan.beta)
+    if sensitivity == 0:  # then it is zero for all votes: the cost is public as it is
+        return _published(cost.value, 0.0, plan, delta, conversion)
+    noised = cost.value + sensitivity * (plan.margin + plan.noise * rng.standard_normal())
+    rdp = float(np.clip(noised, 0.0, cost.ceiling))
+    return _published(rdp, plan.rdp, plan, delta, conversion)
+
+
+def _published(
+    rdp: float, price: float, plan: ReleasePlan, delta: float, conversion: Conversion
+) -> Sanitised:
+    guarantee = _at_order(rdp + price, plan.order, delta, conversion, data_dependent=False)
+    return Sanitised(guarantee=guarantee, confidence=1 - plan.doubt, price=price)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What publishing would give. PRIVATE: worked out from the votes."""
+
+    exact: Guarantee  # the data-dependent ε itself
+    with_price: Guarantee  # and the price of publishing it: what the 2018 paper tabulates
+    mean: Guarantee  # and the margin: the average published figure, where no clipping occurs
+    spread: float  # standard deviation of the published ε
+
+
+def rehearse(
+    cost: SensitiveCost,
+    *,
+    plan: ReleasePlan,
+    delta: float,
+    conversion: Conversion = Conversion.IMPROVED,
+) -> Rehearsal:
+    """Mean and spread of what :func:`sanitise` would publish."""
+    sensitivity = cost.smooth_sensitivity(plan.beta)
+
+    def at(rdp: float) -> Guarantee:
+        return _at_order(rdp, plan.order, delta, conversion, data_dependent=True)
+
+    return Rehearsal(
+        exact=at(cost.value),
+        with_price=at(cost.value + plan.rdp),
+        mean=at(cost.value + plan.rdp + plan.margin * sensitivity),
+        spread=plan.noise * sensitivity,
+    )
+
+
+def best_plan(cost: SensitiveCost, *, doubt: float = 0.01) -> ReleasePlan:
+    """The plan with the smallest average published figure **for these votes**.
+
+    Looks at private data: use it on rehearsal votes (synthetic, or of another data set) and carry
+    the plan over.
+    """
+    plans = []
+    for share in np.linspace(0.1, 0.49, 40):
+        beta = float(share) / cost.order
+        sensitivity = cost.smooth_sensitivity(beta)
+        if sensitivity == 0:
+            raise InvalidInput("this cost is the same for all votes: it needs no noise")
+        largest = 1 / (float(-ndtri(doubt)) * math.expm1(beta))
+        for sigma in np.geomspace(0.01, 0.95, 60) * largest:
+            plan = ReleasePlan(order=cost.order, beta=beta, sigma=float(sigma), doubt=doubt)
+            plans.append((plan.rdp + plan.margin * sensitivity, plan))
+    return min(plans, key=lambda pair: pair[0])[1]
+
+
+def _at_order(
+    rdp: float, order: float, delta: float, conversion: Conversion, *, data_dependent: bool
+) -> Guarantee:
+    moment = np.array([order - 1])
+    epsilon = epsilon_at(moment, rdp * moment, delta=delta, conversion=conversion)
+    return Guarantee(
+        epsilon=float(epsilon[0]),
+        delta=delta,
+        moment=order - 1,
+        data_dependent=data_dependent,
+        neighbours=Neighbours.REPLACE_ONE,
+        conversion=conversion,
+    )

@@ -1,0 +1,240 @@
+"""Local and smooth sensitivity of data-dependent costs.
+
+A data-dependent cost is a function of private votes, so publishing it leaks. How much noise hides
+one teacher depends on how much the cost can change when one teacher changes its votes: at the
+votes at hand (*local* sensitivity), and d teachers away, discounted by e^{−βd} (*smooth*
+sensitivity; Nissim, Raskhodnikova & Smith 2007). :mod:`pate.accounting.sanitise` adds the noise.
+
+Costs here are RDP at **one Rényi order**, fixed before the votes are opened. One teacher may
+change its vote on every query at once, on each by one vote or not at all; so sensitivities
+*within* distance d add up over queries (those at *exactly* distance d do not).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pate.accounting.events import GaussianNoisyMaxAnswer, LaplaceNoisyMaxAnswer, ThresholdCheck
+from pate.accounting.gnmax_sensitivity import GnmaxSensitivity
+from pate.accounting.moments import log_moments
+from pate.accounting.noisy_max import (
+    gaussian_from_log_q,
+    gaussian_log_q,
+    laplace_from_log_q,
+    laplace_log_q,
+    threshold_from_log_q,
+    threshold_log_q,
+)
+from pate.accounting.numerics import FloatArray
+from pate.accounting.plurality import Counts, as_counts
+from pate.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SensitiveCost:
+    """A data-dependent RDP cost at one order, and how far one teacher can move it. PRIVATE."""
+
+    order: float
+    value: float  # private
+    ceiling: float  # the data-independent cost of the same answers; public
+    local_sensitivity: FloatArray  # [d]: bound within distance d, for d = 0 … teachers; private
+
+    def __add__(self, other: SensitiveCost) -> SensitiveCost:
+        if self.order != other.order or len(self.local_sensitivity) != len(other.local_sensitivity):
+            raise InvalidInput("costs at different orders or of different teachers do not add up")
+        return SensitiveCost(
+            order=self.order,
+            value=self.value + other.value,
+            ceiling=self.ceiling + other.ceiling,
+            local_sensitivity=self.local_sensitivity + other.local_sensitivity,
+        )
+
+    def smooth_sensitivity(self, beta: float) -> float:
+        """max_d e^{−βd} · local sensitivity within distance d."""
+        return discounted_max(self.local_sensitivity, beta)
+
+
+def discounted_max(sensitivity: FloatArray, beta: float) -> float:
+    """max_d e^{−βd} · sensitivity[d].
+
+    >>> discounted_max(np.array([1.0, 3.0]), beta=0.0)
+    3.0
+    """
+    return float(np.max(sensitivity * np.exp(-beta * np.arange(len(sensitivity)))))
+
+
+# --- GNMax ------------------------------------------------------------------------------------
+
+
+def gnmax_cost(
+    votes: ArrayLike, *, sigma: float, order: float, weights: ArrayLike | None = None
+) -> SensitiveCost:
+    """Cost of GNMax answers with its sensitivity; ``weights`` are 1 for an answered query, else 0.
+
+    Guarantees:
+        Refuses (``ConditionsFail``) where C5 or C6 fail. Fractional weights (probabilities of
+        an answer) are for planning: they are data-dependent and their change is not covered.
+    """
+    counts, teachers = _equal_teachers(votes)
+    analysis = GnmaxSensitivity(sigma=sigma, order=order, classes=counts.shape[1])
+    times = _as_weights(weights, len(counts))
+    ceiling = float(log_moments(GaussianNoisyMaxAnswer(sigma=sigma), np.array([order - 1]))[0])
+    ceiling *= times.sum() / (order - 1)
+    unanimous = np.zeros(counts.shape[1], dtype=np.int64)
+    unanimous[0] = teachers
+    if gaussian_log_q(unanimous, sigma=sigma)[0] >= analysis.log_q0:
+        return _constant_cost(order, ceiling, teachers)  # no votes make it data-dependent
+    analysis.require_conditions()
+    histograms, inverse = np.unique(np.sort(counts, axis=1), axis=0, return_inverse=True)
+    each = np.bincount(inverse.ravel(), weights=times, minlength=len(histograms))
+    moment = np.array([order - 1])
+    costs = gaussian_from_log_q(
+        gaussian_log_q(histograms, sigma=sigma), sigma=sigma, moments=moment
+    )
+    sensitivity = np.zeros(teachers + 1)
+    for histogram, weight in zip(histograms, each, strict=True):
+        if weight:
+            at = np.append(analysis.at_distances(histogram), analysis.plateau)
+            sensitivity += weight * np.maximum.accumulate(at)
+    return SensitiveCost(
+        order=order,
+        value=float(each @ costs[:, 0]) / (order - 1),
+        ceiling=ceiling,
+        local_sensitivity=sensitivity,
+    )
+
+
+# --- the threshold check ------------------------------------------------------------------------
+
+
+def threshold_at_distances(
+    statistic: int, *, teachers: int, threshold: float, sigma: float, order: float
+) -> FloatArray:
+    """Local sensitivity of a check's cost at *exactly* distance d, for d = 0 … teachers − 1.
+
+    No conditions: every value 0 … teachers of the checked statistic is looked at.
+    """
+    if not 0 <= statistic <= teachers:
+        raise InvalidInput(f"the checked value must lie in 0 … {teachers}")
+    step = np.abs(np.diff(_threshold_costs(teachers, threshold, sigma, order)))
+    local = np.maximum(np.append(step, 0.0), np.insert(step, 0, 0.0))
+    distance = np.arange(teachers)
+    up, down = statistic + distance, statistic - distance
+    return np.maximum(
+        np.where(up <= teachers, local[np.minimum(up, teachers)], 0.0),
+        np.where(down >= 0, local[np.maximum(down, 0)], 0.0),
+    )
+
+
+def _threshold_costs(teachers: int, threshold: float, sigma: float, order: float) -> FloatArray:
+    """RDP of a check for every value 0 … teachers of the checked statistic."""
+    log_q = threshold_log_q(np.arange(teachers + 1.0), threshold=threshold, sigma=sigma)
+    return threshold_from_log_q(log_q, sigma=sigma, moments=np.array([order - 1]))[:, 0] / (
+        order - 1
+    )
+
+
+def threshold_cost(
+    statistic: FloatArray, *, teachers: int, threshold: float, sigma: float, order: float
+) -> SensitiveCost:
+    """Cost of the threshold checks of all queries with its sensitivity."""
+    costs = _threshold_costs(teachers, threshold, sigma, order)
+    values, times = np.unique(statistic.astype(np.int64), return_counts=True)
+    sensitivity = np.zeros(teachers + 1)
+    for value, count in zip(values, times, strict=True):
+        at = threshold_at_distances(
+            int(value), teachers=teachers, threshold=threshold, sigma=sigma, order=order
+        )
+        within = np.maximum.accumulate(np.append(at, 0.0))
+        sensitivity += count * within
+    event = ThresholdCheck(sigma=sigma)
+    ceiling = float(log_moments(event, np.array([order - 1]))[0]) / (order - 1)
+    return SensitiveCost(
+        order=order,
+        value=float(times @ costs[values]),
+        ceiling=len(statistic) * ceiling,
+        local_sensitivity=sensitivity,
+    )
+
+
+# --- LNMax ------------------------------------------------------------------------------------
+
+
+def lnmax_cost(
+    votes: ArrayLike, *, scale: float, order: float, weights: ArrayLike | None = None
+) -> SensitiveCost:
+    """Cost of Laplace noisy-max answers with its sensitivity.
+
+    Guarantees:
+        One changed vote moves every sorted gap by at most two, and the bound of Lemma 4 changes
+        by less than a factor e^{1/b} for each; so log q moves by less than 2/b. The cost never
+        falls as q grows (Papernot et al. 2017, Theorem 3). Hence its growth over a step of 2/b in
+        log q, taken at its largest over all log q within reach, bounds the local sensitivity; no
+        further conditions. (The walk of the 2017 code, from leader to runner-up only, does not:
+        it finds zero for close votes.)
+    """
+    counts, teachers = _equal_teachers(votes)
+    times = _as_weights(weights, len(counts))
+    moment = np.array([order - 1])
+    step = 2 / scale
+    log_q, inverse = np.unique(laplace_log_q(counts, scale=scale), return_inverse=True)
+    each = np.bincount(inverse, weights=times, minlength=len(log_q))
+
+    def cost(at: FloatArray) -> FloatArray:
+        return laplace_from_log_q(at, scale=scale, moments=moment)[:, 0] / (order - 1)
+
+    # Growth over one step, bounded on every cell of a grid that is the same for all votes.
+    parts = 64
+    lowest = float(log_q[0]) - (teachers + 2) * step
+    cells = np.arange(math.floor(lowest / step * parts), 1) * (step / parts)
+    at = cost(np.append(cells, cells[-1] + np.arange(1, parts + 2) * (step / parts)))
+    growth = at[parts + 1 :] - at[: len(cells)]
+    distance = np.arange(teachers + 1)
+    sensitivity = np.zeros(teachers + 1)
+    for x, weight in zip(log_q, each, strict=True):
+        first = np.floor((x - (distance + 1) * step) / step * parts).astype(np.int64)
+        last = np.ceil((x + distance * step) / step * parts).astype(np.int64)
+        offset = round(cells[0] / step * parts)
+        sensitivity += weight * _nested_maxima(growth, first - offset, last - offset)
+    ceiling = float(log_moments(LaplaceNoisyMaxAnswer(scale=scale), moment)[0]) / (order - 1)
+    return SensitiveCost(
+        order=order,
+        value=float(each @ cost(log_q)),
+        ceiling=float(times.sum()) * ceiling,
+        local_sensitivity=sensitivity,
+    )
+
+
+def _nested_maxima(values: FloatArray, first: Counts, last: Counts) -> FloatArray:
+    """max(values[first[d] : last[d] + 1]) for windows that grow with d around a common core."""
+    first, last = np.clip(first, 0, len(values) - 1), np.clip(last, 0, len(values) - 1)
+    left = np.maximum.accumulate(values[: last[0] + 1][::-1])  # from the core downwards
+    right = np.maximum.accumulate(values[first[0] :])  # from the core upwards
+    return np.asarray(np.maximum(left[last[0] - first], right[last - first[0]]))
+
+
+def _constant_cost(order: float, ceiling: float, teachers: int) -> SensitiveCost:
+    return SensitiveCost(
+        order=order, value=ceiling, ceiling=ceiling, local_sensitivity=np.zeros(teachers + 1)
+    )
+
+
+def _equal_teachers(votes: ArrayLike) -> tuple[Counts, int]:
+    counts = as_counts(votes)
+    totals = counts.sum(axis=1)
+    if totals.min() != totals.max() or totals[0] < 1:
+        raise InvalidInput("smooth sensitivity needs the same number of teachers on every query")
+    return counts, int(totals[0])
+
+
+def _as_weights(weights: ArrayLike | None, queries: int) -> FloatArray:
+    if weights is None:
+        return np.ones(queries)
+    times = np.asarray(weights, dtype=np.float64)
+    if times.shape != (queries,) or not np.all((times >= 0) & (times <= 1)):
+        raise InvalidInput(f"weights must be {queries} numbers between 0 and 1")
+    return times

@@ -1,0 +1,51 @@
+"""The command line. Heavy imports happen inside commands, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from pate.cli import epsilon
+from pate.errors import PateError
+
+app = typer.Typer(
+    name="pate",
+    help="From private data to a publishable student, and an ε one can trust.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(epsilon.app, name="epsilon")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from pate import __version__
+
+        typer.echo(f"pate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Runs a command; a user's mistake is one sentence and exit code 2, never a traceback."""
+    try:
+        app()
+    except PateError as error:
+        print(f"pate: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("pate: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output went away: nothing left to say
+        sys.exit(141)

@@ -1,0 +1,56 @@
+"""Every error a user can cause or meet, under one root.
+
+PateError
+├── InvalidInput        a value, a file or an option that breaks a stated rule
+├── UnsupportedEvent    an event the chosen accountant has no theorem for
+├── ConditionsFail      a theorem's conditions do not hold, so its number is not given
+└── LedgerError         the ledger cannot be read, written or trusted
+    ├── BudgetExceeded      the charge would pass the budget; nothing was spent
+    ├── MixedComposition    the charge relies on another composition rule than the ledger
+    └── ReleaseConflict     a release id was reused for something else
+"""
+
+from __future__ import annotations
+
+
+class PateError(Exception):
+    """Root of all errors this project raises on purpose; its text is one clear sentence."""
+
+
+class InvalidInput(PateError, ValueError):
+    """A value, a file or an option breaks a stated rule."""
+
+
+class UnsupportedEvent(PateError, TypeError):
+    """No reviewed bound exists for this event under this accountant."""
+
+
+class ConditionsFail(PateError):
+    """A theorem's conditions do not hold here; no number is better than a wrong one."""
+
+
+class LedgerError(PateError):
+    """The ledger cannot be read, written or trusted."""
+
+
+class BudgetExceeded(LedgerError):
+    """The charge would pass the budget; nothing was spent."""
+
+    def __init__(self, *, needed: float, spent: float, budget: float, why: str = "") -> None:
+        self.needed = needed
+        self.spent = spent
+        self.budget = budget
+        self.left = max(0.0, budget - spent)
+        super().__init__(
+            why
+            or f"this charge would bring ε to {needed:.6g}, past the budget of {budget:.6g} "
+            f"(spent {spent:.6g}, left {self.left:.6g}); nothing was charged"
+        )
+
+
+class MixedComposition(LedgerError):
+    """Charges under a fixed moment and charges under a plan cannot share one ledger."""
+
+
+class ReleaseConflict(LedgerError):
+    """One release id names two different charges."""

@@ -1,0 +1,138 @@
+"""Vote files: counts of teachers for each class, or the predictions behind them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pate.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Votes:
+    """How many teachers voted for each class, query by query. PRIVATE."""
+
+    counts: NDArray[np.int64]  # (queries, classes)
+
+    @property
+    def queries(self) -> int:
+        return int(self.counts.shape[0])
+
+    @property
+    def classes(self) -> int:
+        return int(self.counts.shape[1])
+
+    @property
+    def teachers(self) -> int:
+        """The most votes cast on any query: all teachers, where none abstains."""
+        return int(self.counts.sum(axis=1).max())
+
+    def first(self, queries: int | None) -> Votes:
+        """The first ``queries`` queries; all of them if None."""
+        if queries is None:
+            return self
+        if not 1 <= queries <= self.queries:
+            raise InvalidInput(f"asked for {queries} queries, and the votes hold {self.queries}")
+        return Votes(counts=self.counts[:queries])
+
+
+def read_counts(
+    path: str | os.PathLike[str], *, abstentions: bool = False, certain: bool = False
+) -> Votes:
+    """Counts, (queries, classes), from a ``.npy`` file.
+
+    ``certain`` says that the file holds counts where it could also be read as labels.
+    """
+    table = _whole_numbers(load_table(path), path)
+    if table.min() < 0:
+        raise InvalidInput(f"{path} holds a negative count")
+    if table.shape[1] < 2:
+        raise InvalidInput(f"{path} has one column; counts need a column for each class, 2 or more")
+    totals = table.sum(axis=1)
+    if totals.max() < 1:
+        raise InvalidInput(f"{path} holds no votes")
+    if totals.min() != totals.max() and not abstentions:
+        raise InvalidInput(
+            f"the rows of {path} do not sum to one number of teachers; if it holds (teachers, "
+            "queries) labels add --labels, if teachers may abstain add --abstentions"
+        )
+    if not certain and not abstentions and _could_be_labels(table):
+        raise InvalidInput(
+            f"{path} of shape {table.shape} could be (queries, classes) counts or (teachers, "
+            "queries) labels; add --counts or --labels"
+        )
+    return Votes(counts=table)
+
+
+def read_labels(
+    path: str | os.PathLike[str], *, classes: int | None = None, abstentions: bool = False
+) -> Votes:
+    """Counts from a ``.npy`` file of labels, (teachers, queries); −1 is an abstention.
+
+    Without ``classes`` their number is taken from the largest label. Give it where classes exist
+    that no teacher voted for: they count, and leaving them out makes ε too small.
+    """
+    labels = _whole_numbers(load_table(path), path)
+    if labels.min() < (-1 if abstentions else 0):
+        raise InvalidInput(
+            f"{path} holds a negative label; if it means abstention add --abstentions"
+        )
+    width = max(2, int(labels.max()) + 1) if classes is None else classes
+    if width <= labels.max():
+        raise InvalidInput(f"{path} holds label {labels.max()}, beyond the {width} classes given")
+    queries = labels.shape[1]
+    if queries * width > 1 << 32:
+        raise InvalidInput(f"{path} holds labels up to {labels.max()}; they are not class numbers")
+    cast = labels >= 0
+    cells = (np.arange(queries) * width + labels)[cast]
+    counts = np.bincount(cells, minlength=queries * width).reshape(queries, width)
+    return Votes(counts=counts.astype(np.int64, copy=False))
+
+
+def _could_be_labels(table: NDArray[np.int64]) -> bool:
+    """Whether counts with equal totals would also pass for teachers that agree on everything.
+
+    Read as labels, every value is a class below the number of columns, and they are not nearly
+    all zero.
+    """
+    rows, columns = table.shape
+    return bool(rows > 1 and table.max() < columns and 4 * int(table[0].sum()) >= columns)
+
+
+def load_table(path: str | os.PathLike[str]) -> NDArray[Any]:
+    """A table of numbers from a ``.npy`` file, memory-mapped; never unpickles."""
+    place = Path(path)
+    if not place.is_file():
+        raise InvalidInput(f"there is no vote file at {path}")
+    try:
+        table = np.load(place, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise InvalidInput(
+            f"{path} is not a readable .npy file of numbers (pickled or damaged files are refused)"
+        ) from error
+    if not isinstance(table, np.ndarray):
+        table.close()
+        raise InvalidInput(f"{path} holds several arrays; save the votes alone as .npy")
+    if table.ndim != 2 or table.size == 0:
+        raise InvalidInput(f"{path} has shape {table.shape}; votes are a table that is not empty")
+    return table
+
+
+def _whole_numbers(table: NDArray[Any], path: str | os.PathLike[str]) -> NDArray[np.int64]:
+    if table.dtype.kind in "iu":
+        if table.dtype.kind == "u" and table.max() > np.iinfo(np.int64).max:
+            raise InvalidInput(f"{path} holds numbers too large to be votes")
+        return np.asarray(table, dtype=np.int64)
+    if table.dtype.kind != "f":
+        raise InvalidInput(f"{path} holds {table.dtype}, not numbers of votes")
+    if not np.all(np.abs(table) < 2.0**53):  # false for NaN too
+        raise InvalidInput(f"{path} holds NaN, infinity or numbers too large to be votes")
+    whole = np.asarray(table).astype(np.int64)
+    if not np.array_equal(whole, table):
+        raise InvalidInput(f"{path} holds fractions; votes are whole numbers")
+    return whole
