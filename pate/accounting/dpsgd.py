@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pate.accounting.events import Event, Repeated, SampledGaussian, tally
+from pate.accounting.events import Event, SampledGaussian, tally
 from pate.accounting.guarantee import Conversion, Guarantee
 from pate.accounting.moments import LogMoments, compose, integer_moments
 from pate.accounting.numerics import FloatArray

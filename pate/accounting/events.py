@@ -229,6 +229,8 @@ def event_from_json(text: str) -> Event:
     """The event that :func:`event_to_json` wrote; anything else raises."""
     try:
         return _from_dict(json.loads(text))
+    except UnsupportedEvent:
+        raise
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(f"not a recorded event ({type(error).__name__})") from error
 

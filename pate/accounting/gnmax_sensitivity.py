@@ -102,11 +102,11 @@ class GnmaxSensitivity:
 
     def local(self, log_q: FloatArray) -> FloatArray:
         """Algorithm 3: bound on the local sensitivity at votes with this q."""
-        at = np.where((self.log_q1 <= log_q) & (log_q <= self.log_q0), self.log_q1, log_q)
+        steep = (self.log_q1 <= log_q) & (log_q <= self.log_q0)
+        at = np.where(steep, self.log_q1, log_q)
+        higher = np.where(steep, self.log_q0, self.one_vote_higher(at))  # B_U(q₁) = q₀ exactly
         here = self.cost(at)
-        return np.maximum(
-            self.cost(self.one_vote_higher(at)) - here, here - self.cost(self.one_vote_lower(at))
-        )
+        return np.maximum(self.cost(higher) - here, here - self.cost(self.one_vote_lower(at)))
 
     def at_distances(self, votes: Counts) -> FloatArray:
         """Algorithms 4 and 5: bound at distance d, for d = 0 … teachers − 1."""

@@ -20,6 +20,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -227,12 +228,7 @@ class Ledger:
     def charges(self) -> list[Charge]:
         """Everything that was paid for, in order."""
 
-        def read() -> list[Charge]:
-            rows = self._connection.execute("SELECT release FROM charges ORDER BY number")
-            found = [self._find(release) for (release,) in rows.fetchall()]
-            return [charge for charge in found if charge is not None]
-
-        return self._read(read)
+        return self._read(self._charges)
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -258,18 +254,25 @@ class Ledger:
             raise ledger_file.failed(self.path, error) from error
 
     def _find(self, release: str) -> Charge | None:
-        row = self._connection.execute(
-            "SELECT number, release, basis, charged_at FROM charges WHERE release = ?", (release,)
-        ).fetchone()
-        if row is None:
-            return None
-        entries = self._connection.execute(
-            "SELECT event, count FROM entries WHERE charge = ? ORDER BY event", (row[0],)
+        found = self._charges("WHERE release = ?", release)
+        return found[0] if found else None
+
+    def _charges(self, where: str = "", *values: str) -> list[Charge]:
+        rows = self._connection.execute(
+            "SELECT number, release, basis, charged_at, event, count FROM charges "
+            f"JOIN entries ON charge = number {where} ORDER BY number, event",
+            values,
         )
-        events = tuple(Repeated(event_from_json(event), count) for event, count in entries)
-        return Charge(
-            number=row[0], release=row[1], basis=Basis(row[2]), events=events, charged_at=row[3]
-        )
+        return [
+            Charge(
+                number=number,
+                release=release,
+                basis=Basis(basis),
+                events=tuple(Repeated(event_from_json(row[4]), row[5]) for row in entries),
+                charged_at=at,
+            )
+            for (number, release, basis, at), entries in groupby(rows, key=lambda row: row[:4])
+        ]
 
     def _tally(self) -> dict[Event, int]:
         rows = self._connection.execute("SELECT event, SUM(count) FROM entries GROUP BY event")

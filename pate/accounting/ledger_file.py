@@ -88,7 +88,7 @@ def connect(place: Path) -> sqlite3.Connection:
             )
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
-            raise LedgerError(f"the ledger at {place} is damaged ({verdict}); restore it")
+            raise damaged(place, sqlite3.DatabaseError(" ".join(verdict.split())))
         (journal,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if journal != "wal":
             raise LedgerError(f"the ledger at {place} cannot use a write-ahead log ({journal})")

@@ -285,7 +285,15 @@ def _two_outcomes(
         else:
             excess += np.exp(log_q[:, None] + np.reshape(b, (-1, 1)) * moments)
         np.maximum(excess, 0.0, out=excess)
-        return np.log1p(excess, out=excess)
+        np.log1p(excess, out=excess)
+    if max(np.max(a, initial=0.0), np.max(b, initial=0.0)) * moments.max() > 700:
+        row, column = np.nonzero(np.isinf(excess))  # beyond e^709 ones do not matter any more
+        slope = np.broadcast_to(b, a.shape)[row]
+        excess[row, column] = np.logaddexp(
+            np.log1p(-np.exp(log_q[row])) + a[row] * moments[column],
+            log_q[row] + slope * moments[column],
+        )
+    return excess
 
 
 def _total(

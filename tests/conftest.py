@@ -1,0 +1,72 @@
+"""Golden numbers and published votes, for every test that wants them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+REFERENCE = Path(__file__).parent / "reference"
+
+settings.register_profile("project", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("project")
+
+
+@functools.cache
+def load_reference(name: str) -> dict[str, Any]:
+    return json.loads((REFERENCE / f"{name}.public.json").read_text())
+
+
+def reference_cases(name: str, kind: str | None = None) -> list[Any]:
+    """The golden cases of one kind, as pytest parameters named by their id."""
+    cases = load_reference(name)["cases"]
+    return [pytest.param(c, id=c["id"]) for c in cases if kind is None or c["kind"] == kind]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``@pytest.mark.golden(name, kind)`` runs a test once for every golden case."""
+    mark = metafunc.definition.get_closest_marker("golden")
+    if mark is not None:
+        metafunc.parametrize("case", reference_cases(*mark.args))
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[[str], dict[str, Any]]:
+    return load_reference
+
+
+@pytest.fixture(scope="session")
+def recipe_votes() -> Callable[[dict[str, Any]], np.ndarray]:
+    """The vote matrix of a golden case, made by the recipe in the file and checked by digest."""
+    namespace: dict[str, Any] = {}
+    exec(load_reference("gnmax")["votes_recipe_python"], namespace)
+
+    @functools.cache
+    def make(arguments: str) -> np.ndarray:
+        return namespace["make_votes"](**json.loads(arguments))
+
+    def votes(case: dict[str, Any]) -> np.ndarray:
+        table = make(json.dumps(case["votes_recipe_args"]))
+        digest = hashlib.sha256(np.ascontiguousarray(table, dtype="<i8").tobytes()).hexdigest()
+        assert digest == case["votes_sha256_le_int64_c_order"]
+        return table
+
+    return votes
+
+
+@pytest.fixture(scope="session")
+def published_votes() -> Path:
+    """Votes of the 250 MNIST teachers of PATE 2018: benchmark data that is not in the project."""
+    beside = Path(__file__).parents[2] / "shared" / "votes" / "pate2018_mnist_250_teachers.npy"
+    place = Path(os.environ.get("PATE_PUBLISHED_VOTES", beside))
+    if not place.exists():
+        pytest.skip("set PATE_PUBLISHED_VOTES to the published 9000 x 10 vote file")
+    return place

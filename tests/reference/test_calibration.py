@@ -1,0 +1,48 @@
+"""Noise for a target, found with the accountant of each library."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pate.accounting import Conversion, Repeated, integer_moments, smallest_noise
+from pate.accounting.calibrate import dpsgd_step, moments_epsilon, pld_epsilon
+
+
+def calibrate(case, epsilon, tolerance=1e-9):
+    return smallest_noise(
+        dpsgd_step(case["q"]),
+        count=case["steps"],
+        target=case["target_eps"],
+        epsilon=epsilon,
+        tolerance=tolerance,
+    )
+
+
+@pytest.mark.golden("calibration")
+def test_noise_for_a_target(case, reference):
+    classic = moments_epsilon(
+        delta=case["delta"], conversion=Conversion.CLASSIC, moments=integer_moments(32)
+    )
+    found = calibrate(case, classic)
+    assert found == pytest.approx(case["abadi_lambda_1_32_classic"]["sigma"], rel=1e-6)
+
+    grid = np.array(reference("subsampled_gaussian")["opacus_default_orders"]) - 1
+    opacus = moments_epsilon(delta=case["delta"], moments=grid)
+    found = calibrate(case, opacus)
+    assert found == pytest.approx(case["opacus_rdp_tol_1e-9"]["sigma"], rel=1e-6)
+    assert opacus([Repeated(dpsgd_step(case["q"])(found), case["steps"])]) <= case["target_eps"]
+
+    ours = calibrate(case, moments_epsilon(delta=case["delta"]), tolerance=1e-7)
+    assert ours <= case["dp_accounting_rdp"]["sigma"] * (1 + 1e-6)
+
+
+@pytest.mark.golden("calibration")
+def test_noise_by_pld(case):
+    golden, epsilon = case["dp_accounting_pld"], pld_epsilon(delta=case["delta"])
+    step = dpsgd_step(case["q"])
+    found = epsilon([Repeated(step(golden["sigma"]), case["steps"])])
+    assert found == pytest.approx(golden["eps_at_sigma"], rel=1e-9)
+    if case["steps"] in (1, 1000):  # the search itself, where an evaluation is quick
+        found = calibrate(case, epsilon, tolerance=1e-7)
+        assert found == pytest.approx(golden["sigma"], rel=2e-6)

@@ -1,0 +1,290 @@
+"""Smooth sensitivity against independent arrays, exhaustive truth, and our own brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from pate.accounting import Conversion, ReleasePlan, SmoothRelease, log_moments
+from pate.accounting.gnmax_sensitivity import GnmaxSensitivity
+from pate.accounting.noisy_max import (
+    answer_weights,
+    checked_statistic,
+    gaussian_from_log_q,
+    gaussian_log_q,
+    laplace_from_log_q,
+    laplace_log_q,
+)
+from pate.accounting.sanitise import rehearse
+from pate.accounting.smooth import (
+    discounted_max,
+    gnmax_cost,
+    lnmax_cost,
+    threshold_at_distances,
+    threshold_cost,
+)
+from pate.errors import ConditionsFail
+
+
+@pytest.mark.golden("smooth_sensitivity", "gnmax_local_sensitivity")
+def test_gnmax_local_sensitivity(case):
+    analysis = GnmaxSensitivity(
+        sigma=case["sigma"], order=case["order"], classes=case["num_classes"]
+    )
+    assert analysis.log_q0 == pytest.approx(case["logq0"], rel=1e-9)
+    assert analysis.log_q1 == pytest.approx(case["logq1"], rel=1e-9)
+    assert analysis.conditions() == tuple(case["conditions_C5_C6"])
+    found = analysis.at_distances(np.array(case["votes"]))
+    np.testing.assert_allclose(found, case["local_sensitivity_at_distance"], rtol=1e-9, atol=1e-18)
+    for beta, expected in zip(case["betas"], case["smooth_sensitivity"], strict=True):
+        assert discounted_max(found, beta) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.golden("smooth_sensitivity", "logq0")
+def test_where_the_data_dependent_bound_takes_over(case):
+    for i, order in enumerate(case["orders"]):
+        for row, classes in zip(case["logq1"], case["num_classes"], strict=True):
+            analysis = GnmaxSensitivity(sigma=case["sigma"], order=order, classes=classes)
+            assert analysis.log_q0 == pytest.approx(case["logq0"][i], rel=1e-9)
+            assert analysis.log_q1 == pytest.approx(row[i], rel=1e-9)
+
+
+@pytest.mark.golden("smooth_sensitivity", "threshold_local_sensitivity")
+def test_threshold_local_sensitivity(case):
+    largest, teachers = max(case["votes"]), case["num_teachers"]
+    found = threshold_at_distances(
+        largest,
+        teachers=teachers,
+        threshold=case["threshold"],
+        sigma=case["sigma1"],
+        order=case["order"],
+    )
+    expected = np.array(case["local_sensitivity_at_distance"])
+    covered = max(largest, teachers - largest)  # the peer stops one short of the far end
+    np.testing.assert_allclose(found[:covered], expected[:covered], rtol=1e-9, atol=1e-14)
+    assert np.all(found >= expected - 1e-14)
+    for beta, smooth in zip(case["betas"], case["smooth_sensitivity"], strict=True):
+        assert discounted_max(found, beta) == pytest.approx(smooth, rel=1e-9, abs=1e-14)
+
+
+@pytest.mark.golden("smooth_sensitivity", "gnss_rdp")
+def test_price_of_a_smooth_release(case):
+    for row in case["rows"]:
+        moment = np.array([row["order"] - 1])
+        if row["beta"] == 0:  # the plain Gaussian; no event of ours is that sharp
+            expected = row["order"] / row["sigma_ss"] ** 2
+            assert row["rdp"] == pytest.approx(expected, rel=1e-12)
+            event = SmoothRelease(beta=1e-13, sigma=row["sigma_ss"])
+        else:
+            event = SmoothRelease(beta=row["beta"], sigma=row["sigma_ss"])
+        found = log_moments(event, moment) / moment
+        assert found[0] == pytest.approx(row["rdp"], rel=1e-9)
+
+
+def test_a_smooth_release_has_no_bound_at_high_orders():
+    event = SmoothRelease(beta=0.01, sigma=5.0)
+    found = log_moments(event, np.array([10.0, 48.9, 49.0, 500.0]))
+    assert np.isfinite(found[:2]).all()
+    assert np.isinf(found[2:]).all()
+
+
+@pytest.mark.golden("smooth_sensitivity", "release")
+def test_release(case, recipe_votes):
+    if (
+        case["data_independent_always_optimal_step1"]
+        and case["data_independent_always_optimal_step2"]
+    ):
+        return
+    votes, order = recipe_votes(case), case["order"]
+    confident = case["threshold"] is not None
+    statistic = checked_statistic(votes)
+    weights = None
+    if confident:
+        check = {"threshold": case["threshold"], "sigma": case["sigma1"]}
+        weights = answer_weights(statistic, **check, answered=None)
+        assert weights.sum() == pytest.approx(case["expected_answered"], rel=1e-12)
+    if case["conditions_C5_C6"] != [True, True]:
+        with pytest.raises(ConditionsFail, match="C6"):
+            gnmax_cost(votes, sigma=case["sigma2"], order=order, weights=weights)
+        return
+    cost = gnmax_cost(votes, sigma=case["sigma2"], order=order, weights=weights)
+    if confident:
+        cost += threshold_cost(statistic, teachers=case["num_teachers"], **check, order=order)
+    assert cost.value == pytest.approx(case["rdp_at_order"], rel=1e-9)
+    expected = np.array(case["expected_local_sensitivity_at_distance"])
+    assert np.all(cost.local_sensitivity[: len(expected)] >= expected * (1 - 1e-9))
+    if case["data_independent_always_optimal_step1"]:
+        np.testing.assert_allclose(cost.local_sensitivity[: len(expected)], expected, rtol=1e-9)
+
+    # The peer's parameters, re-derived from our sensitivities.
+    def objective(beta):
+        smooth = cost.smooth_sensitivity(beta)
+        sigma = (order * math.exp(2 * beta) / smooth) ** (1 / 3)
+        plan = ReleasePlan(order=order, beta=beta, sigma=sigma, doubt=0.499)
+        return cost.value + plan.rdp + 2 * smooth * sigma, plan
+
+    _, plan = min(
+        (objective(beta) for beta in np.arange(0.3 / order, 0.495 / order, 0.01 / order)),
+        key=lambda pair: pair[0],
+    )
+    assert plan.beta == pytest.approx(case["beta_opt"], rel=1e-9)
+    assert plan.sigma == pytest.approx(case["sigma_ss"], rel=1e-9)
+    assert plan.rdp == pytest.approx(case["rdp_cost_of_release"], rel=1e-9)
+    assert cost.smooth_sensitivity(plan.beta) == pytest.approx(case["smooth_sensitivity"], rel=1e-9)
+    result = rehearse(cost, plan=plan, delta=case["delta"], conversion=Conversion.CLASSIC)
+    assert result.exact.epsilon == pytest.approx(case["eps_before_ss"], rel=1e-9)
+    assert result.with_price.epsilon == pytest.approx(case["eps_with_ss"], rel=1e-9)
+    assert plan.sigma * case["smooth_sensitivity"] == pytest.approx(
+        case["release_noise_std"], rel=1e-9
+    )
+
+
+@pytest.mark.golden("smooth_sensitivity", "exact_smooth_sensitivity_bruteforce")
+def test_bounds_are_at_least_the_exhaustive_truth(case):
+    analysis = GnmaxSensitivity(
+        sigma=case["sigma"], order=case["order"], classes=case["num_classes"]
+    )
+    assert analysis.conditions() == tuple(case["conditions_C5_C6"])
+    bound = np.append(analysis.at_distances(np.array(case["votes"])), analysis.plateau)
+    exact = np.array(case["exact_max_local_sensitivity_at_exact_distance"])
+    peer = np.array(case["peer_local_sensitivity_bound_at_distance"])
+    assert np.all(bound[:-1] >= peer * (1 - 1e-9))
+    if case["conditions_C5_C6"] == [True, True]:
+        assert np.all(bound >= exact - 1e-12)
+        for beta, smooth in zip(case["betas"], case["exact_smooth_sensitivity"], strict=True):
+            assert discounted_max(bound, beta) >= smooth - 1e-12
+    else:
+        # The textbook value is too small here; the door must be shut.
+        assert any(case["peer_is_below_exact"])
+        with pytest.raises(ConditionsFail):
+            analysis.require_conditions()
+
+
+@pytest.mark.golden("smooth_sensitivity", "lnmax_2017_smooth_sensitivity")
+def test_lnmax_bound_covers_the_walk_of_the_2017_code(case):
+    scale = 1 / case["gamma"]
+    moments = np.array(case["l"], dtype=float)
+    walk = [np.array(case["votes"])]
+    while walk[-1][0] >= walk[-1][1]:
+        walk.append(walk[-1] + np.array([-1, 1] + [0] * (len(walk[-1]) - 2)))
+    costs = laplace_from_log_q(laplace_log_q(walk, scale=scale), scale=scale, moments=moments)
+    steps = np.diff(costs, axis=0)
+    for i, moment in enumerate(moments):
+        local = case["local_sensitivity_of_log_moment"][i]
+        assert steps[0, i] == pytest.approx(local, rel=1e-9, abs=1e-15)
+        bound = lnmax_cost([case["votes"]], scale=scale, order=moment + 1)
+        assert bound.local_sensitivity[0] * moment >= local * (1 - 1e-9)
+        smooth = bound.smooth_sensitivity(case["beta"]) * moment
+        assert smooth >= case["smooth_sensitivity_of_log_moment"][i] * (1 - 1e-9)
+
+
+# --- several queries at once: brute force over all ways teachers can vote -------------------------
+
+
+def exhaustive(teachers, classes, queries, cost_of, beta):
+    """Exact smooth sensitivity of a summed cost, over every joint way of voting.
+
+    A teacher's vote on all queries is one symbol of classes^queries; a data set is a multiset of
+    symbols, and neighbours differ in one symbol.
+    """
+    symbols = list(itertools.product(range(classes), repeat=queries))
+    states = [
+        state
+        for state in itertools.product(range(teachers + 1), repeat=len(symbols))
+        if sum(state) == teachers
+    ]
+    index = {state: i for i, state in enumerate(states)}
+    histograms = np.zeros((len(states), queries, classes), dtype=int)
+    for i, state in enumerate(states):
+        for symbol, count in zip(symbols, state, strict=True):
+            for query, label in enumerate(symbol):
+                histograms[i, query, label] += count
+    values = cost_of(histograms.reshape(-1, classes)).reshape(len(states), queries).sum(axis=1)
+    table = np.array(states)
+    distance = np.abs(table[:, None] - table[None]).sum(axis=2) // 2
+    local = np.zeros(len(states))
+    for i in index.values():
+        local[i] = np.max(np.abs(values[distance[i] == 1] - values[i]))
+    smooth = np.max(local[None] * np.exp(-beta * distance), axis=1)
+    return histograms, values, smooth
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+def test_two_gnmax_queries_together(beta):
+    sigma, order, teachers = 2.0, 2.0, 8
+    moment = np.array([order - 1])
+
+    def cost_of(votes):
+        log_q = gaussian_log_q(votes, sigma=sigma)
+        return gaussian_from_log_q(log_q, sigma=sigma, moments=moment)[:, 0] / moment
+
+    histograms, values, exact = exhaustive(teachers, 2, 2, cost_of, beta)
+    for votes, value, truth in zip(histograms, values, exact, strict=True):
+        bound = gnmax_cost(votes, sigma=sigma, order=order)
+        assert bound.value == pytest.approx(value, rel=1e-12)
+        assert bound.smooth_sensitivity(beta) >= truth - 1e-12
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+def test_two_laplace_queries_together(beta):
+    scale, order, teachers = 1.5, 3.0, 7
+    moment = np.array([order - 1])
+
+    def cost_of(votes):
+        log_q = laplace_log_q(votes, scale=scale)
+        return laplace_from_log_q(log_q, scale=scale, moments=moment)[:, 0] / moment
+
+    histograms, values, exact = exhaustive(teachers, 2, 2, cost_of, beta)
+    for votes, value, truth in zip(histograms, values, exact, strict=True):
+        bound = lnmax_cost(votes, scale=scale, order=order)
+        assert bound.value == pytest.approx(value, rel=1e-12)
+        assert bound.smooth_sensitivity(beta) >= truth - 1e-12
+
+
+@pytest.mark.parametrize("votes", [[10, 1, 1], [4, 4, 4], [7, 3, 2], [12, 0, 0], [6, 6, 0]])
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5])
+def test_laplace_with_three_classes(votes, beta):
+    scale, order, teachers = 2.0, 4.0, 12
+    moment = np.array([order - 1])
+
+    def cost_of(table):
+        log_q = laplace_log_q(table, scale=scale)
+        return laplace_from_log_q(log_q, scale=scale, moments=moment)[:, 0] / moment
+
+    histograms, _, exact = exhaustive(teachers, 3, 1, cost_of, beta)
+    at = next(i for i, h in enumerate(histograms) if h[0].tolist() == votes)
+    bound = lnmax_cost([votes], scale=scale, order=order)
+    assert bound.smooth_sensitivity(beta) >= exact[at] - 1e-12
+
+
+def test_checks_of_two_queries_need_sensitivities_within_a_distance():
+    """At exactly distance d the sum over queries is too small; within distance d it is not."""
+    teachers, check = 30, {"threshold": 16.0, "sigma": 2.0, "order": 10.0}
+    statistic = np.array([16.0, 24.0])
+    exactly = sum(threshold_at_distances(int(s), teachers=teachers, **check) for s in statistic)
+    within = threshold_cost(statistic, teachers=teachers, **check).local_sensitivity
+    assert np.all(within[:teachers] >= exactly - 1e-15)
+    assert np.any(within[:teachers] > exactly * 1.01)
+
+    from pate.accounting.smooth import _threshold_costs
+
+    costs = _threshold_costs(teachers, check["threshold"], check["sigma"], check["order"])
+    step = np.abs(np.diff(costs))
+    local = np.maximum(np.append(step, 0), np.insert(step, 0, 0))
+    for d in range(10):
+        reach = [local[max(0, int(s) - d) : int(s) + d + 1].max() for s in statistic]
+        assert within[d] >= sum(reach) - 1e-15
+
+
+def test_small_sigma_is_refused_because_another_cost_is_charged():
+    with pytest.raises(ConditionsFail, match="another cost"):
+        GnmaxSensitivity(sigma=1.0, order=1.5, classes=3).require_conditions()
+
+
+def test_votes_that_can_never_agree_enough_have_a_public_cost():
+    cost = gnmax_cost([[5, 3, 2], [10, 0, 0]], sigma=40.0, order=8.0)
+    assert cost.value == cost.ceiling == 2 * 8.0 / 40.0**2
+    assert cost.smooth_sensitivity(0.01) == 0.0
