@@ -1,0 +1,3 @@
+from dpsgd.cli import main
+
+main()

@@ -1,3 +1,0 @@
-from pate.cli import main
-
-main()

@@ -1,0 +1,184 @@
+"""The shape of the project: layers, light imports, honest exports, the door to torchvision."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import pate
+import pate.accounting
+
+ROOT = Path(__file__).parents[2]
+
+# Each name may import from its own layer's package and from layers below it.
+LAYERS = [
+    ["__main__"],
+    ["cli"],
+    ["compare", "report"],
+    ["stages"],
+    ["pipeline"],
+    ["partition", "teachers", "votes", "mechanisms", "students", "encoders", "datasets", "testing"],
+    ["artifacts", "engines", "plugins", "vision"],
+    ["accounting"],
+    ["errors"],
+]
+HEIGHT = {name: -level for level, names in enumerate(LAYERS) for name in names}
+OPEN_TO_DPSGD = {"accounting", "artifacts", "plugins", "errors"}
+
+
+def sources(package):
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imported_modules(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports in full"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}"
+
+
+def part_of(module):
+    """The part of ``pate`` a dotted name belongs to: 'pate.accounting.events' → 'accounting'."""
+    return module.split(".")[1] if "." in module else ""
+
+
+@pytest.mark.parametrize("path", sources("pate"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path):
+    inside = path.relative_to(ROOT / "pate")
+    own = inside.parts[0].removesuffix(".py")
+    for module in imported_modules(path):
+        package = module.split(".")[0]
+        if package == "dpsgd":
+            assert own == "compare", f"{inside} imports {module}"
+        if package == "pate" and own != "__init__" and part_of(module) != own:
+            part = part_of(module)
+            if part == "__version__":
+                continue
+            assert HEIGHT[part] < HEIGHT[own], f"{inside} imports {module}, which is not below it"
+
+
+@pytest.mark.parametrize("path", sources("dpsgd"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_dpsgd_leans_on_little(path):
+    for module in imported_modules(path):
+        if module.split(".")[0] == "pate":
+            assert part_of(module) in OPEN_TO_DPSGD, f"{path.name} imports {module}"
+
+
+@pytest.mark.parametrize("path", sources("pate/accounting"), ids=lambda path: path.name)
+def test_accounting_needs_numpy_and_scipy_only(path):
+    allowed = {"numpy", "scipy", "pate", "dp_accounting", *sys.stdlib_module_names}
+    assert {module.split(".")[0] for module in imported_modules(path)} <= allowed
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import pate", "import dpsgd", "import pate.accounting", "import pate.cli; pate.cli.app"],
+)
+def test_imports_are_light(code):
+    heavy = ["torch", "torchvision", "sklearn", "ray", "dp_accounting", "matplotlib"]
+    if "accounting" not in code:
+        heavy += ["numpy", "scipy"]
+    check = f"{code}; import sys; print([m for m in {heavy!r} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_help_loads_nothing_heavy_and_is_quick():
+    code = (
+        "import sys; sys.argv = ['pate', '--help']\n"
+        "from pate.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert stop.code == 0, stop.code\n"
+        "print([m for m in ('torch', 'sklearn', 'ray', 'numpy') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip().endswith("[]")
+    assert "epsilon" in run.stdout
+
+    def seconds(*command):
+        start = time.perf_counter()
+        subprocess.run(command, capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    helps, bases = [], []
+    for _ in range(5):  # interleaved; the least of each
+        bases.append(seconds(sys.executable, "-c", "import typer, rich"))
+        helps.append(seconds(sys.executable, "-m", "pate", "--help"))
+    assert min(helps) < 3 * min(bases)
+
+
+def test_exports_are_there():
+    for module in (pate, pate.accounting):
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+        assert set(module.__all__) <= set(dir(module))
+    with pytest.raises(AttributeError):
+        pate.nonsense  # noqa: B018
+
+
+def test_the_readme_is_true():
+    failed, tried = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
+    assert tried >= 3
+    assert failed == 0
+
+
+def test_versions_agree_and_every_dependency_is_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == pate.__version__
+    assert f"## {pate.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    pins = {
+        line.split("==")[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    }
+    extras = [name for names in project["optional-dependencies"].values() for name in names]
+    for requirement in project["dependencies"] + extras:
+        assert requirement.split(">=")[0] in pins, requirement
+
+
+def test_torchvision_comes_through_one_door():
+    """In a fresh process: works beside a CPU-only torch, and leaves a good install alone."""
+    code = (
+        "from pate.vision import torchvision, _declared\n"
+        "import importlib\n"
+        "try:\n    importlib.import_module('torchvision'); broken = False\n"
+        "except RuntimeError: broken = True\n"
+        "vision = torchvision()\n"
+        "from torchvision import datasets, transforms, models\n"
+        "assert vision is torchvision() and len(_declared) == broken\n"
+        "import torch; model = models.resnet18(num_classes=3).eval()\n"
+        "assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 3)\n"
+        "print('works', broken)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.startswith("works"), run.stderr
+
+
+def test_torchvision_that_imports_normally_is_left_alone(tmp_path):
+    (tmp_path / "torchvision.py").write_text("healthy = True\n")
+    code = (
+        "import sys; from pate.vision import torchvision, _declared\n"
+        "assert torchvision().healthy and not _declared and 'torch' not in sys.modules\n"
+    )
+    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('something else')\n")
+    code = "from pate.vision import torchvision\ntorchvision()"
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert b"something else" in run.stderr
+
+
+def test_only_the_door_imports_torchvision():
+    for path in sources("pate") + sources("dpsgd"):
+        if path.name != "vision.py":
+            assert "torchvision" not in {m.split(".")[0] for m in imported_modules(path)}, path
