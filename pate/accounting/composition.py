@@ -195,6 +195,32 @@ def gaussian_epsilon(noise_multiplier: float, *, delta: float) -> float:
     return float(root) * (1 + 1e-12)
 
 
+def gaussian_noise(epsilon: float, *, delta: float) -> float:
+    """The smallest noise multiplier for (ε, δ): the analytic calibration of Balle & Wang 2018.
+
+    >>> round(gaussian_noise(1.0, delta=1e-5), 4)
+    3.7306
+    """
+    check_delta(delta)
+    if not epsilon > 0:
+        raise InvalidInput(f"epsilon is {epsilon}; it must be above zero")
+    low = high = 1.0
+    while gaussian_delta(high, epsilon=epsilon) > delta:
+        high *= 2
+    while gaussian_delta(low, epsilon=epsilon) <= delta:
+        low /= 2
+    root = brentq(lambda z: gaussian_delta(z, epsilon=epsilon) - delta, low, high, xtol=1e-14)
+    return float(root) * (1 + 1e-12)
+
+
+def gaussian_noise_classic(epsilon: float, *, delta: float) -> float:
+    """√(2 log 1.25/δ)/ε; Dwork & Roth 2014, Theorem A.1. Refuses ε ≥ 1, where it does not hold."""
+    check_delta(delta)
+    if not 0 < epsilon < 1:
+        raise InvalidInput(f"epsilon is {epsilon}; the classic formula holds between 0 and 1 only")
+    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+
+
 # --- strong composition of DP-SGD, for comparison with moments -----------------------------------
 
 

@@ -26,6 +26,7 @@ class Method(StrEnum):
 class DpsgdAccountant:
     """Turns DP-SGD steps into (ε, δ); a step is worked out once, whatever their number.
 
+    >>> from pate.accounting import Repeated
     >>> step = SampledGaussian(sample_rate=0.01, noise_multiplier=4.0)
     >>> abadi = DpsgdAccountant(delta=1e-5, method=Method.ABADI)
     >>> round(abadi.guarantee([Repeated(step, 10_000)]).epsilon, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import typer
@@ -17,6 +18,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(epsilon.app, name="epsilon")
+
+
+_INTERRUPTED = 130
 
 
 def _version(wanted: bool) -> None:
@@ -38,14 +42,18 @@ def _root(
 
 def main() -> None:
     """Runs a command; a user's mistake is one sentence and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ε gets a question mark
     try:
         app()
     except PateError as error:
         print(f"pate: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("pate: interrupted", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == _INTERRUPTED:  # typer leaves silently on Ctrl-C
+            print("pate: interrupted", file=sys.stderr)
+        raise
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output went away: nothing left to say
         sys.exit(141)

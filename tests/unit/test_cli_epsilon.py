@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -284,3 +287,26 @@ def test_the_installed_commands_work():
     )  # fmt: skip
     assert run.returncode == 2
     assert run.stderr.startswith("dpsgd: sample_rate is 7.0")
+
+
+def test_control_c_is_one_line():
+    command = [
+        sys.executable, "-m", "pate", "epsilon", "dpsgd", "--sample-rate", "0.01", "--steps",
+        "100000", "--target-epsilon", "2", "--delta", "1e-5", "--accountant", "pld",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(3)  # in the middle of a search that takes longer
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, out, err.strip()) == (130, "", "pate: interrupted")
+
+
+def test_a_terminal_without_greek_letters_still_gets_its_table():
+    command = [
+        sys.executable, "-m", "pate", "epsilon", "lnmax", "--scale", "20", "--queries", "10",
+        "--delta", "1e-5",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    run = subprocess.run(command, capture_output=True, env=environment)
+    assert run.returncode == 0
+    assert b"may be published" in run.stdout

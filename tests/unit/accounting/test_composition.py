@@ -31,6 +31,8 @@ from pate.accounting.composition import (
     gaussian_delta,
     gaussian_epsilon,
     gaussian_epsilon_classic,
+    gaussian_noise,
+    gaussian_noise_classic,
     group,
     group_rho,
     kairouz_closed,
@@ -145,6 +147,20 @@ def test_the_gaussian_is_exact(multiplier, delta):
     assert attained <= delta * (1 + 1e-12)
     if gaussian_epsilon_classic(multiplier, delta=delta) < 1:
         assert epsilon <= gaussian_epsilon_classic(multiplier, delta=delta)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 3.0, 20.0])
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 1e-2])
+def test_the_analytic_calibration(epsilon, delta):
+    noise = gaussian_noise(epsilon, delta=delta)
+    assert gaussian_delta(noise, epsilon=epsilon) <= delta
+    assert gaussian_delta(noise * (1 - 1e-6), epsilon=epsilon) > delta
+    assert gaussian_epsilon(noise, delta=delta) == pytest.approx(epsilon, rel=1e-6)
+    if epsilon < 1:
+        assert noise < gaussian_noise_classic(epsilon, delta=delta)
+    else:
+        with pytest.raises(InvalidInput, match="classic"):
+            gaussian_noise_classic(epsilon, delta=delta)
 
 
 @pytest.mark.parametrize("multiplier", [0.5, 3.0, 40.0, 1e4])
