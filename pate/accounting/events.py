@@ -9,24 +9,26 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, final
 
 from pate.accounting.guarantee import Neighbours
 from pate.errors import InvalidInput, UnsupportedEvent
 
 
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
-            raise InvalidInput(f"{name} is {value!r}; it must be a finite number above zero")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """The base of all events; subclasses are final."""
+    """The base of all events; subclasses are final. Every parameter is a finite number above 0."""
 
     neighbours: ClassVar[Neighbours] = Neighbours.AS_STATED
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+                raise InvalidInput(
+                    f"{field.name} is {value!r}; it must be a finite number above zero"
+                )
 
 
 @final
@@ -37,9 +39,6 @@ class LaplaceNoisyMaxAnswer(Event):
     neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
     scale: float
 
-    def __post_init__(self) -> None:
-        _check_positive(scale=self.scale)
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +47,6 @@ class GaussianNoisyMaxAnswer(Event):
 
     neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
     sigma: float
-
-    def __post_init__(self) -> None:
-        _check_positive(sigma=self.sigma)
 
 
 @final
@@ -61,9 +57,6 @@ class ThresholdCheck(Event):
     neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
     sigma: float
 
-    def __post_init__(self) -> None:
-        _check_positive(sigma=self.sigma)
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +66,6 @@ class SmoothRelease(Event):
     neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
     beta: float
     sigma: float
-
-    def __post_init__(self) -> None:
-        _check_positive(beta=self.beta, sigma=self.sigma)
 
 
 @final
@@ -88,8 +78,8 @@ class SampledGaussian(Event):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _check_positive(noise_multiplier=self.noise_multiplier)
-        if not 0 < self.sample_rate <= 1:
+        Event.__post_init__(self)
+        if self.sample_rate > 1:
             raise InvalidInput(f"sample_rate is {self.sample_rate!r}; it must lie in (0, 1]")
 
 
@@ -100,9 +90,6 @@ class Gaussian(Event):
 
     noise_multiplier: float
 
-    def __post_init__(self) -> None:
-        _check_positive(noise_multiplier=self.noise_multiplier)
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +98,6 @@ class Laplace(Event):
 
     noise_multiplier: float
 
-    def __post_init__(self) -> None:
-        _check_positive(noise_multiplier=self.noise_multiplier)
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +105,6 @@ class PureDP(Event):
     """Any mechanism that is (epsilon, 0)-DP."""
 
     epsilon: float
-
-    def __post_init__(self) -> None:
-        _check_positive(epsilon=self.epsilon)
 
 
 @final
@@ -135,8 +116,8 @@ class ApproximateDP(Event):
     delta: float
 
     def __post_init__(self) -> None:
-        _check_positive(epsilon=self.epsilon)
-        if not 0 < self.delta < 1:
+        Event.__post_init__(self)
+        if self.delta >= 1:
             raise InvalidInput(f"delta is {self.delta!r}; it must lie strictly between 0 and 1")
 
 
@@ -146,9 +127,6 @@ class ZeroConcentrated(Event):
     """Any mechanism that is rho-zCDP."""
 
     rho: float
-
-    def __post_init__(self) -> None:
-        _check_positive(rho=self.rho)
 
 
 @final
