@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 
 import numpy as np
-from scipy.optimize import brentq, minimize_scalar
-from scipy.special import gammaln, log_ndtr
+from scipy.optimize import minimize_scalar
+from scipy.special import gammaln, log_ndtr, logsumexp
 
 from pate.accounting.events import ApproximateDP, Event, PureDP, tally
 from pate.accounting.guarantee import check_delta
@@ -65,7 +65,7 @@ class AdvancedRule(StrEnum):
     """The term beside √(2T log 1/δ) ε."""
 
     DRV = "drv"  # Tε(e^ε − 1): Dwork, Rothblum & Vadhan 2010
-    SQUARE = "square"  # Tε²: as printed in Abadi et al. 2016; valid for ε ≤ 0.79, where tanh ≤ it
+    SQUARE = "square"  # Tε²: as printed in Abadi et al. 2016; above the next but one for every ε
     DOUBLE_SQUARE = "double-square"  # 2Tε²: Dwork & Roth 2014, a looser corollary for ε ≤ 1
     TANH = "tanh"  # Tε tanh(ε/2): the exact mean of the privacy loss (Kairouz et al. 2015)
 
@@ -92,7 +92,7 @@ def optimal(epsilon: float, *, count: int, delta: float, each_delta: float = 0.0
         Kairouz, Oh & Viswanath 2015, Theorem 3.3, evaluated exactly: the composition of randomised
         responses that every (ε, δ)-DP mechanism is a post-processing of.
     """
-    _check(epsilon=epsilon, count=count)
+    _check(epsilon=epsilon, delta=each_delta, count=count)
     check_delta(delta)
     survive = count * math.log1p(-each_delta)  # log Pr[no mechanism fails outright]
     room = (delta + math.expm1(survive)) / math.exp(survive)
@@ -118,8 +118,7 @@ def optimal(epsilon: float, *, count: int, delta: float, each_delta: float = 0.0
         return 0.0
     if room == 0:
         return count * epsilon
-    root = brentq(lambda total: hockey_stick(total) - room, 0.0, count * epsilon, xtol=1e-14)
-    return float(root) * (1 + 1e-12)
+    return _least(lambda total: hockey_stick(total) <= room, 0.0, count * epsilon)
 
 
 def amplify(epsilon: float, delta: float, *, sample_rate: float) -> tuple[float, float]:
@@ -128,34 +127,39 @@ def amplify(epsilon: float, delta: float, *, sample_rate: float) -> tuple[float,
     >>> amplify(1.0, 1e-5, sample_rate=1.0)
     (1.0, 1e-05)
     """
+    _check(epsilon=epsilon, delta=delta)
     if not 0 < sample_rate <= 1:
         raise InvalidInput(f"sample_rate is {sample_rate}; it must lie in (0, 1]")
-    if sample_rate == 1:
-        return epsilon, delta
-    if epsilon > 700:
-        return epsilon + math.log(sample_rate) + 1e-300, sample_rate * delta
-    return math.log1p(sample_rate * math.expm1(epsilon)), sample_rate * delta
+    if epsilon < 1:
+        return math.log1p(sample_rate * math.expm1(epsilon)), sample_rate * delta
+    stay = math.log1p(-sample_rate) if sample_rate < 1 else -math.inf
+    return float(np.logaddexp(stay, epsilon + math.log(sample_rate))), sample_rate * delta
 
 
 def group(epsilon: float, delta: float, *, size: int) -> tuple[float, float]:
     """(ε, δ) for a group of ``size`` records; Vadhan 2017, Lemma 2.2."""
-    _check(epsilon=epsilon, count=size)
-    weight = math.fsum(math.exp(i * epsilon) for i in range(size)) if delta else 0.0
-    return size * epsilon, min(1.0, delta * weight)
+    _check(epsilon=epsilon, delta=delta, count=size)
+    if delta == 0:
+        return size * epsilon, 0.0
+    weights = logsumexp(epsilon * np.arange(size))
+    return size * epsilon, float(np.exp(min(0.0, math.log(delta) + weights)))
 
 
 def group_rho(rho: float, *, size: int) -> float:
     """ρ for a group of ``size`` records; Bun & Steinke 2016, Proposition 1.9."""
+    _check(epsilon=rho, count=size)
     return rho * size**2
 
 
 def rho_from_pure(epsilon: float) -> float:
     """ε-DP is ½ε²-zCDP; Bun & Steinke 2016, Proposition 1.4."""
+    _check(epsilon=epsilon)
     return epsilon**2 / 2
 
 
 def epsilon_from_rho(rho: float, *, delta: float) -> float:
     """ρ-zCDP is (ρ + 2√(ρ log 1/δ), δ)-DP; Bun & Steinke 2016, Proposition 1.3."""
+    _check(epsilon=rho)
     check_delta(delta)
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
@@ -189,10 +193,7 @@ def gaussian_epsilon(noise_multiplier: float, *, delta: float) -> float:
     upper = 1.0
     while gaussian_delta(noise_multiplier, epsilon=upper) > delta:
         upper *= 2
-    root = brentq(
-        lambda e: gaussian_delta(noise_multiplier, epsilon=e) - delta, 0.0, upper, xtol=1e-14
-    )
-    return float(root) * (1 + 1e-12)
+    return _least(lambda e: gaussian_delta(noise_multiplier, epsilon=e) <= delta, 0.0, upper)
 
 
 def gaussian_noise(epsilon: float, *, delta: float) -> float:
@@ -209,8 +210,7 @@ def gaussian_noise(epsilon: float, *, delta: float) -> float:
         high *= 2
     while gaussian_delta(low, epsilon=epsilon) <= delta:
         low /= 2
-    root = brentq(lambda z: gaussian_delta(z, epsilon=epsilon) - delta, low, high, xtol=1e-14)
-    return float(root) * (1 + 1e-12)
+    return _least(lambda z: gaussian_delta(z, epsilon=epsilon) <= delta, low, high)
 
 
 def gaussian_noise_classic(epsilon: float, *, delta: float) -> float:
@@ -263,6 +263,20 @@ def sampled_gaussian_strong(
     return float(best.fun)
 
 
-def _check(*, epsilon: float, count: int) -> None:
-    if not (epsilon >= 0 and count >= 1 and int(count) == count):
-        raise InvalidInput(f"need epsilon ≥ 0 and a whole count ≥ 1, got {epsilon} and {count}")
+def _least(meets: Callable[[float], bool], low: float, high: float) -> float:
+    """The least number that meets a condition which ``high`` meets; never one that does not."""
+    while high - low > 1e-14 * high:
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if meets(middle) else (middle, high)
+    return high
+
+
+def _check(*, epsilon: float = 0.0, delta: float = 0.0, count: int = 1) -> None:
+    if not 0 <= epsilon < math.inf:
+        raise InvalidInput(f"epsilon is {epsilon}; it must be finite and not negative")
+    if not 0 <= delta < 1:
+        raise InvalidInput(f"delta is {delta}; it must be at least 0 and below 1")
+    if count < 1 or int(count) != count:
+        raise InvalidInput(f"the count is {count}; it must be a whole number, 1 or more")

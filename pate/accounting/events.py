@@ -15,6 +15,9 @@ from typing import Any, ClassVar, final
 from pate.accounting.guarantee import Neighbours
 from pate.errors import InvalidInput, UnsupportedEvent
 
+_SMALLEST, _LARGEST = 1e-100, 1e100  # of a parameter: its square stays a number
+_MOST = 1 << 62  # of a count: what the ledger's file can hold
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -25,10 +28,16 @@ class Event:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not (number and math.isfinite(value) and value > 0):
                 raise InvalidInput(
                     f"{field.name} is {value!r}; it must be a finite number above zero"
                 )
+            if not _SMALLEST <= value <= _LARGEST:
+                raise InvalidInput(
+                    f"{field.name} is {value:g}; it must lie between {_SMALLEST:g} and {_LARGEST:g}"
+                )
+            object.__setattr__(self, field.name, float(value))  # 20 and 20.0 are one event
 
 
 @final
@@ -144,6 +153,8 @@ class Repeated(Event):
     def __post_init__(self) -> None:
         if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 0:
             raise InvalidInput(f"count is {self.count!r}; it must be a whole number, 0 or more")
+        if self.count > _MOST:
+            raise InvalidInput(f"count is above {_MOST}; no budget pays for that")
 
 
 _KINDS: dict[str, type[Event]] = {

@@ -71,7 +71,17 @@ class Ledger:
     def __init__(self, path: Path, connection: sqlite3.Connection, terms: Terms) -> None:
         self.path = path
         self.terms = terms
-        self._connection = connection
+        self._database = connection
+        self._process = os.getpid()
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        """The connection, in the process that opened it: SQLite's locks do not survive a fork."""
+        if os.getpid() != self._process:
+            raise LedgerError(
+                f"the ledger at {self.path} was opened by another process; open it anew"
+            )
+        return self._database
 
     # --- opening ------------------------------------------------------------------------------
 
@@ -91,6 +101,8 @@ class Ledger:
         one for the caps. An existing ledger is never replaced, and its terms never change.
         """
         place = Path(path)
+        if budget is None and (plan is not None or mode is not Mode.FILTER):
+            raise InvalidInput("a plan or a mode is agreed on together with a budget")
         wanted = None if budget is None else agree(budget, mode, plan)
         if not os.path.lexists(place):
             if wanted is None:
@@ -113,7 +125,8 @@ class Ledger:
         return cls(place, connection, terms)
 
     def close(self) -> None:
-        self._connection.close()
+        if os.getpid() == self._process:
+            self._database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -148,8 +161,8 @@ class Ledger:
                 f"this ledger composes by {self.terms.basis}, the charge relies on {basis}; "
                 "the two cannot share a ledger"
             )
-        if not release:
-            raise InvalidInput("a release needs an id")
+        if not release or not release.isprintable():
+            raise InvalidInput("a release needs an id of printable characters")
         if not counts:
             raise InvalidInput("a charge needs at least one event")
         with self._transaction():
@@ -219,6 +232,8 @@ class Ledger:
         if not counts:
             return self._guarantee(0.0)
         total = float(self._compose(counts).values[0])
+        if math.isinf(total):
+            return self._guarantee(math.inf)
         step = -math.log(self.terms.budget.delta) / 8
         rung = max(1, math.ceil(2 * math.log2(total / step)) + 1) if total > step else 1
         level = max(step * 2 ** ((rung - 1) / 2), total)
@@ -276,7 +291,7 @@ class Ledger:
 
     def _tally(self) -> dict[Event, int]:
         rows = self._connection.execute("SELECT event, SUM(count) FROM entries GROUP BY event")
-        return {event_from_json(event): int(count) for event, count in rows.fetchall()}
+        return tally(Repeated(event_from_json(event), count) for event, count in rows.fetchall())
 
     def _compose(self, counts: dict[Event, int]) -> LogMoments:
         moment = self.terms.budget.moment

@@ -12,6 +12,7 @@ from pate.errors import LedgerError
 
 _APPLICATION_ID = 0x50415445  # "PATE"
 _VERSION = 1
+_DRAFT = ".ledger-"
 _SCHEMA = f"""
 PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = {_VERSION};
@@ -41,7 +42,9 @@ def create(place: Path, terms: str) -> None:
     if not place.parent.is_dir():
         raise LedgerError(f"the folder {place.parent} does not exist; create it first")
     try:
-        with tempfile.TemporaryDirectory(prefix=".ledger-", dir=place.parent) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix=_DRAFT, dir=place.parent, ignore_cleanup_errors=True
+        ) as folder:
             draft = Path(folder) / "ledger"
             connection = sqlite3.connect(draft, isolation_level=None)
             try:
@@ -59,6 +62,14 @@ def create(place: Path, terms: str) -> None:
         raise LedgerError(f"cannot create a ledger at {place}: {error}") from error
 
 
+def _remove_leftovers(place: Path) -> None:
+    """Drops the draft of a creation that ended between its link and its clean-up."""
+    for draft in place.parent.glob(f"{_DRAFT}*/ledger"):
+        with contextlib.suppress(OSError):
+            if draft.samefile(place):
+                draft.unlink()
+
+
 def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -72,6 +83,13 @@ def connect(place: Path) -> sqlite3.Connection:
         raise LedgerError(f"{place} is not a ledger file")
     if not (place.stat().st_mode & 0o222 and os.access(place, os.W_OK)):
         raise LedgerError(f"the ledger at {place} is read-only; charges could not be recorded")
+    if place.stat().st_nlink > 1:
+        _remove_leftovers(place)
+        if place.stat().st_nlink > 1:
+            raise LedgerError(
+                f"the ledger at {place} has a second name (a hard link); each name would keep "
+                "its own journal: remove one"
+            )
     connection: sqlite3.Connection | None = None
     try:
         uri = f"{place.absolute().as_uri()}?mode=rw"
@@ -105,6 +123,8 @@ def connect(place: Path) -> sqlite3.Connection:
 
 def failed(place: Path, error: sqlite3.Error) -> LedgerError:
     text = str(error)
+    if isinstance(error, sqlite3.ProgrammingError):
+        return LedgerError(f"the ledger at {place} was used after closing or by another thread")
     if "locked" in text or "busy" in text:
         return LedgerError(f"the ledger at {place} is held by another process; try again")
     if "readonly" in text or "read-only" in text:

@@ -26,7 +26,13 @@ from pate.accounting.events import (
     ThresholdCheck,
 )
 from pate.accounting.guarantee import Neighbours
-from pate.accounting.moments import LogMoments, as_moments, log_moments, pure_log_moments
+from pate.accounting.moments import (
+    LogMoments,
+    as_moments,
+    log_moments,
+    moments_of,
+    pure_log_moments,
+)
 from pate.accounting.numerics import FloatArray, log1mexp
 from pate.accounting.plurality import as_counts, union_log_q
 from pate.errors import InvalidInput
@@ -39,7 +45,7 @@ _CHUNK = 1 << 16  # numbers worked on at a time: stays in cache, bounds memory
 # --- Laplace ----------------------------------------------------------------------------------
 
 
-@log_moments.register
+@moments_of.register
 def _(event: LaplaceNoisyMaxAnswer, moments: FloatArray) -> FloatArray:
     """min(λε₀, ½ε₀²λ(λ+1)) with ε₀ = 2/scale: two counts move by one each."""
     return pure_log_moments(2 / event.scale, moments)
@@ -67,8 +73,8 @@ def laplace_from_log_q(log_q: FloatArray, *, scale: float, moments: FloatArray) 
     """
     data_independent = log_moments(LaplaceNoisyMaxAnswer(scale=scale), moments)
     epsilon = 2 / scale
-    valid = log_q < -np.logaddexp(0.0, epsilon)
-    grown = log_q[valid] + epsilon  # log of e^ε q, below 0 where valid
+    valid = (log_q < -np.logaddexp(0.0, epsilon)) & (log_q + epsilon < -1e-9)
+    grown = log_q[valid] + epsilon  # log of e^ε q, clear of 0 by more than rounding
     # (1−q)/(1−e^ε q) = 1 + e^ε q (1−e^{−ε})/(1−e^ε q): nothing cancels for a tiny q or ε.
     a = np.log1p(np.exp(grown) * -np.expm1(-epsilon) / -np.expm1(grown))
     dependent = _two_outcomes(log_q[valid], a, epsilon, moments)
@@ -80,7 +86,7 @@ def laplace_from_log_q(log_q: FloatArray, *, scale: float, moments: FloatArray) 
 # --- Gaussian ---------------------------------------------------------------------------------
 
 
-@log_moments.register
+@moments_of.register
 def _(event: GaussianNoisyMaxAnswer, moments: FloatArray) -> FloatArray:
     """Papernot et al. 2018, Proposition 8: RDP(α) = α/σ²."""
     return moments * (moments + 1) / event.sigma**2
@@ -115,17 +121,15 @@ def gaussian_from_log_q(log_q: FloatArray, *, sigma: float, moments: FloatArray)
     b = (mu2 + 1) / sigma**2 - log_qv / mu2  # ε₁ − log q/(μ₁ − 1)
     dependent = _two_outcomes(log_qv, a, b, moments)
     np.copyto(dependent, np.inf, where=moments >= mu2[:, None])  # μ₁ > α, with α = λ + 1
-    costs = _where_valid(
+    return _where_valid(
         valid, np.minimum(dependent, data_independent, out=dependent), data_independent
     )
-    costs[np.isneginf(log_q)] = 0.0  # a certain answer tells nothing
-    return costs
 
 
 # --- the threshold check of Confident- and Interactive-GNMax ------------------------------------
 
 
-@log_moments.register
+@moments_of.register
 def _(event: ThresholdCheck, moments: FloatArray) -> FloatArray:
     """A Gaussian mechanism on a value that one vote moves by at most one."""
     return moments * (moments + 1) / (2 * event.sigma**2)
@@ -135,8 +139,9 @@ def checked_statistic(votes: ArrayLike, *, baseline: ArrayLike | None = None) ->
     """What the check compares with the threshold: the largest count, or the largest lead.
 
     With a ``baseline`` (Interactive-GNMax: teachers × the student's probabilities) it is
-    max(0, ⌊max_j (n_j − baseline_j)⌋). The floor keeps it on whole numbers *and* keeps its
-    sensitivity at one; rounding to even would not (0.5 → 0 but 1.5 → 2).
+    max(0, max_j ⌊n_j − baseline_j⌋). The floor keeps it on whole numbers *and* keeps its
+    sensitivity at one; rounding to even would not (0.5 → 0 but 1.5 → 2). It is taken as
+    n_j − ⌈baseline_j⌉, which no rounding of a difference can disturb.
     """
     counts = as_counts(votes)
     if baseline is None:
@@ -146,17 +151,24 @@ def checked_statistic(votes: ArrayLike, *, baseline: ArrayLike | None = None) ->
         raise InvalidInput(
             f"the baseline must have the votes' shape {counts.shape}, be finite and not negative"
         )
-    return np.asarray(np.maximum(np.floor(np.max(counts - base, axis=1)), 0.0))
+    return np.asarray(np.maximum(np.max(counts - np.ceil(base), axis=1), 0.0))
 
 
 def log_answered(statistic: FloatArray, *, threshold: float, sigma: float) -> FloatArray:
     """log Pr[statistic + N(0, σ²) ≥ threshold]."""
+    _check_threshold(threshold)
     return np.asarray(log_ndtr((statistic - threshold) / sigma))
 
 
 def threshold_log_q(statistic: FloatArray, *, threshold: float, sigma: float) -> FloatArray:
     """log of the probability of the check's less likely outcome."""
+    _check_threshold(threshold)
     return np.asarray(log_ndtr(-np.abs(statistic - threshold) / sigma))
+
+
+def _check_threshold(threshold: float) -> None:
+    if not math.isfinite(threshold):
+        raise InvalidInput(f"threshold is {threshold}; it must be a finite number of votes")
 
 
 def threshold_from_log_q(log_q: FloatArray, *, sigma: float, moments: FloatArray) -> FloatArray:
@@ -217,8 +229,10 @@ def confident_total(
 
     Every query pays for its check. With ``answered`` (a mask of what was really answered) the
     answered queries pay for their answer; without it every query pays in expectation, which is
-    for planning only. The expectation is marked data-dependent even with
-    ``data_dependent=False``, because the chance of an answer is worked out from the votes.
+    for planning only. How many were answered was not known in advance, so publish the guarantee of
+    the plan's caps, or of a λ fixed in advance, not the best λ of this total. The expectation is
+    marked data-dependent even with ``data_dependent=False``, because the chance of an answer is
+    worked out from the votes.
     """
     grid = as_moments(moments)
     counts = as_counts(votes)

@@ -21,7 +21,9 @@ from pate.accounting.events import (
     tally,
 )
 from pate.accounting.guarantee import Guarantee, Neighbours, check_delta
-from pate.errors import UnsupportedEvent
+from pate.errors import InvalidInput, UnsupportedEvent
+
+_LEAST_NOISE = 0.05
 
 
 def pld_guarantee(
@@ -38,6 +40,8 @@ def pld_guarantee(
 
     check_delta(delta)
     counts = tally(events)
+    for event in counts:
+        _require_noise(event)
     neighbours = Neighbours.AS_STATED
     for event in counts:
         neighbours = neighbours.combine(event.neighbours)
@@ -49,6 +53,16 @@ def pld_guarantee(
         accountant.compose(as_dp_event(event), count)
     epsilon = float(accountant.get_epsilon(delta)) if counts else 0.0
     return Guarantee(epsilon=max(epsilon, 0.0), delta=delta, neighbours=neighbours)
+
+
+def _require_noise(event: Event) -> None:
+    """With hardly any noise a loss distribution would not fit in memory."""
+    for name in ("noise_multiplier", "sigma", "scale"):
+        noise = getattr(event, name, math.inf)
+        if noise < _LEAST_NOISE:
+            raise InvalidInput(
+                f"{name} is {noise:g}; below {_LEAST_NOISE:g} use the moments accountant"
+            )
 
 
 @singledispatch

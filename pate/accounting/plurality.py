@@ -29,6 +29,8 @@ def as_counts(votes: ArrayLike) -> Counts:
         counts = counts[np.newaxis]
     if counts.ndim != 2 or counts.shape[0] < 1 or counts.shape[1] < 2:
         raise InvalidInput(f"votes have shape {counts.shape}; they must be (queries, classes ≥ 2)")
+    if counts.dtype.kind == "u" and counts.max() > _LARGEST_COUNT:
+        raise InvalidInput(f"counts above {_LARGEST_COUNT} are not supported")
     if counts.dtype.kind not in "iu":
         whole = counts.astype(np.int64) if np.all(np.isfinite(counts)) else None
         if whole is None or not np.array_equal(whole, counts):

@@ -17,19 +17,21 @@ import math
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import gammaln, logsumexp
 
 from pate.accounting.events import SampledGaussian
-from pate.accounting.moments import integer_moments, log_moments
+from pate.accounting.moments import as_moments, integer_moments, log_moments, moments_of
 from pate.accounting.numerics import FloatArray, exp_excess
 from pate.errors import InvalidInput
 
 ABADI_LARGEST_MOMENT = 32
 _CHUNK = 1 << 18  # integrand values held at a time
+_SMALLEST_SIGMA = 0.05
 _TAIL = 14.0  # standard deviations integrated beyond the outermost saddle; e^{−98} is left out
 
 
-@log_moments.register
+@moments_of.register
 def _(event: SampledGaussian, moments: FloatArray) -> FloatArray:
     """log E₂ at every λ, whole or not.
 
@@ -43,24 +45,39 @@ def _(event: SampledGaussian, moments: FloatArray) -> FloatArray:
     whole = moments == np.round(moments)
     log_excess = np.empty_like(moments)
     log_excess[whole] = [_log_excess_closed(int(m) + 1, q, sigma) for m in moments[whole]]
+    if sigma < _SMALLEST_SIGMA:
+        values = np.logaddexp(0.0, log_excess)
+        values[~whole] = [_between_whole(float(m), q, sigma) for m in moments[~whole]]
+        return values
     log_excess[~whole] = _log_excess_integral(moments[~whole] + 1, q, sigma)
     return np.logaddexp(0.0, log_excess)
 
 
-def abadi_log_moments(event: SampledGaussian, moments: FloatArray | None = None) -> FloatArray:
+def _between_whole(moment: float, q: float, sigma: float) -> float:
+    """An upper bound: log E₂ is convex in λ and zero at 0, so it lies below its chords.
+
+    For hardly any noise, where ε is in the thousands and the integrand too sharp to sum up.
+    """
+    below = math.floor(moment)
+    left = np.logaddexp(0.0, _log_excess_closed(below + 1, q, sigma)) if below else 0.0
+    right = np.logaddexp(0.0, _log_excess_closed(below + 2, q, sigma))
+    return float(left + (moment - below) * (right - left))
+
+
+def abadi_log_moments(event: SampledGaussian, moments: ArrayLike | None = None) -> FloatArray:
     """α(λ) = log max(E₁, E₂) by numerical integration, as Abadi et al. 2016, §3.2, compute it.
 
     Guarantees:
         Abadi et al. 2016, Theorem 2 and Section 3.2; whole λ up to 32.
     """
-    grid = integer_moments(ABADI_LARGEST_MOMENT) if moments is None else moments
+    grid = integer_moments(ABADI_LARGEST_MOMENT) if moments is None else as_moments(moments)
     if np.any(grid > ABADI_LARGEST_MOMENT) or np.any(grid != np.round(grid)):
         raise InvalidInput(
             f"the moments of Abadi et al. are whole and at most {ABADI_LARGEST_MOMENT}"
         )
     q, sigma = event.sample_rate, event.noise_multiplier
-    if q == 1:
-        return log_moments(event, grid)
+    if q == 1 or sigma < _SMALLEST_SIGMA:
+        return log_moments(event, grid)  # E₂ ≥ E₁, in closed form
     log_e1 = _log_excess_integral(-grid, q, sigma)
     log_e2 = _log_excess_integral(grid + 1, q, sigma)
     return np.logaddexp(0.0, np.maximum(log_e1, log_e2))

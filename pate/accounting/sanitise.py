@@ -25,6 +25,8 @@ from pate.accounting.moments import epsilon_at, log_moments
 from pate.accounting.smooth import SensitiveCost
 from pate.errors import InvalidInput
 
+_FLOOR = 1e-6  # of the data-independent cost
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasePlan:
@@ -40,9 +42,12 @@ class ReleasePlan:
     doubt: float = 0.01
 
     def __post_init__(self) -> None:
-        if not self.order > 1 or not 0 < self.beta < 1 / (2 * self.order):
+        if not self.order > 1 or not self.beta > 0:
+            raise InvalidInput(f"need order > 1 and beta > 0, got {self.order:g} and {self.beta:g}")
+        if (self.order - 1) * math.expm1(2 * self.beta) >= 1:
             raise InvalidInput(
-                f"need order > 1 and 0 < beta < 1/(2·order), got {self.order:g} and {self.beta:g}"
+                f"beta {self.beta:g} is too large for order {self.order:g}: publishing would have "
+                "no finite price"
             )
         if not (self.sigma > 0 and 0 < self.doubt < 0.5):
             raise InvalidInput("need sigma > 0 and 0 < doubt < 0.5")
@@ -58,9 +63,9 @@ class ReleasePlan:
 
         >>> plan = ReleasePlan.default(order=20.0)
         >>> round(plan.rdp, 3)
-        0.389
+        0.256
         """
-        return cls(order=order, beta=0.4 / order, sigma=0.4 * order, doubt=doubt)
+        return cls(order=order, beta=0.2 / order, sigma=0.4 * order, doubt=doubt)
 
     @property
     def event(self) -> SmoothRelease:
@@ -69,7 +74,7 @@ class ReleasePlan:
 
     @property
     def rdp(self) -> float:
-        """The price of publishing; Papernot et al. 2018, Theorem 23."""
+        """The price of publishing: the exact cost of :class:`SmoothRelease` at this order."""
         moment = self.order - 1
         return float(log_moments(self.event, np.array([moment]))[0]) / moment
 
@@ -117,8 +122,8 @@ def sanitise(
     """Publishes a data-dependent cost, once: every call spends the plan's price again.
 
     Guarantees:
-        * Papernot et al. 2018, Theorem 23, on cost + margin, whose smooth sensitivity is worked
-          out in :attr:`ReleasePlan.margin`. The price is part of the published ε.
+        * The Gaussian mechanism scaled to the smooth sensitivity of cost + margin, worked out in
+          :attr:`ReleasePlan.margin`; its exact price is part of the published ε.
         * The figure is at least the exact cost with its price, with probability 1 − doubt; and
           never more than the data-independent cost with the price.
         * It covers the divergence from the data at hand to its neighbours (the direction of
@@ -126,12 +131,20 @@ def sanitise(
     """
     if cost.order != plan.order:
         raise InvalidInput(f"the cost is at order {cost.order:g}, the plan at {plan.order:g}")
-    sensitivity = cost.smooth_sensitivity(plan.beta)
-    if sensitivity == 0:  # then it is zero for all votes: the cost is public as it is
+    if not cost.local_sensitivity.any():  # at no distance: the cost is the same for all votes
         return _published(cost.value, 0.0, plan, delta, conversion)
+    sensitivity = _visible(cost, plan)
     noised = cost.value + sensitivity * (plan.margin + plan.noise * rng.standard_normal())
     rdp = float(np.clip(noised, 0.0, cost.ceiling))
     return _published(rdp, plan.rdp, plan, delta, conversion)
+
+
+def _visible(cost: SensitiveCost, plan: ReleasePlan) -> float:
+    """The smooth sensitivity, but at least a public amount, so that rounding hides no noise.
+
+    The larger of a β-smooth bound and a constant is a β-smooth bound.
+    """
+    return max(cost.smooth_sensitivity(plan.beta), _FLOOR * cost.ceiling)
 
 
 def _published(
@@ -146,7 +159,7 @@ class Rehearsal:
     """What publishing would give. PRIVATE: worked out from the votes."""
 
     exact: Guarantee  # the data-dependent ε itself
-    with_price: Guarantee  # and the price of publishing it: what the 2018 paper tabulates
+    with_price: Guarantee  # and the price of publishing it
     mean: Guarantee  # and the margin: the average published figure, where no clipping occurs
     spread: float  # standard deviation of the published ε
 
@@ -159,7 +172,7 @@ def rehearse(
     conversion: Conversion = Conversion.IMPROVED,
 ) -> Rehearsal:
     """Mean and spread of what :func:`sanitise` would publish."""
-    sensitivity = cost.smooth_sensitivity(plan.beta)
+    sensitivity = _visible(cost, plan)
 
     def at(rdp: float) -> Guarantee:
         return _at_order(rdp, plan.order, delta, conversion, data_dependent=True)
@@ -179,11 +192,11 @@ def best_plan(cost: SensitiveCost, *, doubt: float = 0.01) -> ReleasePlan:
     the plan over.
     """
     plans = []
-    for share in np.linspace(0.1, 0.49, 40):
+    if not cost.local_sensitivity.any():
+        raise InvalidInput("this cost is the same for all votes: it needs no noise")
+    for share in np.linspace(0.02, 0.45, 44):
         beta = float(share) / cost.order
-        sensitivity = cost.smooth_sensitivity(beta)
-        if sensitivity == 0:
-            raise InvalidInput("this cost is the same for all votes: it needs no noise")
+        sensitivity = max(cost.smooth_sensitivity(beta), _FLOOR * cost.ceiling)
         largest = 1 / (float(-ndtri(doubt)) * math.expm1(beta))
         for sigma in np.geomspace(0.01, 0.95, 60) * largest:
             plan = ReleasePlan(order=cost.order, beta=beta, sigma=float(sigma), doubt=doubt)

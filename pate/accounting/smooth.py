@@ -41,7 +41,7 @@ class SensitiveCost:
     order: float
     value: float  # private
     ceiling: float  # the data-independent cost of the same answers; public
-    local_sensitivity: FloatArray  # [d]: bound within distance d, for d = 0 … teachers; private
+    local_sensitivity: FloatArray  # [d]: bound within distance d = 0 … teachers + 1; private
 
     def __add__(self, other: SensitiveCost) -> SensitiveCost:
         if self.order != other.order or len(self.local_sensitivity) != len(other.local_sensitivity):
@@ -95,10 +95,10 @@ def gnmax_cost(
     costs = gaussian_from_log_q(
         gaussian_log_q(histograms, sigma=sigma), sigma=sigma, moments=moment
     )
-    sensitivity = np.zeros(teachers + 1)
+    sensitivity = np.zeros(teachers + 2)
     for histogram, weight in zip(histograms, each, strict=True):
         if weight:
-            at = np.append(analysis.at_distances(histogram), analysis.plateau)
+            at = np.append(analysis.at_distances(histogram), [analysis.plateau] * 2)
             sensitivity += weight * np.maximum.accumulate(at)
     return SensitiveCost(
         order=order,
@@ -144,12 +144,12 @@ def threshold_cost(
     """Cost of the threshold checks of all queries with its sensitivity."""
     costs = _threshold_costs(teachers, threshold, sigma, order)
     values, times = np.unique(statistic.astype(np.int64), return_counts=True)
-    sensitivity = np.zeros(teachers + 1)
+    sensitivity = np.zeros(teachers + 2)
     for value, count in zip(values, times, strict=True):
         at = threshold_at_distances(
             int(value), teachers=teachers, threshold=threshold, sigma=sigma, order=order
         )
-        within = np.maximum.accumulate(np.append(at, 0.0))
+        within = np.maximum.accumulate(np.append(at, [0.0, 0.0]))
         sensitivity += count * within
     event = ThresholdCheck(sigma=sigma)
     ceiling = float(log_moments(event, np.array([order - 1]))[0]) / (order - 1)
@@ -174,8 +174,9 @@ def lnmax_cost(
         by less than a factor e^{1/b} for each; so log q moves by less than 2/b. The cost never
         falls as q grows (Papernot et al. 2017, Theorem 3). Hence its growth over a step of 2/b in
         log q, taken at its largest over all log q within reach, bounds the local sensitivity; no
-        further conditions. (The walk of the 2017 code, from leader to runner-up only, does not:
-        it finds zero for close votes.)
+        further conditions. From any votes a distance of teachers + 1 covers the whole range, so
+        that the bound is smooth to the end. (The walk of the 2017 code, from leader to runner-up
+        only, finds zero for close votes.)
     """
     counts, teachers = _equal_teachers(votes)
     times = _as_weights(weights, len(counts))
@@ -187,19 +188,24 @@ def lnmax_cost(
     def cost(at: FloatArray) -> FloatArray:
         return laplace_from_log_q(at, scale=scale, moments=moment)[:, 0] / (order - 1)
 
-    # Growth over one step, bounded on every cell of a grid that is the same for all votes.
+    # Growth over one step, bounded on every cell of a grid that is the same for all votes and
+    # covers what votes can reach: from unanimity to the clamp.
+    unanimous = np.zeros(counts.shape[1], dtype=np.int64)
+    unanimous[0] = teachers
     parts = 64
-    lowest = float(log_q[0]) - (teachers + 2) * step
-    cells = np.arange(math.floor(lowest / step * parts), 1) * (step / parts)
-    at = cost(np.append(cells, cells[-1] + np.arange(1, parts + 2) * (step / parts)))
-    growth = at[parts + 1 :] - at[: len(cells)]
-    distance = np.arange(teachers + 1)
-    sensitivity = np.zeros(teachers + 1)
+    width = step / parts
+    lowest = math.floor(laplace_log_q(unanimous, scale=scale)[0] / width)
+    highest = math.ceil(math.log1p(-1 / counts.shape[1]) / width)
+    at = cost(np.minimum(np.arange(lowest, highest + parts + 2) * width, 0.0))
+    growth = at[parts + 1 :] - at[: highest - lowest + 1]
+    distance = np.arange(teachers + 2)
+    sensitivity = np.zeros(teachers + 2)
     for x, weight in zip(log_q, each, strict=True):
-        first = np.floor((x - (distance + 1) * step) / step * parts).astype(np.int64)
-        last = np.ceil((x + distance * step) / step * parts).astype(np.int64)
-        offset = round(cells[0] / step * parts)
-        sensitivity += weight * _nested_maxima(growth, first - offset, last - offset)
+        first = np.floor((x - (distance + 1) * step) / width) - lowest
+        last = np.ceil((x + distance * step) / width) - lowest
+        sensitivity += weight * _nested_maxima(
+            growth, first.astype(np.int64), last.astype(np.int64)
+        )
     ceiling = float(log_moments(LaplaceNoisyMaxAnswer(scale=scale), moment)[0]) / (order - 1)
     return SensitiveCost(
         order=order,
@@ -219,7 +225,7 @@ def _nested_maxima(values: FloatArray, first: Counts, last: Counts) -> FloatArra
 
 def _constant_cost(order: float, ceiling: float, teachers: int) -> SensitiveCost:
     return SensitiveCost(
-        order=order, value=ceiling, ceiling=ceiling, local_sensitivity=np.zeros(teachers + 1)
+        order=order, value=ceiling, ceiling=ceiling, local_sensitivity=np.zeros(teachers + 2)
     )
 
 

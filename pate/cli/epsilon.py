@@ -361,8 +361,8 @@ def _plain(
 ) -> None:
     from pate.accounting import Repeated, compose
 
-    if not sensitivity > 0:
-        raise InvalidInput(f"--sensitivity is {sensitivity}; it must be above zero")
+    if not 0 < sensitivity < float("inf"):
+        raise InvalidInput(f"--sensitivity is {sensitivity}; it must be finite and above zero")
     count = queries if queries is not None or (target is not None and noise is not None) else 1
     multiplier = None if noise is None else noise / sensitivity
     multiplier, count, solved = _solve(
@@ -433,7 +433,14 @@ def _read_votes(
     if not labels:
         if classes:
             raise InvalidInput("--classes goes with --labels; counts have a column for each class")
-        return read_counts(path, abstentions=abstentions, certain=counts).first(queries)
+        cast = read_counts(path, abstentions=abstentions, certain=counts)
+        if not counts and cast.queries > 1 and (cast.counts == cast.counts[0]).all():
+            typer.echo(
+                f"pate: all {cast.queries} rows are the same; read as counts of {cast.teachers} "
+                "teachers (if they are labels of teachers that agree, add --labels)",
+                err=True,
+            )
+        return cast.first(queries)
     cast = read_labels(path, classes=classes, abstentions=abstentions).first(queries)
     if classes is None:
         typer.echo(
@@ -449,7 +456,10 @@ def _read_baseline(path: Path, cast: Votes) -> FloatArray:
 
     from pate.votes import load_table
 
-    probabilities = np.asarray(load_table(path)[: cast.queries], dtype=np.float64)
+    table = load_table(path)
+    if table.dtype.kind not in "fiu":
+        raise InvalidInput(f"{path} holds {table.dtype}, not probabilities")
+    probabilities = np.asarray(table[: cast.queries], dtype=np.float64)
     if probabilities.shape != cast.counts.shape:
         raise InvalidInput(f"{path} must hold a probability for each query and class of the votes")
     if not np.all((probabilities >= 0) & (np.abs(probabilities.sum(axis=1) - 1) < 1e-6)[:, None]):
@@ -461,12 +471,19 @@ def _described(cast: Votes) -> Report:
     return {"queries": cast.queries, "classes": cast.classes, "teachers": cast.teachers}
 
 
+def _finite(value: Any) -> Any:
+    """JSON knows no infinity: an unbounded ε is the string "inf"."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return "inf" if value == float("inf") else value
+
+
 def _show(report: Report, *, json: bool) -> None:
     report = {key: value for key, value in report.items() if key == "moment" or value is not None}
     if json:
         import json as encoder
 
-        typer.echo(encoder.dumps(report))
+        typer.echo(encoder.dumps(_finite(report), allow_nan=False))
         return
     from pate.cli.tables import show_report
 

@@ -27,8 +27,8 @@ def cost():
 
 
 def roomy(cost):
-    """The same cost without a ceiling, so that every draw shows."""
-    return dataclasses.replace(cost, ceiling=math.inf)
+    """The same cost under a high ceiling, so that every draw shows."""
+    return dataclasses.replace(cost, ceiling=100.0)
 
 
 def published(cost, plan, draws, seed=0):
@@ -92,6 +92,17 @@ def test_a_public_cost_needs_no_noise_and_no_price():
         best_plan(constant)
 
 
+def test_a_sensitivity_too_small_to_see_still_gets_noise_and_price():
+    """e^{−βd} underflows for many teachers; that must not look like a public cost."""
+    cost = gnmax_cost([[100_000, 0]], sigma=200.0, order=ORDER)
+    assert cost.local_sensitivity.any()
+    draws = [
+        sanitise(cost, plan=PLAN, delta=DELTA, rng=np.random.default_rng(seed)) for seed in (0, 1)
+    ]
+    assert all(draw.price == PLAN.rdp for draw in draws)
+    assert draws[0].guarantee.epsilon != draws[1].guarantee.epsilon
+
+
 def test_the_best_plan_is_at_least_as_good_as_the_default(cost):
     best = best_plan(cost, doubt=0.05)
     ours = rehearse(cost, plan=best, delta=DELTA).mean.epsilon
@@ -101,7 +112,7 @@ def test_the_best_plan_is_at_least_as_good_as_the_default(cost):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"beta": 0.03},  # order ≥ 1/(2β)
+        {"beta": 0.03},  # (order − 1)(e^{2β} − 1) ≥ 1
         {"beta": 0.0},
         {"sigma": 0.0},
         {"sigma": 60.0},  # no margin can keep up with that noise

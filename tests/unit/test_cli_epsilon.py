@@ -226,6 +226,12 @@ CHECKED = ["confident", "--delta", 1e-5, "--threshold", 200, "--sigma1", 150, "-
         ([*CHECKED, "--queries", 5, "--answers", 6], "more than"),
         ([*CHECKED, "--queries", 5, "--baseline", "x.npy"], "--baseline goes with"),
         (["laplace", "--delta", 1e-5, "--scale", 1, "--sensitivity", 0], "--sensitivity"),
+        (["laplace", "--delta", 1e-5, "--target-epsilon", 1, "--sensitivity", "inf"],
+         "--sensitivity"),
+        (["gaussian", "--delta", 1e-5, "--sigma", 1e200], "between"),
+        ([*LNMAX, "--scale", 20, "--queries", 10**400], "no budget"),
+        ([*LNMAX, "--scale", 20, "--queries", 9, "--max-moment", 10**11], "1000000"),
+        ([*DPSGD, "--steps", 9, "--noise-multiplier", 0.001, "--accountant", "pld"], "below 0.05"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_sentence_and_exit_code_two(run, arguments, text):
@@ -260,12 +266,28 @@ def test_bad_votes_are_one_line_and_exit_code_two(run, tmp_path, table, flags, t
     assert err.startswith("pate: ")
 
 
+def test_hardly_any_noise_is_answered_too(report):
+    found = report(*DPSGD, "--steps", 100, "--noise-multiplier", 0.001)
+    assert found["epsilon"] > 1e6
+    found = report("gaussian", "--delta", 1e-5, "--sigma", 1e-90)
+    assert found["data_independent"]["epsilon"] > 1e100
+
+
+def test_rows_that_are_all_the_same_are_pointed_out(run, tmp_path):
+    np.save(tmp_path / "same.npy", np.tile([9, 9, 5], (50, 1)))
+    code, _, err = run(*LNMAX, "--scale", 20, "--votes", tmp_path / "same.npy")
+    assert code == 0
+    assert "all 50 rows are the same" in err
+
+
 def test_baselines_are_checked(run, votes, tmp_path):
-    for table in (np.full((60, 9), 0.1), np.full((60, 10), 0.2), np.full((60, 10), np.nan)):
+    secret = np.full((60, 10), "secret-17")
+    for table in (secret, np.full((60, 9), 0.1), np.full((60, 10), 0.2), np.full((60, 10), np.nan)):
         np.save(tmp_path / "student.npy", table)
         code, _, err = run(*CHECKED, "--votes", votes, "--baseline", tmp_path / "student.npy")
         assert code == 2
         assert "probabilit" in err
+        assert "secret" not in err
 
 
 def test_the_installed_commands_work():

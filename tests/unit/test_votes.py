@@ -113,19 +113,25 @@ def test_bad_tables_are_refused_in_one_line(save, table, text):
     ("table", "text"),
     [
         (np.array([[0, 1], [-1, 0]]), "negative label"),
-        (np.array([[0, 10**12], [1, 0]]), "not class numbers"),
+        (np.array([[0, 10**12], [1, 0]]), "too large to be class"),
         (np.array([[0, 1.5]]), "fractions"),
     ],
 )
 def test_bad_labels_are_refused(save, table, text):
     with pytest.raises(InvalidInput, match=text):
         read_labels(save(table))
-    with pytest.raises(InvalidInput, match="beyond the 2 classes"):
+    with pytest.raises(InvalidInput, match="a label beyond the 2 classes"):
         read_labels(save(np.array([[0, 1], [2, 1]])), classes=2)
 
 
 def test_bad_files_are_refused(tmp_path):
-    for name, content in (("text.npy", b"1,2,3\n"), ("empty.npy", b""), ("cut.npy", None)):
+    header = b"\x93NUMPY\x01\x00v\x00"
+    for name, content in (
+        ("text.npy", b"1,2,3\n"),
+        ("empty.npy", b""),
+        ("cut.npy", None),
+        ("header.npy", header + b"{'descr': '<f8', ((((".ljust(117) + b"\n"),
+    ):
         path = tmp_path / name
         if content is None:
             np.save(path, COUNTS)
@@ -134,8 +140,10 @@ def test_bad_files_are_refused(tmp_path):
         with pytest.raises(InvalidInput, match="not a readable"):
             read_counts(path)
     np.savez(tmp_path / "several.npz", a=COUNTS, b=COUNTS)
-    with pytest.raises(InvalidInput, match="several arrays"):
-        read_counts(tmp_path / "several.npz")
+    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 not a zip file")
+    for name in ("several.npz", "broken.npz"):
+        with pytest.raises(InvalidInput, match="archive of arrays"):
+            read_counts(tmp_path / name)
     with pytest.raises(InvalidInput, match="no vote file"):
         read_counts(tmp_path / "gone.npy")
     with pytest.raises(InvalidInput, match="no vote file"):

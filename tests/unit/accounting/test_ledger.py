@@ -25,8 +25,10 @@ from pate.accounting import (
     Neighbours,
     Repeated,
     SampledGaussian,
+    SmoothRelease,
     ThresholdCheck,
     compose,
+    event_to_json,
 )
 from pate.accounting.terms import moment_for
 from pate.errors import (
@@ -49,10 +51,14 @@ def path(tmp_path):
 
 
 def fill(ledger, size=10):
+    return fill_with(ledger, [Repeated(ANSWER, size)])
+
+
+def fill_with(ledger, events):
     """Charges until refused; returns how many charges fitted."""
     for number in range(10_000):
         try:
-            ledger.charge([Repeated(ANSWER, size)], release=f"fill-{number}")
+            ledger.charge(events, release=f"fill-{number}")
         except BudgetExceeded:
             return number
     raise AssertionError("the budget never ran out")
@@ -319,3 +325,68 @@ def test_the_ledger_holds_no_votes(path):
     assert '{"event": "LaplaceNoisyMaxAnswer", "scale": 50.0}' in dump.replace("''", "'")
     tables = {line.split('"')[1] for line in dump.splitlines() if line.startswith("INSERT")}
     assert tables == {"terms", "charges", "entries"}
+
+
+def test_one_event_written_in_two_ways_is_one_event(path):
+    """50 and 50.0 are the same noise; counted apart, one would hide the other."""
+    assert event_to_json(LaplaceNoisyMaxAnswer(scale=50)).endswith('"scale": 50.0}')
+    with Ledger.open(path, budget=Guarantee(epsilon=4.0, delta=1e-5)) as ledger:
+        ledger.charge([LaplaceNoisyMaxAnswer(scale=50)], release="whole")
+        ledger.charge([LaplaceNoisyMaxAnswer(scale=50.0)], release="fraction")
+        # A file in which they stand apart, however it came to be:
+        ledger._connection.execute(
+            "UPDATE entries SET event = replace(event, '50.0', '50') WHERE charge = 1"
+        )
+        assert fill_with(ledger, [Repeated(LaplaceNoisyMaxAnswer(scale=50.0), 100)]) < 5
+        total = compose(
+            [event for charge in ledger.charges() for event in charge.events],
+            [ledger.terms.budget.moment],
+        )
+        assert ledger.spent().epsilon == total.guarantee(delta=1e-5).epsilon <= 4.0
+
+
+def test_a_ledger_is_not_carried_over_a_fork(path):
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        ledger.charge([ANSWER], release="parent")
+        child = os.fork()
+        if child == 0:
+            try:
+                ledger.charge([ANSWER], release="child")
+            except LedgerError as error:
+                os._exit(7 if "another process" in str(error) else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert [charge.release for charge in ledger.charges()] == ["parent"]
+
+
+def test_a_second_name_is_refused_and_a_crashed_creation_is_not(path):
+    Ledger.open(path, budget=BUDGET).close()
+    os.link(path, path.with_name("other.db"))
+    for name in (path, path.with_name("other.db")):
+        with pytest.raises(LedgerError, match="second name"):
+            Ledger.open(name)
+    path.with_name("other.db").unlink()
+    draft = path.with_name(".ledger-crashed")
+    draft.mkdir()
+    os.link(path, draft / "ledger")  # what a kill between link and clean-up leaves
+    with Ledger.open(path) as ledger:
+        ledger.charge([ANSWER], release="a")
+    assert not (draft / "ledger").exists()
+
+
+def test_small_mistakes_are_told(path):
+    for release in ("", "two\nlines", "\udc80"):
+        with Ledger.open(path, budget=BUDGET) as ledger, pytest.raises(InvalidInput, match="id"):
+            ledger.charge([ANSWER], release=release)
+    with pytest.raises(InvalidInput, match="together with a budget"):
+        Ledger.open(path, plan=[ANSWER])
+    with pytest.raises(InvalidInput, match="moment"):
+        Guarantee(epsilon=1.0, delta=1e-5, moment=math.nan)
+    ledger = Ledger.open(path)
+    ledger.close()
+    with pytest.raises(LedgerError, match="after closing"):
+        ledger.charges()
+    endless = Guarantee(epsilon=math.inf, delta=1e-5, moment=60.0)
+    with Ledger.open(path.with_name("o.db"), budget=endless, mode=Mode.ODOMETER) as odometer:
+        odometer.charge([SmoothRelease(beta=0.01, sigma=1.0)], release="no bound at this moment")
+        assert odometer.guarantee().epsilon == math.inf

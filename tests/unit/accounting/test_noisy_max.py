@@ -6,7 +6,13 @@ import mpmath
 import numpy as np
 import pytest
 
-from pate.accounting import LaplaceNoisyMaxAnswer, gaussian_total, laplace_total, log_moments
+from pate.accounting import (
+    LaplaceNoisyMaxAnswer,
+    confident_total,
+    gaussian_total,
+    laplace_total,
+    log_moments,
+)
 from pate.accounting.noisy_max import (
     checked_statistic,
     gaussian_from_log_q,
@@ -77,9 +83,17 @@ def test_gaussian_extremes_are_finite_and_ordered():
     assert np.all(costs[1] <= costs[2])
 
 
-def test_certain_answers_are_free():
-    found = gaussian_from_log_q(np.array([-np.inf]), sigma=1.0, moments=np.array([1.0, 9.0]))
-    np.testing.assert_array_equal(found, 0.0)
+def test_an_answer_that_looks_certain_is_not_free():
+    """With next to no noise a neighbour may be as certain of the opposite."""
+    moments = np.array([1.0, 9.0])
+    found = gaussian_from_log_q(np.array([-np.inf]), sigma=1.0, moments=moments)
+    np.testing.assert_array_equal(found[0], moments * (moments + 1))
+    assert gaussian_total([[26, 25]], sigma=1e-90).guarantee(delta=1e-5).epsilon > 1e6
+    answered = {"answered": np.array([False]), "sigma2": 1e6}
+    total = confident_total([[30, 20]], threshold=30.5, sigma1=1e-90, **answered)
+    assert total.guarantee(delta=1e-5).epsilon > 1e6
+    with pytest.raises(InvalidInput, match="threshold"):
+        confident_total([[30, 20]], threshold=np.inf, sigma1=1.0, **answered)
 
 
 def test_beyond_its_condition_the_bound_of_2017_is_not_used():
@@ -123,7 +137,15 @@ def test_chunks_do_not_show():
 
 @pytest.mark.parametrize(
     "bad",
-    [[[1.5, 2.0]], [[np.nan, 1.0]], [[-1, 3]], [[5]], np.zeros((0, 3), int), np.zeros((2, 2, 2))],
+    [
+        [[1.5, 2.0]],
+        [[np.nan, 1.0]],
+        [[-1, 3]],
+        [[5]],
+        np.zeros((0, 3), int),
+        np.zeros((2, 2, 2)),
+        np.array([[2**64 - 65533, 1]], dtype=np.uint64),
+    ],
 )
 def test_votes_are_checked(bad):
     with pytest.raises(InvalidInput):
@@ -132,6 +154,9 @@ def test_votes_are_checked(bad):
 
 def test_the_checked_lead_moves_by_at_most_one():
     """Over every neighbour, with awkward baselines; rounding to even would fail here."""
+    tiny = [[0.0, 1e-16, 50.0]]  # 2 − 1e-16 rounds to 2, and 1 − 1e-16 does not round to 1
+    assert checked_statistic([[0, 1, 49]], baseline=tiny).tolist() == [0.0]
+    assert checked_statistic([[0, 2, 48]], baseline=tiny).tolist() == [1.0]
     rng = np.random.default_rng(1)
     for _ in range(200):
         votes = rng.multinomial(6, [1 / 3] * 3)

@@ -258,6 +258,14 @@ def test_tally_is_the_same_for_every_grouping():
         assert list(tally(one).items()) == list(tally(other).items())
 
 
+@given(event=st.one_of(replaced, steps))
+def test_whole_moments_may_be_written_without_a_point(event):
+    """An integer array once made NumPy round costs down; now it is the same as a float one."""
+    whole = log_moments(event, [1, 2, 8])
+    assert whole.dtype == np.float64
+    np.testing.assert_array_equal(whole, log_moments(event, [1.0, 2.0, 8.0]))
+
+
 def test_integer_moments_need_one():
     with pytest.raises(InvalidInput):
         integer_moments(0)
