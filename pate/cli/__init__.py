@@ -16,6 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help, without the time that loading rich takes
 )
 app.add_typer(epsilon.app, name="epsilon")
 

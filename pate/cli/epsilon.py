@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="What answers cost: ε from noise, counts and votes. Trains nothing, charges nothing.",
     no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 Report = dict[str, Any]
