@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)
-	@$(BIN)/python examples/calculator.py
+	@$(BIN)/pate run digits
 
 test: $(READY)
 	$(BIN)/python -m pytest
@@ -33,6 +33,7 @@ check: lint types test
 
 bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/accounting.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/pipeline.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,10 +4,13 @@ PateError
 ├── InvalidInput        a value, a file or an option that breaks a stated rule
 ├── UnsupportedEvent    an event the chosen accountant has no theorem for
 ├── ConditionsFail      a theorem's conditions do not hold, so its number is not given
+├── StoreError          an artifact is missing, damaged or closed to the reader (pate.artifacts)
+├── TeacherError        a teacher cannot be trained, or breaks the rules (pate.teachers)
 └── LedgerError         the ledger cannot be read, written or trusted
     ├── BudgetExceeded      the charge would pass the budget; nothing was spent
     ├── MixedComposition    the charge relies on another composition rule than the ledger
-    └── ReleaseConflict     a release id was reused for something else
+    ├── ReleaseConflict     a release id was reused for something else
+    └── SpendNeeded         going on would pay again; --spend says so (pate.stages)
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from __future__ import annotations
 
 class PateError(Exception):
     """Root of all errors this project raises on purpose; its text is one clear sentence."""
+
+    exit_code = 2  # of a command line that ends with it
 
 
 class InvalidInput(PateError, ValueError):
@@ -35,6 +40,8 @@ class LedgerError(PateError):
 
 class BudgetExceeded(LedgerError):
     """The charge would pass the budget; nothing was spent."""
+
+    exit_code = 3
 
     def __init__(self, *, needed: float, spent: float, budget: float, why: str = "") -> None:
         self.needed = needed

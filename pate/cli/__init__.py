@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from pate.cli import epsilon
+from pate.cli import data, epsilon, ledger, pipeline
 from pate.errors import PateError
 
 app = typer.Typer(
@@ -18,7 +18,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help, without the time that loading rich takes
 )
+pipeline.add_commands(app)
 app.add_typer(epsilon.app, name="epsilon")
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(data.app, name="data")
 
 
 _INTERRUPTED = 130
@@ -50,7 +53,7 @@ def main() -> None:
         app()
     except PateError as error:
         print(f"pate: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except SystemExit as stop:
         if stop.code == _INTERRUPTED:  # typer leaves silently on Ctrl-C
             print("pate: interrupted", file=sys.stderr)
@@ -58,3 +61,7 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output went away: nothing left to say
         sys.exit(141)
+    except OSError as error:  # of a file no stage had in mind: a name too long, a closed folder
+        reason = error.strerror or type(error).__name__
+        print(f"pate: {error.filename or 'a file'}: {reason.lower()}", file=sys.stderr)
+        sys.exit(PateError.exit_code)

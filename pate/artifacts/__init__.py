@@ -1,0 +1,9 @@
+"""What a stage reads and writes: levels, manifests, and a store that is atomic and careful."""
+
+from pate.artifacts.drafts import Draft
+from pate.artifacts.fingerprint import digest_of, fingerprint
+from pate.artifacts.levels import Level
+from pate.artifacts.manifest import StoreError
+from pate.artifacts.store import Artifact, Store
+
+__all__ = ["Artifact", "Draft", "Level", "Store", "StoreError", "digest_of", "fingerprint"]

@@ -1,0 +1,29 @@
+"""``pate data``: which sets there are, and fetching them."""
+
+from __future__ import annotations
+
+import typer
+
+from pate.cli import running
+
+app = typer.Typer(help="Data sets by name.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("list")
+def list_() -> None:
+    """Named data sets, and which of them are on disk."""
+    from pate.datasets import names
+
+    for each in names():
+        there = "here" if each.present else f"pate data fetch {each.name}"
+        typer.echo(f"{each.name:14} {each.classes:3} classes {each.records:7} records  {there}")
+
+
+@app.command()
+def fetch(name: str, data_root: running.DataRoot = None) -> None:
+    """Fetches a data set, checks it, and puts it where recipes find it."""
+    from pate.datasets import data_root as default_root
+    from pate.datasets.fetch import fetch as fetch_
+
+    place = fetch_(name, root=default_root(data_root), say=typer.echo)
+    typer.echo(f"{name} is in {place}")

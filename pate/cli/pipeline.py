@@ -1,0 +1,99 @@
+"""``pate run``, one stage at a time, and what a run has come to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pate.cli import running
+from pate.cli.running import make_run
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Puts ``run``, the stages, ``status``, ``recipes`` and ``new`` on the command line."""
+    app.command()(run)
+    for name in running.STAGE_NAMES:
+        app.command(name, help=f"Runs the recipe up to {name}.")(_until(name))
+    app.command()(status)
+    app.command()(recipes)
+    app.command()(new)
+
+
+def run(
+    recipe: running.RecipeName,
+    settings: running.Settings = None,
+    out: running.Out = None,
+    data_root: running.DataRoot = None,
+    engine: running.EngineName = "processes",
+    plugin_path: running.PluginPath = None,
+    insecure_seed: running.InsecureSeed = None,
+    spend: running.Spend = False,
+    quiet: running.Quiet = False,
+    json_logs: running.JsonLogs = False,
+) -> None:
+    """Runs a recipe from data to student; what is done already is skipped."""
+    made = make_run(recipe, settings, out, data_root, engine, plugin_path, insecure_seed, spend,
+                    quiet, json_logs)  # fmt: skip
+    ran = made.execute()
+    if not ran:
+        typer.echo(f"nothing to do: {made.folder} is complete")
+    from pate.cli.summary import show_summary
+
+    show_summary(made)
+
+
+def _until(stage: str) -> Any:
+    def command(
+        recipe: running.RecipeName,
+        settings: running.Settings = None,
+        out: running.Out = None,
+        data_root: running.DataRoot = None,
+        engine: running.EngineName = "processes",
+        plugin_path: running.PluginPath = None,
+        insecure_seed: running.InsecureSeed = None,
+        spend: running.Spend = False,
+        quiet: running.Quiet = False,
+        json_logs: running.JsonLogs = False,
+    ) -> None:
+        made = make_run(recipe, settings, out, data_root, engine, plugin_path, insecure_seed, spend,
+                        quiet, json_logs)  # fmt: skip
+        made.execute(until=stage)
+
+    return command
+
+
+def status(
+    folder: Annotated[Path, typer.Argument(help="A run's folder.")],
+    data_root: running.DataRoot = None,
+    plugin_path: running.PluginPath = None,
+    insecure_seed: running.InsecureSeed = None,
+) -> None:
+    """Each stage: done, stale (and why) or missing; and the budget, spent and left."""
+    from pate.cli.summary import show_status
+
+    show_status(folder, data_root, plugin_path, insecure_seed)
+
+
+def recipes() -> None:
+    """The recipes that come with the package."""
+    from pate.pipeline.reading import shipped_recipes
+
+    for name, path in sorted(shipped_recipes().items()):
+        first = path.read_text().partition("\n")[0].lstrip("# ")
+        typer.echo(f"{name:12} {first}")
+
+
+def new(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> None:
+    """Writes a recipe to start from."""
+    from pate.errors import InvalidInput
+    from pate.pipeline.reading import find_recipe
+
+    if path.exists():
+        raise InvalidInput(f"{path} is there already; choose another name")
+    try:
+        path.write_text(find_recipe("digits").read_text())
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
+    typer.echo(f"wrote {path}; next: pate run {path}")

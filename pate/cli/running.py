@@ -1,0 +1,85 @@
+"""``pate run`` and its stages: options shared by all, and how a run is put together."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from pate.pipeline.runner import Run
+
+RecipeName = Annotated[str, typer.Argument(help="A shipped recipe, or the path of a .toml file.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="The run's folder; default runs/NAME.")]
+DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data sets live.")]
+EngineName = Annotated[str, typer.Option("--engine", help="serial, processes or processes:N.")]
+PluginPath = Annotated[
+    Path | None, typer.Option("--plugin-path", help="A folder with your own teachers.")
+]
+InsecureSeed = Annotated[
+    int | None, typer.Option("--insecure-seed", help="Seeded noise, for tests: NOT PRIVATE.")
+]
+Spend = Annotated[
+    bool,
+    typer.Option("--spend", help="Pay again: for other noise on the same votes, or a lost answer."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but the result.")]
+JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Progress as JSON lines on stderr.")]
+
+STAGE_NAMES = ("partition", "teach", "vote", "aggregate", "account", "distill", "evaluate")
+
+
+def make_run(
+    recipe: str,
+    settings: list[str] | None,
+    out: Path | None,
+    data_root: Path | None,
+    engine: str,
+    plugin_path: Path | None,
+    insecure_seed: int | None,
+    spend: bool,
+    quiet: bool,
+    json_logs: bool,
+) -> Run:
+    """A run from what was typed; nothing is read but the recipe."""
+    from pate.datasets import data_root as default_root
+    from pate.engines import make_engine, terminal_progress
+    from pate.errors import InvalidInput
+    from pate.pipeline.reading import read_recipe
+    from pate.pipeline.runner import Run
+    from pate.pipeline.stage import Options
+    from pate.stages import STAGES
+
+    name, checked = read_recipe(recipe, settings)
+    if plugin_path is not None and not plugin_path.exists():
+        raise InvalidInput(f"there is nothing at --plugin-path {plugin_path}")
+    if insecure_seed is not None:
+        typer.echo("pate: --insecure-seed is set: this run is NOT PRIVATE", err=True)
+    show = functools.partial(_progress, terminal_progress, quiet, json_logs)
+    return Run(
+        folder=out or Path("runs") / name,
+        recipe=checked,
+        stages=STAGES,
+        options=Options(
+            data_root=default_root(data_root),
+            engine=make_engine(engine),
+            plugin_path=None if plugin_path is None else plugin_path.absolute(),
+            insecure_seed=insecure_seed,
+            spend=spend,
+            say=_silent if quiet else typer.echo,
+            progress=show,
+        ),
+    )
+
+
+def _progress(make, quiet, json_logs, title, total, done):  # type: ignore[no-untyped-def]
+    return make(title, total, quiet=quiet, json_logs=json_logs, done=done)
+
+
+def _silent(text: str) -> None:
+    """Says nothing."""

@@ -1,0 +1,159 @@
+"""What a run has come to, for people."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pate.accounting import Guarantee, Ledger, Mode
+from pate.datasets import data_root as default_root
+from pate.pipeline.runner import Run, read_resolved
+from pate.pipeline.spending import ledger_path
+from pate.pipeline.stage import Options
+
+
+def show_summary(run: Run) -> None:
+    """The table at the end of a run: only RELEASED figures, and one marked «do not publish»."""
+    released = run.artifact("aggregate")
+    costs = run.artifact("account").json("guarantees.json")
+    private = run.artifact("account-private").json("guarantees.json")
+    evaluation = run.artifact("evaluate").json("evaluation.json")
+    conversion = costs["guarantee"]["conversion"]
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    table.add_row("teachers", str(run.recipe.teachers.count), costs["protects"])
+    asked, answered = released.facts["asked"], released.facts["answered"]
+    kept = f"; {released.facts['kept']} kept by the student" if released.facts["kept"] else ""
+    table.add_row("queries answered", f"{answered} of {asked}", f"{_planned(released)}{kept}")
+    if evaluation["labels"]:
+        table.add_row("labels that are right", *_share(evaluation["labels"]))
+    delta = costs["guarantee"]["delta"]
+    table.add_row(
+        "ε, data-independent", _number(costs["guarantee"]), f"δ = {delta:g}: the guarantee"
+    )
+    happened = costs["odometer"][conversion]
+    if happened["epsilon"] != costs["guarantee"]["epsilon"]:
+        table.add_row("ε, of what was answered", _number(happened), "a reading: not the guarantee")
+    table.add_row("ε, sanitised", *_sanitised(costs))
+    table.add_row("ε, data-dependent", _number(private[conversion]), "private: do not publish")
+    table.add_row("student's accuracy", *_share(evaluation["student"]))
+    if run.recipe.evaluate.reference:
+        reference = run.artifact("evaluate-reference").json("evaluation.json")["reference"]
+        table.add_row("the same without privacy", _share(reference)[0], "private: do not publish")
+    console = _console()
+    console.print(f"{run.folder}:", soft_wrap=True)
+    console.print(table)
+    if released.facts["randomness"] != "private":
+        console.print("The noise was seeded: this run is NOT PRIVATE.")
+    console.print(f"Student: {run.artifact('distill').path}", soft_wrap=True)
+    console.print(f"Next: pate status {_shell(run)}", soft_wrap=True)
+
+
+def _console(width: int = 110) -> Console:
+    """Wide enough where nobody's terminal sets the width; paths are printed as they are."""
+    return Console(width=None if Console().is_terminal else width, markup=False, highlight=False)
+
+
+def _shell(run: Run) -> str:
+    """The run's folder, and the options without which its fingerprints would differ."""
+    words = [str(run.folder)]
+    if run.options.plugin_path is not None:
+        words += ["--plugin-path", str(run.options.plugin_path)]
+    if run.options.insecure_seed is not None:
+        words += ["--insecure-seed", str(run.options.insecure_seed)]
+    if run.options.data_root != default_root(None):
+        words += ["--data-root", str(run.options.data_root)]
+    return shlex.join(words)
+
+
+def _planned(released: Any) -> str:
+    plan = released.json("plan.json")
+    return f"planned: at most {plan['answers']} of {plan['queries']}"
+
+
+def _share(figure: dict[str, float]) -> tuple[str, str]:
+    interval = f"95 %: {100 * figure['low']:.1f} … {100 * figure['high']:.1f} %"
+    return f"{100 * figure['accuracy']:.1f} %", f"of {figure['records']:.0f}; {interval}"
+
+
+def _number(guarantee: dict[str, Any]) -> str:
+    return f"{guarantee['epsilon']:.4g}"
+
+
+def _sanitised(costs: dict[str, Any]) -> tuple[str, str]:
+    figure = costs.get("sanitised")
+    if figure is None:
+        return "none", costs.get("why_not", "not asked for")
+    return _number(figure), (
+        f"covers the labels and itself; {100 * figure['confidence']:g} % sure; may be published"
+    )
+
+
+def show_status(
+    folder: Path, data_root: Path | None, plugin_path: Path | None, insecure_seed: int | None
+) -> None:
+    """The stages of a run, and the ledger of its data."""
+    from contextlib import nullcontext
+
+    from pate.engines import make_engine
+    from pate.stages import STAGES
+
+    recipe = read_resolved(folder)
+    root = default_root(data_root)
+    run = Run(
+        folder=folder,
+        recipe=recipe,
+        stages=STAGES,
+        options=Options(
+            data_root=root,
+            engine=make_engine("serial"),
+            plugin_path=plugin_path,
+            insecure_seed=insecure_seed,
+            progress=lambda *_: nullcontext(),  # type: ignore[arg-type]
+        ),
+    )
+    console = _console()
+    table = Table(show_header=False)
+    for state in run.states():
+        table.add_row(state.stage, state.why)
+    console.print(table)
+    place = ledger_path(recipe, root)
+    if not place.exists():
+        console.print(f"no ledger yet for {recipe.data.name}")
+        return
+    with Ledger.open(place) as ledger:
+        console.print(budget_line(ledger), soft_wrap=True)
+
+
+def budget_line(ledger: Ledger) -> str:
+    """Spent and left, in a sentence."""
+    spent: Guarantee = ledger.spent()
+    text = f"{ledger.path.name}: spent ε {spent.epsilon:.4g} at δ {spent.delta:g}"
+    if ledger.terms.mode is Mode.ODOMETER or math.isinf(ledger.terms.budget.epsilon):
+        return f"{text}; no budget was set"
+    left = ledger.terms.budget.epsilon - spent.epsilon
+    return f"{text}; left {left:.4g} of {ledger.terms.budget.epsilon:g}"
+
+
+def show_ledger(ledger: Ledger) -> None:
+    """Every charge, and what it comes to."""
+    from pate.accounting.events import Repeated
+
+    table = Table()
+    for heading in ("when", "release", "events"):
+        table.add_column(heading)
+    for charge in ledger.charges():
+        events = ", ".join(
+            f"{e.count} × {e.event}" if isinstance(e, Repeated) else str(e) for e in charge.events
+        )
+        table.add_row(charge.charged_at[:19], charge.release[:24], events)
+    console = _console(140)
+    console.print(table)
+    console.print(budget_line(ledger), soft_wrap=True)

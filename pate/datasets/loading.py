@@ -1,0 +1,133 @@
+"""A ``[data]`` section → private, public and test records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pate.datasets.assemble import check_splits, to_tables
+from pate.datasets.catalogue import CATALOGUE
+from pate.datasets.entry import is_entry, read_entry
+from pate.datasets.files import locate, read
+from pate.datasets.images import has_colour
+from pate.datasets.named import read_named
+from pate.datasets.part import Part, Wanted
+from pate.datasets.spec import DataSpec
+from pate.datasets.split import cap, carve
+from pate.datasets.table import Splits, Table
+from pate.errors import InvalidInput
+
+_ROLES = ("private", "public", "test")
+
+
+def load(spec: DataSpec, *, root: Path, plugin_path: Path | None = None) -> Splits:
+    """The three roles of a named set or of the user's own data.
+
+    Guarantees:
+        * No record has two roles; see :mod:`pate.datasets.split` for what moves when a private
+          record is added or removed.
+        * Nothing is scaled, encoded or chosen by a statistic of private records; class names
+          count as public (:mod:`pate.datasets.labels`).
+
+    >>> splits = load(DataSpec(name="digits"), root=Path("data"))
+    >>> splits.private.records, splits.public.records, splits.test.records, splits.classes
+    (997, 500, 300, 10)
+    """
+    splits = _load_own(spec, root, plugin_path) if spec.own else _load_named(spec, root)
+    return check_splits(splits, where=spec.name)
+
+
+def _load_named(spec: DataSpec, root: Path) -> Splits:
+    named = CATALOGUE[spec.name]
+    train, test = read_named(named, root)
+    sizes = [
+        ("test", named.test if spec.test is None else spec.test),
+        ("public", named.public if spec.public is None else spec.public),
+    ]
+    if test is None:
+        parts = carve(train, [*sizes, ("private", spec.private)], seed=spec.seed, where=spec.name)
+    else:
+        where = f"the official test part of {spec.name}"
+        parts = carve(test, sizes, seed=spec.seed, where=where)
+        parts["private"] = cap(train, spec.private, role="private", seed=spec.seed, where=spec.name)
+    return Splits(**parts, class_names=named.class_names)
+
+
+def _load_own(spec: DataSpec, root: Path, plugin_path: Path | None) -> Splits:
+    if spec.source is None:
+        parts = _read_three(spec, root)
+    elif is_entry(spec.source) and not Path(spec.source).exists():
+        found = read_entry(spec.source, plugin_path=plugin_path)
+        if isinstance(found, Splits):
+            return _capped(spec, (found.private, found.public, found.test), found.class_names)
+        parts = found
+    else:
+        parts = [read(locate(spec.source, root), _wanted(spec, needs=True))]
+    if len(parts) == 1 and parts[0].labels is None:
+        raise InvalidInput(f"{parts[0].where} gives no labels; private records need them")
+    if len(parts) == 1:
+        return _split_pool(spec, parts[0])
+    for role, part in zip(_ROLES, parts, strict=True):
+        if part.labels is None and role != "public":
+            raise InvalidInput(f"{part.where} gives no labels; {role} records need them")
+    tables, names = to_tables(parts, classes=spec.classes)
+    return _capped(spec, (tables[0], tables[1], tables[2]), names)
+
+
+def _split_pool(spec: DataSpec, part: Part) -> Splits:
+    for option, amount in (("public", spec.public), ("test", spec.test)):
+        if amount is None:  # who is not protected is for the owner to say, not for a default
+            raise InvalidInput(
+                f"{option} is not set; say how many records of {part.where} are to be {option}, "
+                "as a count or a share"
+            )
+    (table,), names = to_tables([part], classes=spec.classes)
+    amounts = [("test", spec.test), ("public", spec.public), ("private", spec.private)]
+    return Splits(**carve(table, amounts, seed=spec.seed, where=part.where), class_names=names)
+
+
+def _capped(spec: DataSpec, tables: tuple[Table, Table, Table], names: tuple[str, ...]) -> Splits:
+    """Ready roles, each cut down to its amount where the recipe gives one."""
+    amounts = (spec.private, spec.public, spec.test)
+    private, public, test = (
+        cap(table, amount, role=role, seed=spec.seed, where=f"the {role} part of {spec.name}")
+        for table, amount, role in zip(tables, amounts, _ROLES, strict=True)
+    )
+    return Splits(private=private, public=public, test=test, class_names=names)
+
+
+def _read_three(spec: DataSpec, root: Path) -> list[Part]:
+    names = (spec.private_path or "", spec.public_path or "", spec.test_path or "")
+    paths = [locate(name, root) for name in names]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise InvalidInput(
+            f"private_path, public_path and test_path of {spec.name} name one file twice; "
+            "the roles must not share records"
+        )
+    folders = [path for path in paths if path.is_dir()]
+    colour = any(has_colour(folder) for folder in folders) if folders else None
+    private = read(paths[0], _wanted(spec, needs=True, colour=colour))
+    columns = private.columns  # the other files are read by the names of the private one
+    public = read(paths[1], _wanted(spec, needs=False, colour=colour, columns=columns))
+    test = read(paths[2], _wanted(spec, needs=False, colour=colour, columns=columns, label=True))
+    return [private, public, test]
+
+
+def _wanted(
+    spec: DataSpec,
+    *,
+    needs: bool,
+    colour: bool | None = None,
+    columns: tuple[str, ...] | None = None,
+    label: bool = False,
+) -> Wanted:
+    named = None if spec.features is None else tuple(spec.features)
+    return Wanted(
+        label=spec.label,
+        id=spec.id,
+        group=spec.group,
+        features=columns if named is None else named,
+        image_size=spec.image_size,
+        colour=colour,
+        needs_label=needs or label,
+        needs_keys=needs,
+    )

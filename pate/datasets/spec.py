@@ -1,0 +1,121 @@
+"""The recipe's ``[data]`` section."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from pate.datasets.catalogue import CATALOGUE, named_set
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PARTS = ("private_path", "public_path", "test_path")
+_OWN_ONLY = ("label", "id", "group", "features", "classes", "image_size")
+
+
+def _amount(value: Any) -> Any:
+    if value is None or (type(value) is int and value >= 1):
+        return value
+    if type(value) is float and 0 < value < 1:
+        return value
+    raise ValueError(
+        f"{value!r} is not an amount of records; give a whole number of 1 or more, "
+        "or a share strictly between 0 and 1"
+    )
+
+
+Amount = Annotated[int | float | None, BeforeValidator(_amount)]
+
+
+class DataSpec(BaseModel):
+    """Which records are private, which are public inputs, which are for testing.
+
+    Either ``name`` is one of the named sets, or it is the user's own name and the data come from
+    ``source`` (one pool, split by ``public`` and ``test``) or from three files.
+
+    >>> DataSpec(name="digits").public is None  # the set's own default
+    True
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    public: Amount = None  # of the records that are not for testing, how many are public inputs
+    test: Amount = None
+    private: Amount = None  # at most so many private records; None: all that are left
+    seed: int = Field(default=0, ge=0)  # of the split; public
+
+    source: str | None = None  # "module:attr", or one file or image folder
+    private_path: str | None = None
+    public_path: str | None = None
+    test_path: str | None = None
+
+    label: str | None = None
+    id: str | None = None
+    group: str | None = None
+    features: list[str] | None = None
+    classes: list[str] | None = None  # the class names, where they are not to be read off the data
+    image_size: int | None = Field(default=None, ge=1, le=4096)
+
+    @property
+    def own(self) -> bool:
+        """Whether the data are the user's own."""
+        return self.source is not None or self.private_path is not None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataSpec:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"{self.name!r} cannot name a data set; use letters, digits, '.', '-' and '_'"
+            )
+        given = [part for part in _PARTS if getattr(self, part) is not None]
+        if self.source is not None and given:
+            raise ValueError(f"source and {given[0]} are both set; keep one of them")
+        if given and len(given) < len(_PARTS):
+            missing = next(part for part in _PARTS if part not in given)
+            raise ValueError(
+                f"{given[0]} is set and {missing} is not; set all of {', '.join(_PARTS)}, or source"
+            )
+        if self.own:
+            self._check_own()
+        else:
+            self._check_named()
+        return self
+
+    def _check_named(self) -> None:
+        if self.name not in CATALOGUE:
+            try:
+                named_set(self.name)
+            except ValueError as error:
+                raise ValueError(f"{error}; for your own data set source or private_path") from None
+        for option in _OWN_ONLY:
+            if getattr(self, option) is not None:
+                raise ValueError(
+                    f"{option} is for your own data, and {self.name} is a named set; remove it"
+                )
+
+    def _check_own(self) -> None:
+        if self.name in CATALOGUE:
+            raise ValueError(
+                f"{self.name} is the name of a built-in data set; give your own data another name"
+            )
+        roles = {"label": self.label, "id": self.id, "group": self.group}
+        taken: dict[str, str] = {}
+        for role, column in roles.items():
+            if column is None:
+                continue
+            if column in taken:
+                raise ValueError(f"{role} and {taken[column]} both name column {column!r}")
+            taken[column] = role
+        if self.features is not None:
+            if not self.features:
+                raise ValueError("features is empty; name at least one column, or leave it out")
+            if len(set(self.features)) < len(self.features):
+                raise ValueError("features names a column twice; name each once")
+            for column in self.features:
+                # A group may be a feature too; a label must not be, and an id never helps.
+                if taken.get(column) in ("label", "id"):
+                    raise ValueError(f"{taken[column]} column {column!r} is also among features")
+        if self.classes is not None and len(set(self.classes)) < max(2, len(self.classes)):
+            raise ValueError("classes must name two or more classes, each once")

@@ -1,0 +1,105 @@
+"""What an engine is given, what it gives back, and what it promises."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, final
+
+from pate.errors import InvalidInput
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One piece of work as plain data: which function, called with what.
+
+    The function is called as ``function(payload)`` and returns a dict of plain JSON data; what is
+    big or private it writes to files itself. Both travel as JSON on every engine, so a tuple
+    arrives as a list, and a key of a dict as a string.
+
+    >>> Task(key="teacher-00030", function="pate.stages.teach:train_group", payload={"first": 30})
+    Task(key='teacher-00030', function='pate.stages.teach:train_group', weight=1.0)
+    """
+
+    key: str  # unique among the tasks of one run
+    function: str  # "package.module:name"; it must not be in __main__
+    payload: Mapping[str, Any] = field(repr=False)
+    weight: float = 1.0  # expected duration, relative to the others: the heaviest starts first
+
+    def __post_init__(self) -> None:
+        module, colon, name = self.function.partition(":")
+        if not (module and colon and name) or module == "__main__":
+            raise InvalidInput(
+                f"task {self.key!r} names the function {self.function!r}; "
+                "write 'package.module:name', of a module that can be imported"
+            )
+        if not (math.isfinite(self.weight) and self.weight >= 0):
+            raise InvalidInput(
+                f"task {self.key!r} has the weight {self.weight!r}; use a number, 0 or more"
+            )
+        self.order()  # a payload that cannot travel is found here, where it was made
+
+    def order(self) -> bytes:
+        """The task as one line of JSON, as a worker receives it (without the line's end)."""
+        try:
+            payload = dict(self.payload)
+            return json.dumps({"function": self.function, "payload": payload}).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidInput(
+                f"the payload of task {self.key!r} is not plain JSON data "
+                f"({type(error).__name__}); use strings, numbers, lists and dicts"
+            ) from None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How one task ended: exactly one of ``result`` and ``error`` is None.
+
+    Guarantees:
+        * ``error`` is one line: the message only of a :class:`~pate.errors.PateError`, which by
+          rule quotes no record; of any other exception only the type, since its message may
+          quote private data. ``where`` names a line of code, never a value.
+        * The result is left out of ``repr``, so that a logged outcome shows no metric of
+          private data.
+    """
+
+    key: str
+    result: dict[str, Any] | None = field(repr=False)
+    error: str | None
+    seconds: float  # how long the function took, in the last attempt
+    attempts: int  # 1 unless it was retried
+    where: str | None = None  # "file.py:12 in fit": the line that raised, if one did
+
+
+class Engine(Protocol):
+    """Carries out tasks somewhere, and hands over each outcome when it is there.
+
+    Guarantees:
+        * Every task yields exactly one outcome. A failed attempt (an exception, a lost worker, a
+          timeout) is repeated up to ``retries`` times before it is reported as an error.
+        * The iterator is lazy and its memory does not grow with the number of tasks.
+        * Closing the iterator, or an exception in the loop that reads it, ends all work.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the command line calls it."""
+        ...
+
+    def run(
+        self, tasks: Iterable[Task], *, retries: int = 0, timeout: float | None = None
+    ) -> Iterator[Outcome]:
+        """Outcomes in the order they finish; ``timeout`` is in seconds, for each attempt."""
+        ...
+
+
+def check_limits(*, retries: int, timeout: float | None) -> None:
+    """Refuses limits that mean nothing."""
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise InvalidInput(f"retries is {retries!r}; it must be a whole number, 0 or more")
+    if timeout is not None and not (timeout > 0 and math.isfinite(timeout)):
+        raise InvalidInput(f"timeout is {timeout!r}; it must be a positive number of seconds")

@@ -1,0 +1,54 @@
+"""What runs inside a worker process: read an order, carry it out, report, until told to stop.
+
+Orders and reports are lines of JSON on one socket. The first line a worker
+writes says that it is ready.
+
+Guarantees:
+    * A worker does not outlive its driver. When the socket closes it stops reading; when the
+      driver dies in the middle of a task, a watching thread notices that the worker has a new
+      parent and kills the worker with everything the task started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+from pate.engines.attempt import attempt
+
+READY = b"ready\n"
+WATCH_SECONDS = 0.2
+
+
+def main(descriptor: int) -> None:
+    """Serves the driver at the other end of the socket ``descriptor``."""
+    os.set_inheritable(descriptor, False)  # what a task starts must not keep the line open
+    driver = os.getppid()
+    threading.Thread(target=_die_with, args=(driver,), daemon=True).start()
+    with socket.socket(fileno=descriptor) as line, line.makefile("rb") as orders:
+        try:
+            line.sendall(READY)
+            for order in orders:
+                _one_torch_thread()
+                line.sendall(attempt(order) + b"\n")
+        except OSError:  # the driver is gone, and so is anyone to tell
+            return
+
+
+def _one_torch_thread() -> None:
+    """Undoes what an earlier task may have set; a fresh torch obeys the environment already."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+def _die_with(driver: int) -> None:
+    while os.getppid() == driver:
+        time.sleep(WATCH_SECONDS)
+    if os.getpgrp() == os.getpid():  # as the driver arranged; never kill a stranger's group
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

@@ -1,0 +1,145 @@
+"""Interactive-GNMax: asks the teachers only where they would surprise the student."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pate.accounting import Event
+from pate.errors import InvalidInput
+from pate.mechanisms.check import CheckedAnswers
+from pate.mechanisms.noisy_argmax import blocks, checked_counts, most_of
+from pate.mechanisms.parameters import check_count, check_share
+from pate.mechanisms.release import FloatArray, HasCounts, IntArray, Release, no_queries
+
+_SUM_TOLERANCE = 1e-3  # of a row of probabilities: half precision passes, logits do not
+
+
+def student_baseline(student: ArrayLike, *, teachers: int) -> FloatArray:
+    """The votes a student would predict: ``teachers`` × its probabilities, in doubles.
+
+    Accounting for an interactive release must take off the same baseline, so it asks here too.
+
+    >>> student_baseline([[0.25, 0.75]], teachers=100)
+    array([[25., 75.]])
+    """
+    check_count("teachers", teachers, least=1)
+    return teachers * np.asarray(student, dtype=np.float64)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InteractiveGnmax:
+    """Answers by Gaussian noisy-max where the teachers' lead over the student is large.
+
+    The statistic is max(0, ⌊max_j (n_j − teachers · p_j)⌋) with p the student's probabilities.
+    Where it, noised, reaches the threshold the teachers answer. Elsewhere a student that is sure
+    (its largest probability is above ``keep``) keeps its own label; else there is no label.
+
+    Guarantees:
+        * A record reaches one teacher and a teacher casts one vote or none, so one record moves
+          each count by at most one. The student was made from released things and the number of
+          teachers is public, so the statistic moves by at most one: a check is
+          (α, α/(2·sigma1²))-RDP, an answer (α, α/sigma2²)-RDP (Papernot et al. 2018, Algorithm 2).
+        * A kept label follows from the student and the check that failed: it costs that check
+          and no more.
+        * Only whether each check passed, and the labels of those that did, leave.
+    """
+
+    threshold: float  # in votes of lead; public, as are the others
+    sigma1: float  # of the check
+    sigma2: float  # of the answer
+    keep: float = 0.9  # the student's confidence above which it keeps its label
+
+    def __post_init__(self) -> None:
+        _ = self._checked  # keeps the rules
+        check_share("keep", self.keep)
+
+    @property
+    def _checked(self) -> CheckedAnswers:
+        return CheckedAnswers(threshold=self.threshold, sigma1=self.sigma1, sigma2=self.sigma2)
+
+    def release(
+        self,
+        votes: HasCounts,
+        *,
+        rng: np.random.Generator,
+        most_answers: int | None = None,
+        student: FloatArray | None = None,
+        teachers: int | None = None,
+    ) -> Release:
+        """Checks queries in order against ``student``, probabilities of the votes' shape.
+
+        Without a student (the first round has none) the baseline is zero and nothing is kept:
+        this is Confident-GNMax. ``teachers`` is how many were trained; it may be left out where
+        every row of votes sums to one number, that is, where no teacher abstained.
+        """
+        counts = checked_counts(votes)
+        answers = most_of(len(counts), most_answers)
+        baseline = None
+        if student is not None and len(counts):
+            shown = _checked_student(student, counts.shape)
+            cast = _teachers(counts, teachers)
+            baseline = lambda part: student_baseline(shown[part], teachers=cast)  # noqa: E731
+        outcome = self._checked.run(counts, rng=rng, most_answers=answers, baseline=baseline)
+        kept, kept_labels = no_queries(), no_queries()
+        if baseline is not None:
+            kept, kept_labels = self._kept(shown[: outcome.checks], outcome.answered)
+        return Release(
+            labels=outcome.labels,
+            answered=outcome.answered,
+            events=self.caps(queries=outcome.checks, answers=len(outcome.answered)),
+            asked=outcome.checks,
+            kept=kept,
+            kept_labels=kept_labels,
+        )
+
+    def caps(self, *, queries: int, answers: int) -> tuple[Event, ...]:
+        """A check for each query asked, an answer for as many as allowed."""
+        return self._checked.events(checks=queries, answers=answers)
+
+    def _kept(self, student: FloatArray, answered: IntArray) -> tuple[IntArray, IntArray]:
+        """The checked queries without an answer on which the student is sure, and its labels."""
+        sure = np.asarray(np.max(student, axis=1), dtype=np.float64) > self.keep
+        sure[answered] = False
+        kept = np.flatnonzero(sure)
+        return kept, np.argmax(student[kept], axis=1).astype(np.int64)
+
+
+def _checked_student(student: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+    table = np.asanyarray(student)
+    if table.shape != shape or table.dtype.kind != "f":
+        raise InvalidInput(
+            f"the student's predictions have shape {table.shape} and kind {table.dtype}; "
+            f"they must be probabilities of the votes' shape {shape}"
+        )
+    for part in blocks(len(table), classes=table.shape[1]):
+        rows = np.asarray(table[part], dtype=np.float64)
+        sums = rows.sum(axis=1)
+        if not (np.all(rows >= 0) and np.all(np.abs(sums - 1) <= _SUM_TOLERANCE)):  # NaN fails too
+            raise InvalidInput(
+                "the student's predictions are not probabilities; every row must be zero or more "
+                "and sum to one"
+            )
+    return table
+
+
+def _teachers(counts: IntArray, teachers: int | None) -> int:
+    """The public number of teachers. Guessed from the votes only where that is no guess."""
+    totals = counts.sum(axis=1)
+    if teachers is None:
+        if totals.min() != totals.max():
+            raise InvalidInput(
+                "some teachers abstained, so the votes do not tell how many there are; "
+                "give the number of teachers"
+            )
+        return int(totals[0])
+    check_count("teachers", teachers, least=1)
+    if totals.max() > teachers:
+        raise InvalidInput(
+            f"a query holds more votes than the {teachers} teachers given; give the number trained"
+        )
+    return teachers

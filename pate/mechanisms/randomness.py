@@ -1,0 +1,81 @@
+"""Where noise comes from: the operating system's entropy, stretched by a cipher.
+
+Noise that can be guessed can be taken off again, so a statistical generator with a short seed
+(numpy's default) is not enough: a guarantee needs a stream that nobody can tell from chance.
+
+Floating point: Laplace and Gaussian noise in doubles is not the noise of the theorems to the last
+bit, and the least significant bits of a *published* noised number can give the number away
+(Mironov 2012). No noised number is ever published here. What leaves a mechanism is which class was
+largest and whether a threshold was passed, which depend on those bits with a probability around
+2⁻⁵⁰; the far tails that doubles cannot reach (Laplace noise ends at some 37 scales) weigh about as
+little. Both vanish beside any δ in use. Counts are whole numbers, and a tie after noise has a
+probability of the same order.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Self, final
+
+import numpy as np
+
+from pate.errors import InvalidInput
+
+_KEY_BYTES = 32
+_ROUNDS = 20
+
+
+def secure_generator() -> np.random.Generator:
+    """A new generator that nobody can predict or repeat: ChaCha20 under a 256-bit key of the OS.
+
+    Guarantees:
+        * The key is ``os.urandom(32)``, set as it is (no seeding step shrinks it), and kept
+          nowhere but in the generator. ChaCha with 20 rounds is Bernstein 2008.
+        * Make it in the process that draws from it, use it for one release and drop it: a forked
+          or copied generator would repeat its noise.
+
+    >>> a, b = secure_generator(), secure_generator()
+    >>> bool((a.integers(1 << 62, size=4) == b.integers(1 << 62, size=4)).any())
+    False
+    """
+    from randomgen import ChaCha  # type: ignore[import-untyped]
+
+    key = int.from_bytes(os.urandom(_KEY_BYTES), "little")
+    return np.random.Generator(ChaCha(key=key, rounds=_ROUNDS))
+
+
+def insecure_generator(seed: int) -> np.random.Generator:
+    """A repeatable generator, for tests only: whoever knows the seed can take the noise off.
+
+    >>> insecure_generator(7).integers(100) == insecure_generator(7).integers(100)
+    np.True_
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise InvalidInput(f"the insecure seed is {seed!r}; it must be a whole number, 0 or more")
+    return np.random.default_rng(seed)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Randomness:
+    """A generator, and whether what is released with it may be called private.
+
+    >>> Randomness.open().secure, Randomness.open(insecure_seed=3).verdict
+    (True, 'not private')
+    """
+
+    generator: np.random.Generator
+    secure: bool
+
+    @classmethod
+    def open(cls, *, insecure_seed: int | None = None) -> Self:
+        """Secure randomness, unless a seed is given: that is for tests and is marked."""
+        if insecure_seed is None:
+            return cls(generator=secure_generator(), secure=True)
+        return cls(generator=insecure_generator(insecure_seed), secure=False)
+
+    @property
+    def verdict(self) -> str:
+        """What a manifest, a report and the screen say of it."""
+        return "private" if self.secure else "not private"

@@ -1,0 +1,125 @@
+"""Record → teacher: disjoint shards that cover everything.
+
+The default assigns a record by a keyed hash of its id (or of its user's id): no other record has a
+say in it. So adding or removing a record, or replacing what stands under its id, moves no other
+record to another teacher, and one teacher changes at most. A record without an id of its own is
+named by what it holds; then to replace it is to remove one and add another, and two teachers may
+change: the guarantee speaks of records added or removed.
+
+A shuffled equal split goes by a record's place in the data. It is valid only for one record
+*replaced* by another in the same place, whatever their ids: adding one would shift all others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from pate.errors import InvalidInput
+
+
+class PartitionSpec(BaseModel):
+    """The recipe's ``[partition]``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    method: Literal["hash", "shuffle"] = "hash"
+    by: Literal["record", "group"] = "record"  # group: all records of a user go to one teacher
+    key: str = Field(default="pate", min_length=1)  # of the hash, or of the shuffle; public
+
+    @property
+    def protects(self) -> str:
+        """In words, whom the guarantee speaks of."""
+        whom = "all records of one user" if self.by == "group" else "one record"
+        ways = {"hash": "added, removed, or replaced under the same id", "shuffle": "replaced"}
+        return f"{whom} {ways[self.method]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shards:
+    """Which teacher has which records. PRIVATE."""
+
+    order: NDArray[np.int64]  # records, shard after shard
+    offsets: NDArray[np.int64]  # shard i is order[offsets[i] : offsets[i + 1]]
+
+    @property
+    def count(self) -> int:
+        return len(self.offsets) - 1
+
+    def sizes(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+
+def partition(
+    ids: list[str], *, teachers: int, spec: PartitionSpec, groups: list[str] | None = None
+) -> Shards:
+    """Splits records into one shard for each teacher.
+
+    Guarantees:
+        Every record is in exactly one shard. With ``hash``, a record's shard is a function of the
+        key and its own (or its group's) id alone; with ``shuffle``, of the key, the number of
+        records (or of groups) and its place among them.
+
+    >>> spec = PartitionSpec()
+    >>> shards = partition([str(i) for i in range(100)], teachers=4, spec=spec)
+    >>> sorted(shards.order.tolist()) == list(range(100))
+    True
+    """
+    if teachers > len(ids):
+        raise InvalidInput(
+            f"{teachers} teachers are more than the {len(ids)} private records; "
+            "lower teachers.count"
+        )
+    if spec.by == "group" and groups is None:
+        raise InvalidInput("partition.by is group, and the data has no group column")
+    owners = groups if spec.by == "group" else None
+    assign = _by_hash if spec.method == "hash" else _by_place
+    assigned, turn = assign(ids, owners, teachers=teachers, key=spec.key)
+    order = np.lexsort((turn, assigned))
+    sizes = np.bincount(assigned, minlength=teachers)
+    if sizes.min() == 0:
+        raise InvalidInput(
+            f"{int((sizes == 0).sum())} of {teachers} teachers would have no record; "
+            "lower teachers.count"
+        )
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Shards(order=order.astype(np.int64), offsets=offsets)
+
+
+Assigned = tuple[NDArray[np.int64], NDArray[Any]]  # each record's teacher, and its turn there
+
+
+def _by_hash(ids: list[str], groups: list[str] | None, *, teachers: int, key: str) -> Assigned:
+    """Records stand in the order of their hashed ids, not of the file."""
+    named = _hashed(ids if groups is None else groups, key)
+    return (named % np.uint64(teachers)).astype(np.int64), _hashed(ids, f"{key}/order")
+
+
+def _by_place(ids: list[str], groups: list[str] | None, *, teachers: int, key: str) -> Assigned:
+    """Places are numbered, and users as they first appear: nothing hangs on what they are called.
+
+    (Were ids sorted first, a record replaced by one of another name would shift all between them.)
+    """
+    first: dict[str, int] = {}
+    numbers = (
+        np.arange(len(ids))
+        if groups is None
+        else np.array([first.setdefault(name, len(first)) for name in groups])
+    )
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+    turn = np.random.default_rng(seed).permutation(int(numbers.max()) + 1)[numbers]
+    return turn % teachers, turn
+
+
+def _hashed(names: list[str], key: str) -> NDArray[np.uint64]:
+    secret = hashlib.sha256(key.encode()).digest()
+    digests = (
+        hashlib.blake2b(name.encode(errors="surrogatepass"), key=secret, digest_size=8).digest()
+        for name in names
+    )
+    return np.frombuffer(b"".join(digests), dtype=">u8").astype(np.uint64)

@@ -1,0 +1,1 @@
+"""Recipe (TOML) → plan → run, skip, resume."""

@@ -1,0 +1,123 @@
+"""What is wrong with a recipe, in one sentence: the key, its value, the rule, the nearest key."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from pate.pipeline.recipe import Recipe
+
+Where = tuple[str | int, ...]
+
+_MOST_SHOWN = 60  # characters of a value in a message
+
+
+def worst_problem(error: ValidationError, content: Any = None) -> Any:
+    """The problem to fix first: a misspelt key, since it leaves another one missing."""
+    problems = error.errors(include_url=False)
+    worst = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    return {**worst, "loc": _path_in(content, worst["loc"])}
+
+
+def _path_in(content: Any, where: Where) -> Where:
+    """The path without the names of types, which the checker puts between."""
+    path: Where = ()
+    for part in where:
+        known = isinstance(content, dict) and part in content
+        if part == type(content).__name__ and not known:
+            continue
+        path += (part,)
+        inside = known or (isinstance(content, list) and isinstance(part, int))
+        content = content[part] if inside else None
+    return path
+
+
+def numbers_without_end(content: Any, where: Where = ()) -> Iterator[tuple[Where, float]]:
+    """Infinite numbers and NaN, wherever they are: neither can be written into a manifest."""
+    if isinstance(content, float) and not math.isfinite(content):
+        yield where, content
+    entries = content.items() if isinstance(content, dict) else ()
+    for key, value in enumerate(content) if isinstance(content, list) else entries:
+        yield from numbers_without_end(value, (*where, key))
+
+
+def explained(problem: Any) -> str:
+    """A problem of a recipe in one sentence: the key, its value, the rule."""
+    where, kind = problem["loc"], problem["type"]
+    key = ".".join(map(str, where))
+    if kind == "extra_forbidden":
+        return _unknown(where, problem["input"])
+    if kind == "missing":
+        target = f"the section [{key}]" if len(where) == 1 else f"it to [{where[0]}]"
+        return f"{key} is missing; add {target}"
+    message = _lowered(problem["msg"].removeprefix("Value error, ").rstrip("."))
+    if kind in ("value_error", "assertion_error"):
+        return f"{key}: {message}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        message = "input should be a section, or a table in braces"
+    if kind == "invalid-json-value":
+        message = "input should be text, a number, true, false, a list or a table"
+    if kind.endswith("_parsing") or kind == "int_from_float":
+        message = message.partition(",")[0]  # what follows says the same again
+    rule = message.replace("input should be", "it should be", 1)
+    return f"{key} is {_shown(problem['input'])}; {rule}{_nearest_choice(problem)}"
+
+
+def _unknown(where: Where, value: Any) -> str:
+    key, known = ".".join(map(str, where)), _keys_at(where[:-1])
+    what = f"section [{key}]" if len(where) == 1 and isinstance(value, dict) else f"key {key}"
+    near = difflib.get_close_matches(str(where[-1]), known, n=1)
+    if near:
+        return f"unknown {what}; did you mean {near[0]}?"
+    homes = [name for name in Recipe.model_fields if str(where[-1]) in _keys_at((name,))]
+    if homes:
+        return f"unknown {what}; {where[-1]} belongs to [{'] or ['.join(homes)}]"
+    return f"unknown {what}; known are {', '.join(known)}"
+
+
+def _nearest_choice(problem: Any) -> str:
+    if problem["type"] != "literal_error":
+        return ""
+    choices = re.findall(r"'([^']*)'", problem["msg"])
+    near = difflib.get_close_matches(str(problem["input"]), choices, n=1)
+    return f"; did you mean {near[0]}?" if near and len(choices) > 1 else ""
+
+
+def _shown(value: Any) -> str:
+    """A value as TOML would have it, on one line and not too long."""
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError):
+        text = type(value).__name__
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
+
+
+def _lowered(message: str) -> str:
+    return f"{message[:1].lower()}{message[1:]}"
+
+
+def _keys_at(where: Where) -> list[str]:
+    model: Any = Recipe
+    for part in where:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        model = next((a for a in _flat(field and field.annotation) if _is_model(a)), None)
+        if model is None:
+            return []
+    return sorted(model.model_fields)
+
+
+def _flat(annotation: Any) -> list[Any]:
+    arguments = getattr(annotation, "__args__", ())
+    return [annotation, *(each for argument in arguments for each in _flat(argument))]
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -1,0 +1,131 @@
+"""From TOML, and from ``--set``, to a recipe; a mistake names its file, line and nearest key."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pate.errors import InvalidInput
+from pate.pipeline.explaining import explained, numbers_without_end, worst_problem
+from pate.pipeline.places import line_of
+from pate.pipeline.recipe import Recipe
+
+
+def read_recipe(name: str, settings: list[str] | None = None) -> tuple[str, Recipe]:
+    """The name of a run, and its recipe: a shipped one by name, or a file by path."""
+    path = find_recipe(name)
+    text, content = _read(path)
+    set_by = {_apply(content, setting): setting for setting in settings or []}
+    try:
+        recipe = Recipe.model_validate(content)
+    except ValidationError as error:
+        problem = worst_problem(error, content)
+        place = _place(path, text, problem["loc"], set_by)
+        raise InvalidInput(f"{place}: {explained(problem)}") from error
+    for where, value in numbers_without_end(content):  # in params anything else goes
+        place = _place(path, text, where, set_by)
+        raise InvalidInput(f"{place}: {'.'.join(map(str, where))} is {value}; give a finite number")
+    return path.stem, recipe
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a recipe: a path as it is, a bare name among the shipped ones."""
+    given, shipped = Path(name), shipped_recipes()
+    is_path = given.suffix == ".toml" or given.parent != Path() or name.endswith("/")
+    if not is_path and name in shipped:
+        return shipped[name]
+    try:
+        if is_path and given.is_file():
+            return given
+        if given.is_dir() and name:
+            raise InvalidInput(f"{name} is a folder; give a .toml file, or the name of a recipe")
+        beside = [str(file) for file in given.parent.glob("*.toml")]
+    except OSError as error:
+        raise InvalidInput(f"the recipe {name} cannot be read: {error.strerror}") from error
+    own = f"{name}.toml"
+    near = [own] if own in beside else difflib.get_close_matches(name, [*shipped, *beside], n=1)
+    hint = f"did you mean {near[0]}?" if near else f"shipped are {', '.join(sorted(shipped))}"
+    what = "recipe file" if is_path else "recipe named"
+    raise InvalidInput(f"there is no {what} {name or repr(name)}; {hint}")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Recipes that come with the package (in a checkout: the folder ``pipelines``)."""
+    package = Path(str(resources.files("pate")))
+    for folder in (package / "recipes", package.parent / "pipelines"):
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return {}
+
+
+def _read(path: Path) -> tuple[str, dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        return text, tomllib.loads(text)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not a text file in UTF-8; save it as one") from error
+    except (ValueError, RecursionError) as error:  # a number or a list beyond all measure, too
+        what, _, where = str(error).rstrip(")").partition(" (at ")
+        line = re.match(r"line (\d+), (column \d+)", where)
+        if line:
+            raise InvalidInput(
+                f"{path}:{line[1]}: not TOML at {line[2]}: {what[:1].lower()}{what[1:]}"
+            ) from error
+        raise InvalidInput(f"{path} is not TOML: {error}") from error
+
+
+def _apply(content: dict[str, Any], setting: str) -> tuple[str | int, ...]:
+    """Overrides a key, and says which."""
+    key, equals, value = setting.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) < 2 or not all(parts):
+        raise InvalidInput(f"--set {setting} is not of the form section.key=value")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except (ValueError, RecursionError):
+        parsed = value  # a word without quotation marks
+    holder: Any = content
+    path: tuple[str | int, ...] = ()
+    for depth, part in enumerate(parts, start=1):
+        own: str | int = part
+        if isinstance(holder, list):
+            own = _place_in_list(holder, part, setting, of=".".join(map(str, path)))
+        elif isinstance(holder, dict):
+            holder.setdefault(part, {})
+        else:
+            raise InvalidInput(f"--set {setting}: {'.'.join(map(str, path))} is not a section")
+        path += (own,)
+        if depth == len(parts):
+            holder[own] = parsed
+        holder = holder[own]
+    return path
+
+
+def _place_in_list(holder: list[Any], part: str, setting: str, *, of: str) -> int:
+    if not (part.isascii() and part.isdecimal() and int(part) < len(holder)):
+        raise InvalidInput(
+            f"--set {setting}: {of} is a list of {len(holder)}; "
+            f"name one by its number, 0 to {len(holder) - 1}"
+        )
+    return int(part)
+
+
+def _place(
+    path: Path, text: str, where: tuple[str | int, ...], set_by: dict[tuple[str | int, ...], str]
+) -> str:
+    """The setting that said it, or the line of the file; both where they do not go together."""
+    for key, setting in reversed(set_by.items()):
+        if where[: len(key)] == key:
+            return f"--set {setting}"
+    line = line_of(text, where)
+    place = f"{path}:{line}" if line else str(path)
+    involved = [setting for key, setting in set_by.items() if key[: len(where)] == where]
+    return " with ".join([place, *(f"--set {setting}" for setting in involved)])

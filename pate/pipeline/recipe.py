@@ -1,0 +1,62 @@
+"""A recipe: what to do with which data, checked before anything runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pate.datasets.spec import DataSpec
+from pate.mechanisms.spec import AggregateSpec
+from pate.partition import PartitionSpec
+from pate.students.spec import StudentSpec
+from pate.teachers.spec import TeachersSpec
+
+
+class EncoderSpec(BaseModel):
+    """``[encoder]``: features made without private data; for now the inputs as they are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["none"] = "none"
+
+
+class PrivacySpec(BaseModel):
+    """``[privacy]``: what this run may cost, and what the data set may cost in all.
+
+    ``epsilon`` caps this run: the most queries and answers that fit are worked out before the votes
+    are opened. ``budget`` is the data set's own limit, over all runs; it is agreed on when its
+    ledger is made, and never changes.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    epsilon: Annotated[float, Field(gt=0)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    conversion: Literal["classic", "improved"] = "improved"
+    budget: Annotated[float, Field(gt=0)] | None = None
+    sanitise: bool = True  # publish the data-dependent ε with noise, at its price
+    doubt: Annotated[float, Field(gt=0, lt=0.5)] = 0.01
+
+
+class EvaluateSpec(BaseModel):
+    """``[evaluate]``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reference: bool = False  # also train the student's model on the private data, for comparison
+
+
+class Recipe(BaseModel):
+    """The whole of it; every section has defaults but data, teachers, aggregate and student."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    data: DataSpec
+    encoder: EncoderSpec = EncoderSpec()
+    partition: PartitionSpec = PartitionSpec()
+    teachers: TeachersSpec
+    aggregate: AggregateSpec
+    privacy: PrivacySpec = PrivacySpec()
+    student: StudentSpec
+    evaluate: EvaluateSpec = EvaluateSpec()

@@ -1,0 +1,185 @@
+"""Runs stages in order, skips what is done, says what is stale and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pate.artifacts import Artifact, Level, Store, fingerprint
+from pate.errors import InvalidInput
+from pate.pipeline.recipe import Recipe
+from pate.pipeline.secret import naming_key
+from pate.pipeline.stage import Context, Options, Stage, producer
+
+_RESOLVED = "recipe.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Where a stage stands."""
+
+    stage: str
+    done: bool
+    why: str  # "done", "missing", or what changed
+    made_from: str | None  # its fingerprint, where all its inputs are there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A recipe in a folder."""
+
+    folder: Path
+    recipe: Recipe
+    stages: Sequence[Stage]
+    options: Options
+
+    @property
+    def store(self) -> Store:
+        return Store(root=self.folder)
+
+    def execute(self, until: str | None = None) -> list[str]:
+        """Runs what is not done, up to a stage; returns the names of the stages that ran."""
+        self._write_recipe()
+        self.store.sweep()
+        ran = []
+        for stage in self.stages:
+            made_from = self._made_from(stage)
+            if self.store.find(stage.name, made_from) is None:
+                self.options.say(f"{stage.name}: running")
+                self._run(stage, made_from)
+                ran.append(stage.name)
+            else:
+                self.options.say(f"{stage.name}: done before")
+            if stage.name == until:
+                break
+        return ran
+
+    def artifact(self, name: str) -> Artifact:
+        """A finished artifact of this recipe."""
+        stage = self._stage(producer(name))
+        return self.store.cleared(stage.name, stage.clearance).open(name, self._made_from(stage))
+
+    def states(self) -> Iterator[State]:
+        """Each stage in order: done, stale or missing, and why."""
+        undone: set[str] = set()
+        for stage in self.stages:
+            first = next((n for n in map(producer, stage.needs) if n in undone), None)
+            if first is not None:
+                undone.add(stage.name)
+                yield self._state(stage, None, f"{first} is to be made first")
+                continue
+            made_from = self._made_from(stage)
+            if self.store.find(stage.name, made_from):
+                yield State(stage=stage.name, done=True, why="done", made_from=made_from)
+                continue
+            undone.add(stage.name)
+            yield self._state(stage, made_from, self._what_changed(stage))
+
+    def _state(self, stage: Stage, made_from: str | None, why: str) -> State:
+        earlier = any(self._earlier(stage))
+        text = f"stale: {why}" if earlier else f"missing: {why}" if made_from is None else "missing"
+        return State(stage=stage.name, done=False, why=text, made_from=made_from)
+
+    def _earlier(self, stage: Stage) -> Iterator[Path]:
+        yield from self.folder.glob(f"*/{stage.name}/[!.]*/manifest.json")  # no half-made ones
+
+    def _what_changed(self, stage: Stage) -> str:
+        """Which input or setting differs from the newest earlier result."""
+        newest = max(self._earlier(stage), key=lambda p: p.stat().st_mtime, default=None)
+        if newest is None:
+            return "not made yet"
+        try:
+            before = dict(json.loads(newest.read_text())["inputs"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return f"{newest} cannot be read"
+        now = self._inputs_now(stage)
+        names = sorted(n for n in {**before, **now} if before.get(n) != now.get(n))
+        return f"{', '.join(names)} changed" if names else "its code changed"
+
+    def _inputs_now(self, stage: Stage) -> dict[str, str]:
+        """What a result is made from, under the data set's key: it goes into released manifests.
+
+        Guarantees:
+            Something PRIVATE counts by how it was made, not by what came out. Otherwise whether
+            labels are drawn (and paid for) again after a change would tell whether the votes are
+            the same, which nobody has paid for.
+        """
+        artifacts = {need: self._open_for(stage, need) for need in stage.needs}
+        inputs = {
+            need: str(found.manifest["made_from"] if found.level is Level.PRIVATE else found.digest)
+            for need, found in artifacts.items()
+        }
+        inputs |= dict(_leaves(stage.settings(self.recipe, self.options)))
+        key = naming_key(self.recipe, self.options.data_root)
+        return {name: fingerprint(key, value) for name, value in inputs.items()}
+
+    def _made_from(self, stage: Stage) -> str:
+        return fingerprint(stage.name, stage.version, self._inputs_now(stage))
+
+    def _open_for(self, stage: Stage, need: str) -> Artifact:
+        maker = self._stage(producer(need))
+        reader = self.store.cleared(stage.name, stage.clearance)
+        artifact = reader.find(need, self._made_from(maker))
+        if artifact is None:
+            raise InvalidInput(f"{stage.name} needs {need}, which is not there yet; run it first")
+        return artifact
+
+    def _stage(self, name: str) -> Stage:
+        return next(stage for stage in self.stages if stage.name == name)
+
+    def _run(self, stage: Stage, made_from: str) -> None:
+        reader = self.store.cleared(stage.name, stage.clearance)
+        inputs = {
+            need: reader.open(need, self._made_from(self._stage(producer(need))))
+            for need in stage.needs
+        }
+        stage.run(
+            Context(
+                recipe=self.recipe,
+                store=reader,
+                made_from=made_from,
+                inputs=inputs,
+                provenance=self._inputs_now(stage),
+                options=self.options,
+            )
+        )
+
+    def _write_recipe(self) -> None:
+        """The recipe with every default spelt out, so that the run explains itself."""
+        resolved: dict[str, Any] = self.recipe.model_dump(mode="json")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            draft = self.folder / f".{_RESOLVED}"
+            draft.write_text(json.dumps(resolved, indent=1) + "\n")
+            draft.replace(self.folder / _RESOLVED)
+        except OSError as error:
+            raise InvalidInput(f"cannot write to {self.folder}: {error.strerror}") from error
+
+
+def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Every setting by its name, as a fingerprint: what changed can then be told.
+
+    >>> [name for name, _ in _leaves({"aggregate": {"scale": 2.0, "queries": None}, "seed": 1})]
+    ['aggregate.scale', 'aggregate.queries', 'seed']
+    """
+    if isinstance(settings, dict) and settings:
+        for key, value in settings.items():
+            yield from _leaves(value, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, fingerprint(settings)
+
+
+def read_resolved(folder: Path) -> Recipe:
+    """The recipe of an earlier run."""
+    path = folder / _RESOLVED
+    if not path.is_file():
+        raise InvalidInput(f"there is no run in {folder}")
+    try:
+        return Recipe.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise InvalidInput(f"{path} is damaged; run the recipe again to write it anew") from error

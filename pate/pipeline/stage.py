@@ -1,0 +1,72 @@
+"""What a stage is, and what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pate.artifacts import Artifact, Draft, Level, Store
+from pate.engines import Engine, Progress
+from pate.pipeline.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run: nothing in here is part of a fingerprint, except the insecure seed."""
+
+    data_root: Path
+    engine: Engine
+    plugin_path: Path | None = None
+    insecure_seed: int | None = None
+    spend: bool = False
+    say: Callable[[str], None] = print
+    progress: Callable[[str, int, int], AbstractContextManager[Progress]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What one stage sees: its recipe, its inputs, and a store that knows its clearance."""
+
+    recipe: Recipe
+    store: Store
+    made_from: str  # the fingerprint of what it is about to make
+    inputs: Mapping[str, Artifact]
+    provenance: Mapping[str, str]  # digests of the inputs and of the settings, for the manifest
+    options: Options
+
+    def draft(
+        self,
+        level: Level,
+        *,
+        part: str = "",
+        only_for: tuple[str, ...] = (),
+    ) -> AbstractContextManager[Draft]:
+        """A draft of the stage's artifact, or of a named part of it."""
+        name = f"{self.store.reader}-{part}" if part else self.store.reader
+        return self.store.draft(
+            name, self.made_from, level=level, inputs=self.provenance, only_for=only_for
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One step: it reads the artifacts it needs and writes its own, named after it, last."""
+
+    name: str
+    version: int  # raised when the same inputs would give another result
+    needs: tuple[str, ...]  # artifacts, "stage" or "stage-part"
+    clearance: Level
+    settings: Callable[[Recipe, Options], Any]  # what of the recipe it depends on
+    run: Callable[[Context], None]
+
+
+def producer(artifact: str) -> str:
+    """The stage that makes an artifact.
+
+    >>> producer("data-public")
+    'data'
+    """
+    return artifact.partition("-")[0]

@@ -1,0 +1,236 @@
+"""account: what the release cost, in every way one may ask; what may be published, and what not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pate.accounting import (
+    Conversion,
+    Event,
+    LaplaceNoisyMaxAnswer,
+    Ledger,
+    LogMoments,
+    PureDP,
+    ReleasePlan,
+    Repeated,
+    compose,
+    confident_total,
+    event_from_json,
+    gaussian_total,
+    laplace_total,
+    sanitise,
+)
+from pate.accounting.composition import advanced, basic
+from pate.accounting.events import tally
+from pate.accounting.noisy_max import checked_statistic
+from pate.accounting.smooth import SensitiveCost, gnmax_cost, lnmax_cost, threshold_cost
+from pate.artifacts import Artifact, Draft, Level
+from pate.errors import ConditionsFail, InvalidInput
+from pate.mechanisms import Randomness, student_baseline
+from pate.mechanisms.spec import AggregateSpec
+from pate.pipeline.recipe import Recipe
+from pate.pipeline.spending import open_ledger
+from pate.pipeline.stage import Context, Options, Stage
+from pate.stages.releasing import release_once
+
+
+def _settings(recipe: Recipe, options: Options) -> Any:
+    return {
+        "aggregate": recipe.aggregate.model_dump(mode="json"),
+        "privacy": recipe.privacy.model_dump(mode="json", exclude={"budget"}),
+        "insecure_seed": options.insecure_seed,
+    }
+
+
+def _run(context: Context) -> None:
+    recipe = context.recipe
+    released = context.inputs["aggregate"]
+    votes = _Votes.of(context)
+    dependent = votes.total(recipe.aggregate, None)
+    with context.draft(Level.PRIVATE, part="private") as draft:
+        draft.save_json(
+            "guarantees.json",
+            {c.value: _json(dependent, recipe.privacy.delta, c) for c in Conversion},
+        )
+    report = _public_report(released, recipe)
+    with open_ledger(recipe, context.options.data_root) as ledger:
+        # The order at which the ledger adds up: fixed when it was made, before these votes.
+        order = _set(ledger.terms.budget.moment) + 1
+        cost, why = _sensitive(votes, recipe, order)
+        if cost is None:
+            with context.draft(Level.RELEASED) as draft:
+                draft.save_json("guarantees.json", report | {"sanitised": None, "why_not": why})
+        else:
+            plan = ReleasePlan.default(order=order, doubt=recipe.privacy.doubt)
+            _release(context, report, cost, plan, ledger)
+
+
+def _sensitive(
+    votes: _Votes, recipe: Recipe, order: float
+) -> tuple[SensitiveCost | None, str | None]:
+    """The cost to sanitise, or why there is none. The reasons depend on public settings alone."""
+    if not recipe.privacy.sanitise:
+        return None, "not asked for"
+    if recipe.teachers.on_error == "abstain":
+        return None, "teachers may abstain, and then the sensitivity is not known"
+    try:
+        return votes.sensitive(recipe.aggregate, order), None
+    except (ConditionsFail, InvalidInput) as error:
+        return None, str(error)
+
+
+def _release(
+    context: Context,
+    report: dict[str, Any],
+    cost: SensitiveCost,
+    plan: ReleasePlan,
+    ledger: Ledger,
+) -> None:
+    """Publishes the sanitised ε, exactly once, and charges its price."""
+    recipe = context.recipe
+    randomness = Randomness.open(insecure_seed=context.options.insecure_seed)
+
+    def prepare(draft: Draft) -> None:
+        result = sanitise(
+            cost,
+            plan=plan,
+            delta=recipe.privacy.delta,
+            rng=randomness.generator,
+            conversion=Conversion(recipe.privacy.conversion),
+        )
+        draft.save_json("sanitised.json", result.as_json())
+
+    def publish(answer: Artifact, draft: Draft) -> None:
+        draft.save_json("guarantees.json", report | {"sanitised": answer.json("sanitised.json")})
+
+    events: tuple[Event, ...] = (plan.event,) if cost.local_sensitivity.any() else ()
+    release_once(
+        context, kind="sanitised", ledger=ledger, events=events, prepare=prepare, publish=publish
+    )
+
+
+def _json(total: LogMoments, delta: float, conversion: Conversion) -> dict[str, Any]:
+    return total.guarantee(delta=delta, conversion=conversion).as_json()
+
+
+def _public_report(released: Artifact, recipe: Recipe) -> dict[str, Any]:
+    """Everything that follows from public events: the plan's guarantee, and its neighbours."""
+    delta = recipe.privacy.delta
+    plan = released.json("plan.json")
+    caps = [event_from_json(text) for text in plan["events"]]
+    happened = [event_from_json(text) for text in released.json("events.json")]
+    return {
+        "guarantee": plan["guarantee"],
+        "protects": released.facts["protects"],
+        "randomness": released.facts["randomness"],
+        "plan": {c.value: _json(compose(caps), delta, c) for c in Conversion},
+        "odometer": {c.value: _json(compose(happened), delta, c) for c in Conversion},
+        "composition": _older_rules(caps, delta),
+    }
+
+
+def _older_rules(events: list[Event], delta: float) -> dict[str, float] | None:
+    """Naive and advanced composition, where every answer is (ε, 0)-DP."""
+    counts = tally(events)
+    if not counts or not all(isinstance(event, LaplaceNoisyMaxAnswer) for event in counts):
+        return None
+    ((event, count),) = counts.items()
+    assert isinstance(event, LaplaceNoisyMaxAnswer)
+    each = 2 / event.scale
+    return {
+        "naive": basic([Repeated(PureDP(epsilon=each), count)])[0],
+        "advanced": advanced(each, count=count, slack=delta),
+    }
+
+
+class _Votes:
+    """The votes behind a release, and how to cost them. PRIVATE."""
+
+    def __init__(
+        self,
+        counts: NDArray[np.int64],
+        answered: NDArray[np.bool_],
+        baseline: NDArray[np.float64] | None,
+        teachers: int,
+    ) -> None:
+        self.counts, self.answered = counts, answered
+        self.baseline, self.teachers = baseline, teachers
+
+    @classmethod
+    def of(cls, context: Context) -> _Votes:
+        votes, released = context.inputs["vote"], context.inputs["aggregate"]
+        asked = int(released.facts["asked"])
+        counts = votes.array("counts.npy")[:asked].astype(np.int64)
+        answered = np.zeros(asked, dtype=bool)
+        answered[released.array("answered.npy")] = True
+        teachers = int(votes.facts["teachers"])
+        return cls(counts, answered, _baseline(context, counts, teachers), teachers)
+
+    def total(self, spec: AggregateSpec, moments: Any) -> LogMoments:
+        if not len(self.counts):
+            return compose([], moments)
+        if spec.mechanism == "lnmax":
+            return laplace_total(self.counts, scale=_set(spec.scale), moments=moments)
+        if spec.mechanism == "gnmax":
+            return gaussian_total(self.counts, sigma=_set(spec.sigma), moments=moments)
+        return confident_total(
+            self.counts,
+            threshold=_set(spec.threshold),
+            sigma1=_set(spec.sigma1),
+            sigma2=_set(spec.sigma2),
+            moments=moments,
+            answered=self.answered,
+            baseline=self.baseline,
+        )
+
+    def sensitive(self, spec: AggregateSpec, order: float) -> SensitiveCost:
+        if not len(self.counts):
+            raise InvalidInput("nothing was asked, so there is nothing to sanitise")
+        if spec.mechanism == "lnmax":
+            return lnmax_cost(self.counts, scale=_set(spec.scale), order=order)
+        if spec.mechanism == "gnmax":
+            return gnmax_cost(self.counts, sigma=_set(spec.sigma), order=order)
+        answers = gnmax_cost(
+            self.counts, sigma=_set(spec.sigma2), order=order, weights=self.answered
+        )
+        checks = threshold_cost(
+            checked_statistic(self.counts, baseline=self.baseline),
+            teachers=self.teachers,
+            threshold=_set(spec.threshold),
+            sigma=_set(spec.sigma1),
+            order=order,
+        )
+        return answers + checks
+
+
+def _baseline(
+    context: Context, counts: NDArray[np.int64], teachers: int
+) -> NDArray[np.float64] | None:
+    """What an interactive release checked against: each round's student, zero in the first."""
+    if context.recipe.aggregate.mechanism != "interactive":
+        return None
+    baseline = np.zeros(counts.shape)
+    pending = context.store.open("pending-labels", context.inputs["aggregate"].facts["drawn"])
+    for file in sorted(pending.path.glob("student-*.npy")):
+        start = int(file.stem.split("-")[2])
+        shown = np.load(file)[: len(counts) - start]
+        baseline[start : start + len(shown)] = student_baseline(shown, teachers=teachers)
+    return baseline
+
+
+def _set(value: float | None) -> float:
+    assert value is not None  # the recipe was checked
+    return value
+
+
+ACCOUNT = Stage(
+    name="account",
+    version=1,
+    needs=("vote", "aggregate"),
+    clearance=Level.PRIVATE,
+    settings=_settings,
+    run=_run,
+)

@@ -1,0 +1,63 @@
+"""distill: released labels and public inputs → a student. Cannot open anything PRIVATE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pate.artifacts import Level
+from pate.errors import InvalidInput
+from pate.pipeline.recipe import Recipe
+from pate.pipeline.stage import Context, Options, Stage
+from pate.stages.teach import plugin_digest
+from pate.students import train_student
+from pate.teachers import save
+
+
+def _settings(recipe: Recipe, options: Options) -> Any:
+    return {
+        "student": recipe.student.model_dump(mode="json"),
+        "plugin": plugin_digest(options.plugin_path),
+    }
+
+
+def _run(context: Context) -> None:
+    """A student costs nothing: it is made from what is already paid for."""
+    released, public = context.inputs["aggregate"], context.inputs["data-public"]
+    inputs = public.array("features.npy")
+    rows = np.concatenate([released.array("answered.npy"), released.array("kept.npy")])
+    labels = np.concatenate([released.array("labels.npy"), released.array("kept_labels.npy")])
+    if len(np.unique(labels)) < 2:
+        raise InvalidInput(
+            f"{len(rows)} released labels of {len(np.unique(labels))} class are too few for a "
+            "student; allow more queries, or lower the threshold"
+        )
+    unlabelled = np.ones(len(inputs), dtype=bool)
+    unlabelled[rows] = False
+    student = train_student(
+        context.recipe.student,
+        labelled_X=np.array(inputs[rows]),
+        labels=labels,
+        unlabelled_X=np.array(inputs[unlabelled]),
+        classes=int(public.facts["classes"]),
+        plugin_path=context.options.plugin_path,
+    )
+    with context.draft(Level.RELEASED) as draft:
+        save(student, draft.path)
+        draft.facts.update(
+            labels=len(rows),
+            classes=int(public.facts["classes"]),
+            student=context.recipe.student.model_dump(mode="json"),
+            randomness=released.facts["randomness"],
+        )
+
+
+DISTILL = Stage(
+    name="distill",
+    version=1,
+    needs=("aggregate", "data-public"),
+    clearance=Level.RELEASED,
+    settings=_settings,
+    run=_run,
+)

@@ -1,0 +1,114 @@
+"""evaluate: how good the student is; the only stage that sees test labels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from pate.artifacts import Artifact, Level
+from pate.pipeline.recipe import Recipe
+from pate.pipeline.stage import Context, Options, Stage
+from pate.stages.teach import plugin_digest
+from pate.students import train_student
+from pate.teachers import load, predict_labels
+
+
+def _settings(recipe: Recipe, options: Options) -> Any:
+    return {
+        "evaluate": recipe.evaluate.model_dump(),
+        "student": recipe.student.model_dump(mode="json"),
+        "plugin": plugin_digest(options.plugin_path),
+    }
+
+
+def _run(context: Context) -> None:
+    test, released = context.inputs["data-test"], context.inputs["aggregate"]
+    classes = int(context.inputs["data-public"].facts["classes"])
+    inputs, truth = np.array(test.array("features.npy")), np.array(test.array("labels.npy"))
+    student = load(
+        context.inputs["distill"].path,
+        context.recipe.student.as_model(),
+        classes=classes,
+        seed=context.recipe.student.seed,
+        plugin_path=context.options.plugin_path,
+    )
+    said = predict_labels(student, inputs, classes=classes)
+    if context.recipe.evaluate.reference:
+        _reference(context, inputs, truth, classes)
+    with context.draft(Level.RELEASED) as draft:
+        draft.save_json(
+            "evaluation.json",
+            {
+                "student": _accuracy(said, truth),
+                "classes": _per_class(said, truth, test.json("class_names.json")),
+                "labels": _label_quality(released, context.inputs["data-answers"]),
+            },
+        )
+
+
+def _reference(
+    context: Context, inputs: NDArray[Any], truth: NDArray[np.int64], classes: int
+) -> None:
+    """The same model on the private labels themselves: not private, so kept in private."""
+    private = context.inputs["data"]
+    model = train_student(
+        context.recipe.student.model_copy(update={"method": "supervised"}),
+        labelled_X=np.array(private.array("features.npy")),
+        labels=np.array(private.array("labels.npy")),
+        unlabelled_X=inputs[:0],
+        classes=classes,
+        plugin_path=context.options.plugin_path,
+    )
+    with context.draft(Level.PRIVATE, part="reference") as draft:
+        said = predict_labels(model, inputs, classes=classes)
+        draft.save_json("evaluation.json", {"reference": _accuracy(said, truth)})
+
+
+def _accuracy(said: NDArray[np.int64], truth: NDArray[np.int64]) -> dict[str, float]:
+    """Share of right answers with a 95 % interval (Wilson 1927)."""
+    n, right = len(truth), int((said == truth).sum())
+    z = float(ndtri(0.975))
+    middle = (right + z * z / 2) / (n + z * z)
+    half = z / (n + z * z) * math.sqrt(right * (n - right) / n + z * z / 4)
+    return {
+        "accuracy": right / n,
+        "low": middle - half if right else 0.0,
+        "high": middle + half if right < n else 1.0,
+        "records": n,
+    }
+
+
+def _per_class(
+    said: NDArray[np.int64], truth: NDArray[np.int64], names: list[str]
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "class": name,
+            "records": int((truth == label).sum()),
+            "right": int(((said == label) & (truth == label)).sum()),
+            "said": int((said == label).sum()),
+        }
+        for label, name in enumerate(names)
+    ]
+
+
+def _label_quality(released: Artifact, answers: Artifact) -> dict[str, float] | None:
+    """How many released labels agree with the public inputs' own, where those are known."""
+    if not (answers.path / "labels.npy").is_file() or not len(released.array("answered.npy")):
+        return None
+    truth = np.array(answers.array("labels.npy"))[released.array("answered.npy")]
+    return _accuracy(np.array(released.array("labels.npy")), truth)
+
+
+EVALUATE = Stage(
+    name="evaluate",
+    version=1,
+    needs=("distill", "aggregate", "data", "data-public", "data-test", "data-answers"),
+    clearance=Level.PRIVATE,
+    settings=_settings,
+    run=_run,
+)

@@ -1,0 +1,221 @@
+"""teach: one teacher for each shard, trained by the engine, each with its own manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pate.artifacts import Artifact, Level, Store, StoreError, fingerprint
+from pate.engines import Progress, Task
+from pate.errors import PateError
+from pate.pipeline.recipe import Recipe
+from pate.pipeline.stage import Context, Options, Stage
+from pate.teachers import ModelSpec, TeacherError, make, model_for, save, seed_for, train
+
+_VERSION = 1
+_GROUP = 16  # teachers in one task, at most: enough to make a task's own cost invisible
+
+
+def _settings(recipe: Recipe, options: Options) -> Any:
+    spec = recipe.teachers.model_dump(mode="json", exclude={"timeout", "retries"})
+    return {"teachers": spec, "plugin": plugin_digest(options.plugin_path)}
+
+
+def plugin_digest(path: Path | None) -> str | None:
+    """What the user's own code says, so that a changed teacher is trained again."""
+    if path is None:
+        return None
+    files = _modules(path) if path.is_dir() else [path]
+    home = path if path.is_dir() else path.parent
+    try:
+        return fingerprint([(str(f.relative_to(home)), f.read_bytes().hex()) for f in files])
+    except OSError as error:
+        raise PateError(f"cannot read the plug-ins in {path}: {error.strerror}") from error
+
+
+def _modules(folder: Path) -> list[Path]:
+    """The modules of a folder, and of the packages in it."""
+    packages = [inside.parent for inside in folder.glob("*/__init__.py")]
+    found = [file for file in folder.glob("*.py") if file.is_file()]
+    return sorted(found + [file for package in packages for file in _modules(package)])
+
+
+def _run(context: Context) -> None:
+    shards = context.inputs["partition"]
+    plugin = plugin_digest(context.options.plugin_path)
+    made_from = [
+        fingerprint("teacher", _VERSION, number, digest, _one(context, number), plugin)
+        for number, digest in enumerate(shards.json("shards.json"))
+    ]
+    failed = _train_missing(context, shards, made_from)
+    if len(failed) == len(made_from):
+        raise TeacherError(f"every teacher failed; teacher 0 because {failed[0]}")
+    tell_abstentions(context, failed)
+    with context.draft(Level.PRIVATE) as draft:
+        draft.save_json(
+            "teachers.json", [None if n in failed else name for n, name in enumerate(made_from)]
+        )
+        draft.facts.update(shards.facts)
+
+
+def tell_abstentions(context: Context, failed: Mapping[int, str]) -> None:
+    """Writes down, in private, which teachers abstain and why; how many is private as well."""
+    if not failed:
+        return
+    with context.draft(Level.PRIVATE, part="failures") as draft:
+        draft.save_json("failed.json", {str(n): why for n, why in sorted(failed.items())})
+    name = context.store.reader
+    place = context.store.folder(f"{name}-failures", Level.PRIVATE, context.made_from)
+    context.options.say(f"{name}: some teachers abstain; which and why is in {place}/failed.json")
+
+
+def _one(context: Context, number: int, attempt: int = 0) -> dict[str, Any]:
+    """All that decides how one teacher is trained, but for its shard."""
+    spec = context.recipe.teachers
+    model = model_for(spec, number).model_dump(mode="json", exclude={"weight"})
+    return {"model": model, "seed": seed_for(spec, number, attempt=attempt)}
+
+
+def _train_missing(context: Context, shards: Artifact, made_from: list[str]) -> dict[int, str]:
+    """Trains the teachers that are not there; returns the ones that abstain, and why.
+
+    Guarantees:
+        A teacher abstains for what happened while it trained alone on its own shard, never
+        because another teacher of its group took the worker down: one record still moves one
+        teacher's vote.
+    """
+    spec = context.recipe.teachers
+    missing = [n for n, name in enumerate(made_from) if context.store.find("teacher", name) is None]
+    left = dict.fromkeys(missing, "")
+    last = spec.retries if spec.on_error == "retry" else 0
+    with context.options.progress("teach", len(made_from), len(made_from) - len(left)) as shown:
+        for attempt in range(last + 1):
+            fatal = attempt == last and spec.on_error != "abstain"
+            left = _attempt(
+                context, shards, made_from, list(left), attempt=attempt, fatal=fatal, shown=shown
+            )
+        shown.advance(len(left))
+    return left
+
+
+def _attempt(
+    context: Context,
+    shards: Artifact,
+    made_from: list[str],
+    numbers: list[int],
+    *,
+    attempt: int,
+    fatal: bool,
+    shown: Progress,
+) -> dict[int, str]:
+    """Trains some teachers in groups; who was in a group that was lost is trained alone."""
+    timeout = context.recipe.teachers.timeout
+    failed: dict[int, str] = {}
+    groups = list(grouped(numbers, 1 if timeout else max(1, min(_GROUP, len(numbers) // 8))))
+    while groups:
+        tasks = (_task(context, shards, made_from, group, attempt) for group in groups)
+        alone: list[int] = []
+        for outcome in context.options.engine.run(tasks, timeout=timeout):
+            group = [int(number) for number in outcome.key.split("-")[1:]]
+            if outcome.error and len(group) > 1:
+                lost = [n for n in group if context.store.find("teacher", made_from[n]) is None]
+                alone += lost
+                shown.advance(len(group) - len(lost))
+                continue
+            told = read_failures(outcome.result, outcome.error, group)
+            for number, why in told.items():
+                if fatal:
+                    raise TeacherError(f"teacher {number} failed: {why}")
+            failed |= told
+            shown.advance(len(group) - len(told))
+        groups = list(grouped(alone, 1))
+    return failed
+
+
+def grouped(numbers: list[int], size: int) -> Iterator[list[int]]:
+    """Groups of teachers, in order.
+
+    >>> list(grouped([4, 5, 6], 2))
+    [[4, 5], [6]]
+    """
+    for start in range(0, len(numbers), size):
+        yield numbers[start : start + size]
+
+
+def read_failures(
+    result: Mapping[str, Any] | None, error: str | None, group: list[int]
+) -> dict[int, str]:
+    """Which teachers of a task failed, and why; what no teacher is to blame for is raised."""
+    if result is None:
+        return dict.fromkeys(group, str(error))
+    if result["stop"]:
+        raise PateError(result["stop"])
+    return {int(number): why for number, why in result["failed"].items()}
+
+
+def _task(
+    context: Context, shards: Artifact, made_from: list[str], group: list[int], attempt: int
+) -> Task:
+    return Task(
+        key="teacher-" + "-".join(map(str, group)),
+        function="pate.stages.teach:train_group",
+        payload={
+            "root": str(context.store.root),
+            "shards": str(shards.path),
+            "classes": shards.facts["classes"],
+            "plugin_path": str(context.options.plugin_path or ""),
+            "teachers": [
+                {"number": n, "made_from": made_from[n], **_one(context, n, attempt)} for n in group
+            ],
+        },
+    )
+
+
+def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Trains some teachers, in a worker; each reads its own slice of the records.
+
+    A model that cannot be made, or a disk that is full, is no teacher's failure: it stops the run.
+    """
+    store = Store(root=Path(payload["root"]), reader="teach")
+    shards = Path(payload["shards"])
+    offsets = np.load(shards / "offsets.npy")
+    features = np.load(shards / "features.npy", mmap_mode="r")
+    labels = np.load(shards / "labels.npy", mmap_mode="r")
+    failed: dict[int, str] = {}
+    for each in payload["teachers"]:
+        number = each["number"]
+        part = slice(offsets[number], offsets[number + 1])
+        try:
+            teacher = make(
+                ModelSpec.model_validate(each["model"]),
+                classes=payload["classes"],
+                seed=each["seed"],
+                plugin_path=Path(payload["plugin_path"]) if payload["plugin_path"] else None,
+            )
+        except PateError as error:
+            return {"failed": failed, "stop": str(error)}
+        try:
+            train(teacher, np.array(features[part]), np.array(labels[part]))
+            made_from = each["made_from"]
+            with store.draft("teacher", made_from, level=Level.PRIVATE, durable=False) as draft:
+                save(teacher, draft.path)
+        except StoreError as error:
+            return {"failed": failed, "stop": str(error)}
+        except PateError as error:
+            failed[number] = str(error)
+        except Exception as error:  # its text may quote private records
+            failed[number] = type(error).__name__
+    return {"failed": failed, "stop": None}
+
+
+TEACH = Stage(
+    name="teach",
+    version=_VERSION,
+    needs=("partition",),
+    clearance=Level.PRIVATE,
+    settings=_settings,
+    run=_run,
+)

@@ -1,0 +1,207 @@
+"""vote: what every teacher says of every public input, and how many say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from pate.artifacts import Artifact, Level, Store, StoreError
+from pate.engines import Progress, Task
+from pate.errors import PateError
+from pate.pipeline.recipe import Recipe
+from pate.pipeline.stage import Context, Options, Stage
+from pate.stages.teach import grouped, read_failures, tell_abstentions
+from pate.teachers import (
+    ModelSpec,
+    Teacher,
+    TeacherError,
+    load,
+    model_for,
+    predict_labels,
+    seed_for,
+)
+
+_CHUNK = 4096  # inputs predicted, and queries counted, at a time
+_GROUP = 16
+_ABSTAINS = -1
+
+
+def _settings(recipe: Recipe, options: Options) -> Any:
+    return {"on_error": recipe.teachers.on_error}
+
+
+def _run(context: Context) -> None:
+    """Predictions and counts stay on disk: memory holds one chunk of queries, whatever k is."""
+    teachers = context.inputs["teach"].json("teachers.json")
+    public = context.inputs["data-public"]
+    queries, classes = len(public.array("features.npy")), int(public.facts["classes"])
+    with context.draft(Level.PRIVATE) as draft:
+        predictions = open_memmap(
+            draft.path / "predictions.npy",
+            mode="w+",
+            dtype=np.int32,
+            shape=(len(teachers), queries),
+        )
+        counts = open_memmap(
+            draft.path / "counts.npy", mode="w+", dtype=np.int32, shape=(queries, classes)
+        )
+        voting = [number for number, name in enumerate(teachers) if name is not None]
+        for number in set(range(len(teachers))) - set(voting):
+            predictions[number] = _ABSTAINS
+        with context.options.progress("vote", len(voting), 0) as shown:
+            failed = _collect(context, teachers, voting, draft.path, predictions, counts, shown)
+        predictions.flush()
+        counts.flush()
+        draft.facts.update(context.inputs["teach"].facts)
+        if len(failed) == len(voting):
+            raise TeacherError(f"no teacher could vote; teacher {voting[0]}: {failed[voting[0]]}")
+        tell_abstentions(context, failed)
+
+
+def _collect(
+    context: Context,
+    teachers: list[str | None],
+    voting: list[int],
+    folder: Path,
+    predictions: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    shown: Progress,
+) -> dict[int, str]:
+    """Asks all teachers in groups; who was in a group that was lost is asked alone.
+
+    Guarantees:
+        A teacher abstains on all queries, and for what it did itself: one record still moves one
+        vote on a query.
+    """
+    spec = context.recipe.teachers
+    failed: dict[int, str] = {}
+    groups = list(grouped(voting, 1 if spec.timeout else _GROUP))
+    while groups:
+        tasks = (_task(context, teachers, group, folder) for group in groups)
+        alone: list[int] = []
+        for outcome in context.options.engine.run(tasks, timeout=spec.timeout):
+            group = [int(number) for number in outcome.key.split("-")[1:]]
+            if outcome.error and len(group) > 1:
+                alone += group
+                continue
+            told = _blamed(context.inputs["teach"], outcome.result, outcome.error, group)
+            for number, why in told.items():
+                if spec.on_error != "abstain":
+                    raise TeacherError(f"teacher {number} could not vote: {why}")
+                predictions[number] = _ABSTAINS
+            failed |= told
+            part = folder / f"{outcome.key}.npy"
+            if outcome.result is not None:
+                _count(np.load(part, mmap_mode="r"), group, predictions, counts)
+            part.unlink(missing_ok=True)
+            shown.advance(len(group))
+        groups = list(grouped(alone, 1))
+    return failed
+
+
+def _blamed(
+    teach: Artifact, result: Mapping[str, Any] | None, error: str | None, group: list[int]
+) -> dict[int, str]:
+    try:
+        return read_failures(result, error, group)
+    except PateError as stop:  # a teacher's files are gone or damaged
+        raise StoreError(f"{stop}; remove {teach.path} too, to have it trained again") from None
+
+
+def _count(
+    said: NDArray[np.int32],
+    group: list[int],
+    predictions: NDArray[np.int32],
+    counts: NDArray[np.int32],
+) -> None:
+    """Adds the votes of a group, a chunk of queries at a time."""
+    queries, classes = counts.shape
+    for start in range(0, queries, _CHUNK):
+        block = np.array(said[:, start : start + _CHUNK])
+        for row, number in enumerate(group):
+            predictions[number, start : start + _CHUNK] = block[row]
+        cells = np.arange(block.shape[1]) * classes + block
+        counts[start : start + _CHUNK] += np.bincount(
+            cells[block != _ABSTAINS], minlength=block.shape[1] * classes
+        ).reshape(-1, classes)
+
+
+def _task(context: Context, teachers: list[str | None], group: list[int], folder: Path) -> Task:
+    spec = context.recipe.teachers
+    key = "teachers-" + "-".join(map(str, group))
+    return Task(
+        key=key,
+        function="pate.stages.vote:predict_group",
+        payload={
+            "root": str(context.store.root),
+            "inputs": str(context.inputs["data-public"].path / "features.npy"),
+            "part": str(folder / f"{key}.npy"),
+            "classes": context.inputs["data-public"].facts["classes"],
+            "plugin_path": str(context.options.plugin_path or ""),
+            "teachers": [
+                {
+                    "number": n,
+                    "made_from": teachers[n],
+                    "model": model_for(spec, n).model_dump(mode="json"),
+                    "seed": seed_for(spec, n),
+                }
+                for n in group
+            ],
+        },
+    )
+
+
+def predict_group(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Predictions of some teachers for all inputs, in a worker, a chunk of inputs at a time."""
+    inputs = np.load(payload["inputs"], mmap_mode="r")
+    said = open_memmap(
+        payload["part"],
+        mode="w+",
+        dtype=np.int32,
+        shape=(len(payload["teachers"]), len(inputs)),
+    )
+    failed: dict[int, str] = {}
+    for row, each in enumerate(payload["teachers"]):
+        try:
+            teacher = _load(payload, each)
+            for start in range(0, len(inputs), _CHUNK):
+                chunk = np.array(inputs[start : start + _CHUNK])
+                said[row, start : start + _CHUNK] = predict_labels(
+                    teacher, chunk, classes=payload["classes"]
+                )
+        except StoreError as error:
+            return {"failed": failed, "stop": f"teacher {each['number']}: {error}"}
+        except Exception as error:
+            said[row] = _ABSTAINS  # all of it: half a vote would be a vote
+            failed[each["number"]] = (
+                str(error) if isinstance(error, PateError) else type(error).__name__
+            )
+    said.flush()
+    return {"failed": failed, "stop": None}
+
+
+def _load(payload: Mapping[str, Any], each: Mapping[str, Any]) -> Teacher:
+    """A teacher whose files are as they were written."""
+    store = Store(root=Path(payload["root"]), reader="vote")
+    return load(
+        store.open("teacher", each["made_from"]).path,
+        ModelSpec.model_validate(each["model"]),
+        classes=payload["classes"],
+        seed=each["seed"],
+        plugin_path=Path(payload["plugin_path"]) if payload["plugin_path"] else None,
+    )
+
+
+VOTE = Stage(
+    name="vote",
+    version=1,
+    needs=("teach", "data-public"),
+    clearance=Level.PRIVATE,
+    settings=_settings,
+    run=_run,
+)

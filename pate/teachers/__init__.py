@@ -1,0 +1,60 @@
+"""Any model is a teacher: an object with ``fit(X, y)`` and ``predict(X)``.
+
+Names are loaded when they are first used: a recipe needs the specs and no numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pate.teachers.adapters import make as make
+    from pate.teachers.errors import TeacherError as TeacherError
+    from pate.teachers.persist import load as load
+    from pate.teachers.persist import save as save
+    from pate.teachers.protocol import Teacher as Teacher
+    from pate.teachers.protocol import predict_labels as predict_labels
+    from pate.teachers.protocol import train as train
+    from pate.teachers.spec import ModelSpec as ModelSpec
+    from pate.teachers.spec import TeachersSpec as TeachersSpec
+    from pate.teachers.spec import model_for as model_for
+    from pate.teachers.spec import seed_for as seed_for
+
+_HOMES = {
+    "ModelSpec": "spec",
+    "Teacher": "protocol",
+    "TeacherError": "errors",
+    "TeachersSpec": "spec",
+    "load": "persist",
+    "make": "adapters",
+    "model_for": "spec",
+    "predict_labels": "protocol",
+    "save": "persist",
+    "seed_for": "spec",
+    "train": "protocol",
+}
+
+__all__ = [
+    "ModelSpec",
+    "Teacher",
+    "TeacherError",
+    "TeachersSpec",
+    "load",
+    "make",
+    "model_for",
+    "predict_labels",
+    "save",
+    "seed_for",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pate.teachers' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"pate.teachers.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

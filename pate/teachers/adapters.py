@@ -1,0 +1,149 @@
+"""From a model's name to a teacher: scikit-learn, torch, or the user's own class.
+
+Neither library is imported to find out: an object of a library can exist only where the library
+is loaded already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pate.errors import InvalidInput, PateError
+from pate.plugins import resolve
+from pate.teachers.protocol import Teacher
+from pate.teachers.sklearn_teacher import SklearnTeacher
+from pate.teachers.spec import ENTRY_POINTS, ModelSpec, Training
+from pate.teachers.torch_teacher import TorchTeacher, seeded_torch
+
+# Arguments a class or factory may ask for by name, where the recipe does not give them.
+_SEEDS = ("random_state", "seed")
+_CLASSES = ("classes", "num_classes", "n_classes")
+
+
+def make(model: ModelSpec, *, classes: int, seed: int, plugin_path: Path | None = None) -> Teacher:
+    """An untrained teacher.
+
+    Where the class or factory has an argument ``random_state`` or ``seed``, ``classes``,
+    ``num_classes`` or ``n_classes`` and ``params`` leaves it out, it is given.
+
+    >>> spec = ModelSpec(model="sklearn.tree:DecisionTreeClassifier", params={"max_depth": 3})
+    >>> make(spec, classes=10, seed=7).estimator
+    DecisionTreeClassifier(max_depth=3, random_state=7)
+    """
+    if model.model.partition(":")[0].partition(".")[0] == "torchvision":
+        from pate.vision import torchvision
+
+        torchvision()
+    target = resolve(model.model, path=plugin_path, group=ENTRY_POINTS)
+    return build(target, model, classes=classes, seed=seed)
+
+
+def build(target: Any, training: Training, *, classes: int, seed: int) -> Teacher:
+    """An untrained teacher from a class or a factory.
+
+    Guarantees:
+        Each call gives a teacher of its own. An object named in place of a class would be shared,
+        and then one record could reach several teachers: it is refused.
+    """
+    name = getattr(target, "__qualname__", type(target).__qualname__)
+    if not callable(target) or is_torch_module(target) or is_sklearn(target):
+        raise InvalidInput(
+            f"the model is one {name} object; name its class or a function that makes one, so that "
+            "every teacher is its own"
+        )
+    arguments = dict(training.params) | _asked_for(target, training.params, classes, seed)
+    with contextlib.ExitStack() as stack:
+        if "torch" in sys.modules:
+            stack.enter_context(seeded_torch(seed))
+        made = _call(target, arguments, name=name)  # torch draws the first weights here
+    if is_torch_module(made) and not _is_teacher(made):
+        return TorchTeacher(made, training=training, classes=classes, seed=seed)
+    if not _is_teacher(made):
+        raise InvalidInput(
+            f"the model {name} makes a {type(made).__name__}, which has no fit and predict; "
+            "a teacher has both, or is a torch module"
+        )
+    if is_sklearn(made):
+        _seed_parts(made, seed)
+        return SklearnTeacher(made, home=_home(target))
+    teacher: Teacher = made
+    return teacher
+
+
+def takes_seed(target: Any) -> bool:
+    """Whether a class or factory has an argument for a seed."""
+    return bool(_asked_for(target, {}, 0, 0).keys() & set(_SEEDS))
+
+
+def _home(target: Any) -> str:
+    """The module a class or factory was written in."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    return str(getattr(target, "__module__", ""))
+
+
+def is_torch_module(thing: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(thing, torch.nn.Module)
+
+
+def is_sklearn(thing: Any) -> bool:
+    base = sys.modules.get("sklearn.base")
+    return base is not None and isinstance(thing, base.BaseEstimator)
+
+
+def _is_teacher(thing: Any) -> bool:
+    return all(callable(getattr(thing, name, None)) for name in ("fit", "predict"))
+
+
+def _asked_for(target: Any, params: Any, classes: int, seed: int) -> dict[str, Any]:
+    try:
+        accepted = _arguments(target)
+    except TypeError:  # of a callable object that cannot be a key
+        accepted = _arguments.__wrapped__(target)
+    offers = dict.fromkeys(_SEEDS, seed) | dict.fromkeys(_CLASSES, classes)
+    return {
+        name: value for name, value in offers.items() if name in accepted and name not in params
+    }
+
+
+@functools.lru_cache(maxsize=64)
+def _arguments(target: Any) -> frozenset[str]:
+    """The names of what a class or factory takes; looked up once, not for every teacher."""
+    try:
+        return frozenset(inspect.signature(target).parameters)
+    except (TypeError, ValueError):  # some compiled classes have no signature
+        return frozenset()
+
+
+def _call(target: Callable[..., Any], arguments: dict[str, Any], *, name: str) -> Any:
+    try:
+        made = target(**arguments)
+        if is_sklearn(made) and hasattr(made, "_validate_params"):
+            made._validate_params()  # else a bad parameter is found only in fit, where none may say
+        return made
+    except PateError:
+        raise
+    except Exception as error:  # no data has been seen: the reason can be told
+        reason = "".join(str(error).strip().splitlines()[:1])
+        raise InvalidInput(
+            f"the model {name} cannot be made with params {sorted(arguments)}: "
+            f"{type(error).__name__}: {reason}"
+        ) from error
+
+
+def _seed_parts(estimator: Any, seed: int) -> None:
+    """Seeds what is still unseeded, also inside pipelines and ensembles."""
+    unseeded = {
+        name: seed
+        for name, value in estimator.get_params(deep=True).items()
+        if value is None and name.rpartition("__")[2] == "random_state"
+    }
+    if unseeded:
+        estimator.set_params(**unseeded)

@@ -1,0 +1,192 @@
+"""Trained teachers on disk: skops, safetensors, npz and JSON; never pickle.
+
+A folder holds ``teacher.json`` (which format) and the format's own files. What to import comes
+from the recipe: the folder names formats only.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pate.errors import InvalidInput, PateError
+from pate.teachers.adapters import is_torch_module, make
+from pate.teachers.archive import pack, unpack
+from pate.teachers.protocol import Teacher, guarded
+from pate.teachers.sklearn_teacher import SklearnTeacher
+from pate.teachers.spec import ModelSpec
+from pate.teachers.torch_teacher import TorchTeacher
+
+_HEADER = "teacher.json"
+_SKOPS = "model.skops"
+_TENSORS = "model.safetensors"
+_ARRAYS = "arrays.npz"
+_OWN = "own"  # the folder a class's own save() writes into
+
+
+def save(teacher: Teacher, folder: Path) -> dict[str, Any]:
+    """Writes a trained teacher into a folder; returns what ``teacher.json`` says.
+
+    A class's own ``save(folder)`` and ``load(folder)`` are used where it has both. The same model
+    gives the same bytes, except where a class writes its own.
+
+    Guarantees:
+        A trained teacher is PRIVATE: the folder must be one that only its owner can read.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    header = _write(teacher, folder)
+    (folder / _HEADER).write_text(json.dumps(header, sort_keys=True), encoding="utf-8")
+    return header
+
+
+def load(
+    folder: Path, model: ModelSpec, *, classes: int, seed: int, plugin_path: Path | None = None
+) -> Teacher:
+    """The teacher that :func:`save` wrote, for the model the recipe names."""
+    return restore(make(model, classes=classes, seed=seed, plugin_path=plugin_path), folder)
+
+
+def restore(fresh: Teacher, folder: Path) -> Teacher:
+    """A fresh, untrained teacher becomes the one in the folder; use the result."""
+    try:
+        header = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
+        kind = header["format"]
+    except FileNotFoundError:
+        raise InvalidInput(f"there is no saved teacher in {folder}; train it first") from None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise _damaged(folder) from None
+    if kind != _format(fresh) and not (kind == "constant" and isinstance(fresh, SklearnTeacher)):
+        raise InvalidInput(
+            f"{folder} holds a teacher saved as {kind!r}, and the recipe's model is saved as "
+            f"{_format(fresh)!r}; train it again"
+        )
+    try:
+        return _read(fresh, folder, header)
+    except PateError:
+        raise
+    except (ValueError, KeyError, TypeError):
+        raise _damaged(folder) from None
+
+
+def _damaged(folder: Path) -> InvalidInput:
+    return InvalidInput(f"{folder / _HEADER} is damaged; train the teacher again")
+
+
+def _format(teacher: Any) -> str:
+    core = teacher.estimator if isinstance(teacher, SklearnTeacher) else teacher
+    if all(callable(getattr(core, name, None)) for name in ("save", "load")):
+        return "own"
+    if isinstance(teacher, SklearnTeacher):
+        return "skops"
+    if isinstance(teacher, TorchTeacher) or is_torch_module(teacher):
+        return "safetensors"
+    return "arrays"
+
+
+def _write(teacher: Any, folder: Path) -> dict[str, Any]:
+    kind = _format(teacher)
+    if isinstance(teacher, SklearnTeacher) and teacher.only_label is not None:
+        return {"format": "constant", "label": teacher.only_label}
+    if kind == "own":
+        (folder / _OWN).mkdir(exist_ok=True)
+        core = teacher.estimator if isinstance(teacher, SklearnTeacher) else teacher
+        guarded("save", lambda: core.save(folder / _OWN), private=True)
+    elif kind == "skops":
+        (folder / _SKOPS).write_bytes(pack(teacher.estimator, home=teacher.home))
+    elif kind == "safetensors":
+        _write_tensors(_module(teacher), folder / _TENSORS)
+    else:
+        return {"format": kind, "values": _write_arrays(teacher, folder / _ARRAYS)}
+    return {"format": kind}
+
+
+def _read(fresh: Any, folder: Path, header: dict[str, Any]) -> Teacher:
+    kind = header["format"]
+    if kind == "constant":
+        fresh.only_label = int(header["label"])
+    elif kind == "own":
+        core = fresh.estimator if isinstance(fresh, SklearnTeacher) else fresh
+        # A class method returns a teacher; a plain method may fill in its own object.
+        loaded = guarded("load", lambda: core.load(folder / _OWN), private=True)
+        if loaded is not None and isinstance(fresh, SklearnTeacher):
+            fresh.estimator = loaded
+        elif loaded is not None:
+            fresh = loaded
+    elif kind == "skops":
+        fresh.estimator = unpack(folder / _SKOPS, home=fresh.home)
+    elif kind == "safetensors":
+        _read_tensors(_module(fresh), folder / _TENSORS)
+    else:
+        _read_arrays(fresh, folder / _ARRAYS, header["values"])
+    teacher: Teacher = fresh
+    return teacher
+
+
+def _module(teacher: Any) -> Any:
+    return teacher.module if isinstance(teacher, TorchTeacher) else teacher
+
+
+def _write_tensors(module: Any, file: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    state = module.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor) or torch.nn.parameter.is_lazy(value):
+            raise InvalidInput(
+                f"{name!r} of the module {type(module).__name__} is not a tensor with a size; "
+                "give the class fit, predict, save(folder) and load(folder) of its own"
+            )
+    # Copies: safetensors wants every tensor whole and in memory of its own, also tied weights.
+    save_file({k: v.detach().cpu().clone().contiguous() for k, v in state.items()}, file)
+
+
+def _read_tensors(module: Any, file: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        module.load_state_dict(load_file(file))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise InvalidInput(
+            f"{file} does not hold the weights of this {type(module).__name__} "
+            f"({type(error).__name__}); train it again"
+        ) from None
+    module.eval()
+
+
+def _write_arrays(teacher: Any, file: Path) -> dict[str, Any]:
+    arrays: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    name = type(teacher).__name__
+    advice = "give the class methods save(folder) and load(folder)"
+    if not hasattr(teacher, "__dict__"):
+        raise InvalidInput(f"{name} keeps its attributes in slots, which cannot be saved; {advice}")
+    for attribute, value in vars(teacher).items():
+        if value is None or type(value) in (bool, int, float, str):
+            values[attribute] = value
+        elif isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+            arrays[f"a_{attribute}"] = value  # the prefix keeps names off savez's own arguments
+        else:
+            raise InvalidInput(
+                f"{name}.{attribute} is a {type(value).__name__}, and only arrays, numbers and "
+                f"text can be saved; {advice}"
+            )
+    np.savez(file, allow_pickle=False, **arrays)
+    return values
+
+
+def _read_arrays(fresh: Any, file: Path, values: dict[str, Any]) -> None:
+    try:
+        # numpy leaves a damaged file open if it opened it itself
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+            arrays = {name.removeprefix("a_"): stored[name] for name in stored.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        raise InvalidInput(f"{file} is damaged or missing; train the teacher again") from None
+    fresh.__dict__.clear()
+    fresh.__dict__.update(values)
+    fresh.__dict__.update({k: v if v.ndim else v[()] for k, v in arrays.items()})

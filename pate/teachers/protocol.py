@@ -1,0 +1,127 @@
+"""What a teacher is, and the two guarded calls through which the framework uses one.
+
+A model that trains on private records may say anything: print a record, warn about a label, quote
+a value in an exception. Here its words stop, and its predictions are checked before they count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pate.errors import PateError
+from pate.teachers.errors import TeacherError
+
+
+@runtime_checkable
+class Teacher(Protocol):
+    """Any object that learns from records with labels 0 … classes − 1 and predicts such labels."""
+
+    def fit(self, X: Any, y: Any) -> Any: ...
+
+    def predict(self, X: Any) -> ArrayLike: ...
+
+
+def train(teacher: Teacher, X: ArrayLike, y: ArrayLike, *, private: bool = True) -> None:
+    """Fits a teacher to its shard: records (n, …), labels (n,).
+
+    Guarantees:
+        With ``private`` an error says where in the code the model failed and never what it said;
+        what the model prints or warns is dropped.
+    """
+    records, labels = np.asarray(X), np.asarray(y)
+    if len(labels) == 0:
+        raise TeacherError("its shard holds no records; use fewer teachers")
+    if labels.ndim != 1 or len(records) != len(labels):
+        raise TeacherError(f"records {records.shape} and labels {labels.shape} do not go together")
+    if labels.dtype.kind not in "iu":
+        raise TeacherError(f"labels have type {labels.dtype}; they must be whole numbers")
+    labels = labels.astype(np.int64, copy=False)
+    guarded("fit", lambda: teacher.fit(records, labels), private=private)
+
+
+def predict_labels(
+    teacher: Teacher, X: ArrayLike, *, classes: int, private: bool = True
+) -> NDArray[np.int64]:
+    """One label in 0 … classes − 1 for every record.
+
+    Guarantees:
+        A prediction that is no label raises :class:`TeacherError` and never becomes a vote, so a
+        teacher casts at most one vote on a query. The text holds no predicted value.
+    """
+    records = np.asarray(X)
+    answer = guarded("predict", lambda: np.asarray(teacher.predict(records)), private=private)
+    return checked_labels(answer, records=len(records), classes=classes)
+
+
+def checked_labels(answer: NDArray[Any], *, records: int, classes: int) -> NDArray[np.int64]:
+    """The answer as labels, or the rule it breaks."""
+    if answer.shape != (records,):
+        raise TeacherError(
+            f"predict returned shape {answer.shape}; it must return one label for each record, "
+            f"shape ({records},)"
+        )
+    if answer.dtype.kind not in "iufb":
+        raise TeacherError(f"predict returned type {answer.dtype}; labels are whole numbers")
+    if answer.dtype.kind == "f" and not np.array_equal(answer, np.trunc(answer)):  # NaN too
+        raise TeacherError("predict returned fractions or NaN; labels are whole numbers")
+    if records and not (answer.min() >= 0 and answer.max() < classes):
+        raise TeacherError(
+            f"predict returned a class that does not exist; labels are 0 … {classes - 1}"
+        )
+    return answer.astype(np.int64)
+
+
+def probabilities(teacher: Any, X: ArrayLike, *, classes: int) -> NDArray[np.float64]:
+    """``predict_proba`` with a column for every class, also those the model never saw."""
+    records = np.asarray(X)
+    answer = guarded(
+        "predict_proba",
+        lambda: np.asarray(teacher.predict_proba(records), dtype=np.float64),
+        private=False,
+    )
+    seen = np.asarray(getattr(teacher, "classes_", np.arange(classes)))
+    if answer.shape != (len(records), len(seen)):
+        raise TeacherError(
+            f"predict_proba returned shape {answer.shape}; it must be ({len(records)}, {len(seen)})"
+        )
+    table = np.zeros((len(records), classes))
+    table[:, checked_labels(seen, records=len(seen), classes=classes)] = answer
+    return table
+
+
+def guarded(name: str, call: Callable[[], Any], *, private: bool) -> Any:
+    """Runs a model's own code: its words are dropped, its exceptions become one sentence."""
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            return call()
+    except PateError:
+        raise
+    except (Exception, SystemExit) as error:
+        failure = f"{name} raised {type(error).__name__}{_place(error)}"
+        said = "" if private else "".join(str(error).strip().splitlines()[:1])
+    # Raised outside the handler, so that no chained traceback quotes the model's own words.
+    raise TeacherError(f"{failure}: {said}" if said else failure)
+
+
+def _place(error: BaseException) -> str:
+    """The file and line an exception comes from."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    file = Path(trace.tb_frame.f_code.co_filename)
+    return f" in {'/'.join(file.parts[-2:])} line {trace.tb_lineno}"

@@ -1,0 +1,155 @@
+"""A torch module as a teacher: a plain training loop that leaves torch's global state alone."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pate.teachers.errors import TeacherError
+from pate.teachers.spec import Training
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+CHUNK = 1024  # records in one forward pass of a prediction
+
+
+@contextlib.contextmanager
+def seeded_torch(seed: int) -> Iterator[None]:
+    """Inside, torch's CPU generator starts from ``seed``; outside, it is as it was."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+@final
+class TorchTeacher:
+    """Trains any module from records (n, …) as float32 to logits (n, classes), by cross entropy.
+
+    Layers whose size is found at first use (``LazyLinear``), BatchNorm and dropout are fine. The
+    same seed gives the same weights on one machine with one thread. ``sgd`` has momentum 0.9.
+    """
+
+    def __init__(self, module: nn.Module, *, training: Training, classes: int, seed: int) -> None:
+        self.module = module
+        self.training = training
+        self.classes = classes
+        self.seed = seed
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> TorchTeacher:
+        """Trains from the weights the module has."""
+        import torch
+
+        records = self._records(X)
+        labels = torch.from_numpy(np.array(y, dtype=np.int64))
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
+            raise TeacherError(f"a label does not exist; labels are 0 … {self.classes - 1}")
+        with seeded_torch(self.seed):
+            self._find_sizes(records)
+            self._run(records, labels)
+        self.module.eval()
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[np.int64]:
+        """The class of the largest logit; the first of equals."""
+        return np.asarray(self._logits(X).argmax(dim=1).numpy(), dtype=np.int64)
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """The softmax of the logits."""
+        return np.asarray(self._logits(X).double().softmax(dim=1).numpy(), dtype=np.float64)
+
+    def _run(self, records: torch.Tensor, labels: torch.Tensor) -> None:
+        import torch
+
+        spec = self.training
+        order = torch.Generator().manual_seed(self.seed)
+        optimizer = _optimizer(self.module, spec)
+        doubles = any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in self._modules())
+        self.module.train()
+        for epoch in range(spec.epochs):
+            total = 0.0
+            for batch in _batches(torch.randperm(len(labels), generator=order), spec.batch_size):
+                if doubles and len(batch) == 1:  # BatchNorm has no variance of one record
+                    batch = batch.repeat(2)
+                optimizer.zero_grad()
+                logits = self._checked(self.module(records[batch]), len(batch))
+                loss = torch.nn.functional.cross_entropy(logits, labels[batch])
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                total += float(loss.detach())
+            if not math.isfinite(total):
+                raise TeacherError(f"the loss is not finite in epoch {epoch + 1}; lower 'lr'")
+
+    def _logits(self, X: ArrayLike) -> torch.Tensor:
+        import torch
+
+        self.module.eval()
+        records = np.asarray(X)
+        parts = []
+        with torch.no_grad():
+            for start in range(0, len(records), CHUNK):
+                chunk = self._records(records[start : start + CHUNK])
+                parts.append(self._checked(self.module(chunk), len(chunk)))
+        return torch.cat(parts) if parts else torch.zeros(0, self.classes)
+
+    def _records(self, X: ArrayLike) -> torch.Tensor:
+        import torch
+
+        # A copy: torch has no read-only tensors, and shards are read-only maps of files.
+        return torch.from_numpy(np.array(X, dtype=np.float32))
+
+    def _find_sizes(self, records: torch.Tensor) -> None:
+        """One pass without training gives lazy layers their size, before the optimizer asks."""
+        import torch
+
+        parameters = [*self.module.parameters(), *self.module.buffers()]
+        if any(torch.nn.parameter.is_lazy(parameter) for parameter in parameters):
+            self.module.eval()
+            with torch.no_grad():
+                self.module(records[:1])
+
+    def _checked(self, logits: Any, records: int) -> torch.Tensor:
+        shape = tuple(getattr(logits, "shape", ()))
+        if shape != (records, self.classes):
+            raise TeacherError(
+                f"the module {type(self.module).__name__} returned {shape or type(logits).__name__}"
+                f" for {records} records; it must return logits of shape (records, {self.classes})"
+            )
+        return logits  # type: ignore[no-any-return]
+
+    def _modules(self) -> Iterator[nn.Module]:
+        return self.module.modules()
+
+
+def _batches(order: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """The order cut into batches; a single record left over joins the batch before."""
+    import torch
+
+    batches = [order[start : start + size] for start in range(0, len(order), size)]
+    if size > 1 and len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+def _optimizer(module: nn.Module, spec: Training) -> torch.optim.Optimizer:
+    import torch
+
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if not parameters:
+        raise TeacherError(f"the module {type(module).__name__} has no parameters to train")
+    decay = spec.weight_decay
+    match spec.optimizer:
+        case "sgd":
+            return torch.optim.SGD(parameters, lr=spec.lr, momentum=0.9, weight_decay=decay)
+        case "adam":
+            return torch.optim.Adam(parameters, lr=spec.lr, weight_decay=decay)
+        case "adamw":
+            return torch.optim.AdamW(parameters, lr=spec.lr, weight_decay=decay)

@@ -1,0 +1,312 @@
+"""A contract suite for your own teachers: call it in a test of your own.
+
+>>> from sklearn.tree import DecisionTreeClassifier
+>>> check_teacher(DecisionTreeClassifier)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import random
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pate.errors import PateError
+from pate.teachers.adapters import build, takes_seed
+from pate.teachers.persist import restore, save
+from pate.teachers.protocol import Teacher, checked_labels
+from pate.teachers.sklearn_teacher import SklearnTeacher
+from pate.teachers.spec import Training
+from pate.teachers.torch_teacher import TorchTeacher
+
+_Array = NDArray[Any]
+
+
+def check_teacher(
+    factory_or_class: Any,
+    *,
+    classes: int = 3,
+    features: int = 8,
+    records: int = 60,
+    seed: int = 0,
+    params: dict[str, Any] | None = None,
+) -> None:
+    """Holds a teacher class, or a factory of teachers, to every rule the framework relies on.
+
+    scikit-learn classes, torch modules and your own classes are built as a recipe builds them.
+    The data are made up, so messages may quote them. Raises AssertionError with one line for each
+    rule that is broken.
+    """
+    training = Training(params=params or {})
+    make = functools.partial(build, factory_or_class, training, classes=classes, seed=seed)
+    name = getattr(factory_or_class, "__qualname__", type(factory_or_class).__qualname__)
+    bench = _Bench(
+        make=make,
+        takes_seed=takes_seed(factory_or_class),
+        classes=classes,
+        features=features,
+        records=records,
+        seed=seed,
+    )
+    with warnings.catch_warnings(), _one_torch_thread():
+        warnings.simplefilter("ignore")
+        failures = _failures(bench)
+    if failures:
+        rules = "a rule" if len(failures) == 1 else f"{len(failures)} rules"
+        lines = "".join(f"\n  - {failure}" for failure in failures)
+        raise AssertionError(f"{name} breaks {rules} of a teacher:{lines}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bench:
+    """A factory of teachers and made-up data to try them on."""
+
+    make: Callable[[], Teacher]
+    takes_seed: bool
+    classes: int
+    features: int
+    records: int
+    seed: int
+
+    def seeded(self, teacher: Teacher) -> bool:
+        """Whether one seed must give one teacher: the framework seeds it, or it takes a seed."""
+        return self.takes_seed or isinstance(teacher, (SklearnTeacher, TorchTeacher))
+
+    def data(
+        self, *, salt: int = 0, labels: tuple[int, ...] | None = None
+    ) -> tuple[_Array, _Array]:
+        """Records around one centre for each label, so that there is something to learn."""
+        rng = np.random.default_rng([self.seed, salt])
+        y = np.resize(np.arange(self.classes) if labels is None else labels, self.records)
+        centres = np.random.default_rng(self.seed).normal(size=(self.classes, self.features))
+        return 2 * centres[y] + rng.normal(size=(self.records, self.features)), y.astype(np.int64)
+
+    def trained(self, *, salt: int = 0, labels: tuple[int, ...] | None = None) -> Teacher:
+        teacher = self.make()
+        teacher.fit(*self.data(salt=salt, labels=labels))
+        return teacher
+
+    def ask(self, teacher: Teacher, *, salt: int = 1) -> _Array:
+        queries, _ = self.data(salt=salt)
+        answer = np.asarray(teacher.predict(queries))
+        return checked_labels(answer, records=len(queries), classes=self.classes)
+
+
+class _Broken(Exception):
+    """A rule does not hold; the text says how."""
+
+
+def _failures(bench: _Bench) -> list[str]:
+    silence = io.StringIO()
+    failures: list[str] = []
+    for number, (name, rule) in enumerate(_RULES.items()):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.redirect_stdout(silence),
+            contextlib.redirect_stderr(silence),
+        ):
+            try:
+                rule(bench, Path(folder))
+            except (_Broken, PateError) as error:
+                failures.append(f"{name}: {error}")
+            except (Exception, SystemExit) as error:
+                reason = "".join(str(error).strip().splitlines()[:1])
+                failures.append(f"{name}: it raised {type(error).__name__}: {reason}")
+        if failures and number == 0:
+            break  # what cannot learn or answer at all cannot be examined further
+    return failures
+
+
+def _fits_and_predicts(bench: _Bench, folder: Path) -> None:
+    bench.ask(bench.trained())
+
+
+def _answers_any_number(bench: _Bench, folder: Path) -> None:
+    teacher = bench.trained()
+    queries, _ = bench.data(salt=1)
+    for count in (1, 2):
+        answer = np.asarray(teacher.predict(queries[:count]))
+        checked_labels(answer, records=count, classes=bench.classes)
+
+
+def _bears_unseen_labels(bench: _Bench, folder: Path) -> None:
+    bench.ask(bench.trained(labels=(0, bench.classes - 1)))
+
+
+def _bears_one_class(bench: _Bench, folder: Path) -> None:
+    bench.ask(bench.trained(labels=(bench.classes - 1,)))
+
+
+def _bears_read_only_data(bench: _Bench, folder: Path) -> None:
+    teacher = bench.make()
+    X, y = bench.data()
+    X.setflags(write=False)
+    y.setflags(write=False)
+    teacher.fit(X, y)
+    teacher.predict(X)
+
+
+def _leaves_data_alone(bench: _Bench, folder: Path) -> None:
+    teacher = bench.make()
+    X, y = bench.data()
+    before = X.copy(), y.copy()
+    teacher.fit(X, y)
+    teacher.predict(X)
+    if not (np.array_equal(X, before[0]) and np.array_equal(y, before[1])):
+        raise _Broken("fit or predict changed the arrays it was given")
+
+
+def _same_seed_same_teacher(bench: _Bench, folder: Path) -> None:
+    first, second = bench.trained(), bench.trained()
+    if bench.seeded(first) and not np.array_equal(bench.ask(first), bench.ask(second)):
+        raise _Broken(
+            "two teachers with one seed and the same data predict differently; draw from its "
+            "'random_state' or 'seed' alone"
+        )
+
+
+def _survives_saving(bench: _Bench, folder: Path) -> None:
+    for name, labels in (("all", None), ("one", (bench.classes - 1,))):
+        teacher = bench.trained(labels=labels)
+        before = bench.ask(teacher)
+        save(teacher, folder / name)
+        if not np.array_equal(before, bench.ask(teacher)):
+            raise _Broken("saving changed its predictions")
+        if not np.array_equal(before, bench.ask(restore(bench.make(), folder / name))):
+            raise _Broken("it predicts differently after it was saved and loaded")
+
+
+def _predict_changes_nothing(bench: _Bench, folder: Path) -> None:
+    teacher = bench.trained()
+    state = _state(teacher)
+    first = bench.ask(teacher)
+    bench.ask(teacher, salt=2)
+    if not np.array_equal(first, bench.ask(teacher)):
+        raise _Broken("the same records are predicted differently after other predictions")
+    if state != _state(teacher):
+        raise _Broken("predict changes attributes of the teacher")
+
+
+def _teachers_are_independent(bench: _Bench, folder: Path) -> None:
+    """Guarantees: a record that reached another teacher through shared state would count twice."""
+    first = bench.trained()
+    before, state = bench.ask(first), _state(first)
+    second = bench.trained(salt=3, labels=(0, 1))
+    if first is second:
+        raise _Broken("the factory gives the same object twice")
+    alone = bench.ask(second)
+    if state != _state(first) or not np.array_equal(before, bench.ask(first)):
+        raise _Broken("training a second teacher changes the first; do not share state in a class")
+    bench.trained(salt=4)
+    if not bench.seeded(first):
+        return  # it may differ by chance
+    if not np.array_equal(alone, bench.ask(bench.trained(salt=3, labels=(0, 1)))):
+        raise _Broken("what one teacher learns depends on others trained before it")
+
+
+def _says_nothing(bench: _Bench, folder: Path) -> None:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        bench.ask(bench.trained())
+    if said.getvalue():
+        raise _Broken("fit or predict prints; what a teacher says about its records is private")
+
+
+def _leaves_global_random_state(bench: _Bench, folder: Path) -> None:
+    with _random_states_kept() as states:
+        before = states()
+        bench.ask(bench.trained())
+        changed = [name for name, state in states().items() if state != before.get(name, state)]
+    if changed:
+        raise _Broken(
+            f"it draws from the global random state of {' and '.join(changed)}; "
+            "use a generator of its own"
+        )
+
+
+_RULES: dict[str, Callable[[_Bench, Path], None]] = {
+    "fit and predict": _fits_and_predicts,
+    "any number of records": _answers_any_number,
+    "labels its shard never saw": _bears_unseen_labels,
+    "a shard of one class": _bears_one_class,
+    "read-only data": _bears_read_only_data,
+    "data left as they are": _leaves_data_alone,
+    "one seed, one teacher": _same_seed_same_teacher,
+    "save and load": _survives_saving,
+    "predict only reads": _predict_changes_nothing,
+    "independent teachers": _teachers_are_independent,
+    "silence": _says_nothing,
+    "global random state": _leaves_global_random_state,
+}
+
+
+@contextlib.contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """As in a worker. Small models are slower, and less repeatable, with several."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _random_states_kept() -> Iterator[Callable[[], dict[str, str]]]:
+    """Gives a function that reads the global random states; puts them back at the end."""
+    torch = sys.modules.get("torch")
+    python, numpy_ = random.getstate(), np.random.get_state()  # noqa: NPY002
+    torchs = torch.get_rng_state() if torch else None
+
+    def states() -> dict[str, str]:
+        found = {"random": repr(random.getstate()), "numpy": _text(np.random.get_state())}  # noqa: NPY002
+        if torch is not None:
+            found["torch"] = torch.get_rng_state().numpy().tobytes().hex()
+        return found
+
+    try:
+        yield states
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_)  # noqa: NPY002
+        if torch is not None and torchs is not None:
+            torch.set_rng_state(torchs)
+
+
+def _state(teacher: Any) -> str:
+    """What a teacher is made of, as text to compare: arrays, tensors, numbers and text."""
+    if isinstance(teacher, TorchTeacher):
+        teacher = teacher.module
+    if isinstance(teacher, SklearnTeacher):
+        teacher = teacher.estimator
+    if hasattr(teacher, "state_dict"):
+        return _text(teacher.state_dict())
+    return _text(getattr(teacher, "__dict__", {}))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+        return f"{value.dtype}{value.shape}{value.tobytes().hex()}"
+    if isinstance(value, dict):
+        return ",".join(f"{key}={_text(item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ",".join(_text(item) for item in value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
+        return _text(value.detach().cpu().double().numpy())
+    return type(value).__name__  # an object of another kind: its predictions speak for it

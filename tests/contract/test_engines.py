@@ -1,0 +1,348 @@
+"""What every engine promises, on every built-in engine; then what only processes can promise."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pate.engines import Task, make_engine
+from pate.errors import InvalidInput
+
+JOBS = Path(__file__).parents[1] / "unit" / "engines"
+ENGINES = ["serial", "processes:1", "processes:2"]
+
+pytestmark = pytest.mark.usefixtures("jobs")
+
+
+@pytest.fixture
+def jobs(monkeypatch):
+    monkeypatch.syspath_prepend(str(JOBS))
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request):
+    return make_engine(request.param)
+
+
+def job(name, key="only", *, weight=1.0, **payload):
+    return Task(key=key, function=f"jobs:{name}", payload=payload, weight=weight)
+
+
+def only(outcomes):
+    (outcome,) = outcomes
+    return outcome
+
+
+def alive(pid):
+    """Whether the process runs; a zombie does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status not in "ZX"
+
+
+def wait_until(condition, seconds=10.0):
+    """Waits; the seconds it took, or a failure."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < seconds, "waited in vain"
+        time.sleep(0.01)
+    return time.monotonic() - start
+
+
+# ------------------------------------------------------------------ every engine
+
+
+def test_every_task_has_one_outcome(engine):
+    tasks = [job("double", f"job-{n}", n=n, weight=n % 7) for n in range(50)]
+    outcomes = list(engine.run(tasks))
+    assert len(outcomes) == 50
+    results = {outcome.key: outcome.result for outcome in outcomes}
+    assert results == {f"job-{n}": {"double": 2 * n} for n in range(50)}
+    assert all(o.error is None and o.attempts == 1 and o.seconds >= 0 for o in outcomes)
+
+
+def test_no_tasks_no_outcomes(engine):
+    assert list(engine.run([])) == []
+
+
+def test_what_arrives_does_not_depend_on_the_engine(engine):
+    payload = {"tuple": (1, 2), 3: None, "text": "ε\n\x00\ud800", "number": 0.1 + 0.2, "big": 2**80}
+    task = Task(key="k", function="jobs:echo", payload=payload)
+    got = only(engine.run([task])).result["got"]
+    assert got == {
+        "tuple": [1, 2], "3": None, "text": "ε\n\x00\ud800", "number": 0.1 + 0.2, "big": 2**80
+    }  # fmt: skip
+
+
+def test_a_large_payload_and_result_pass(engine):
+    text = "x" * 3_000_000
+    assert only(engine.run([job("echo", text=text)])).result == {"got": {"text": text}}
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "where"),
+    [
+        ("fail", "ValueError", "in fail"),
+        ("refuse", "InvalidInput: scale is -1; it must be positive", "in refuse"),
+        ("leave", "SystemExit", "in leave"),
+    ],
+)
+def test_an_exception_is_an_outcome_without_private_words(engine, name, error, where):
+    outcome = only(engine.run([job(name)]))
+    assert (outcome.result, outcome.error, outcome.attempts) == (None, error, 1)
+    assert outcome.where.startswith("engines/jobs.py:")
+    assert outcome.where.endswith(where)
+    assert "SECRET" not in repr(outcome)
+
+
+def test_any_error_of_ours_keeps_its_sentence(engine):
+    outcome = only(engine.run([job("refuse_budget")]))
+    assert outcome.error.startswith("BudgetExceeded: this charge would bring ε to 2,")
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("jobs:not_a_dict", "jobs:not_a_dict returned list"),
+        ("jobs:not_json", "not plain JSON data (TypeError)"),
+        ("jobs:nothing_here", "check that 'jobs' defines it"),
+        ("jobs:NOT_A_FUNCTION", "is not a function"),
+        ("no_such_module_at_all:f", "there is no module 'no_such_module_at_all'"),
+    ],
+)
+def test_a_function_that_breaks_the_rules_is_named(engine, function, words):
+    outcome = only(engine.run([Task(key="k", function=function, payload={})]))
+    assert outcome.result is None
+    assert outcome.error.startswith("InvalidInput: ")
+    assert words in outcome.error
+
+
+def test_a_failure_leaves_the_others_alone(engine):
+    tasks = [job("fail" if n % 3 == 0 else "double", str(n), n=n) for n in range(12)]
+    errors = {int(o.key): o.error for o in engine.run(tasks)}
+    assert errors == {n: "ValueError" if n % 3 == 0 else None for n in range(12)}
+
+
+def test_retries_until_it_works(engine, tmp_path):
+    outcome = only(
+        engine.run([job("count_tries", file=str(tmp_path / "f"), works_at=3)], retries=4)
+    )
+    assert (outcome.result, outcome.error, outcome.attempts) == ({"tries": 3}, None, 3)
+
+
+def test_retries_end(engine, tmp_path):
+    file = tmp_path / "f"
+    outcome = only(engine.run([job("count_tries", file=str(file), works_at=9)], retries=2))
+    assert (outcome.result, outcome.error, outcome.attempts) == (None, "RuntimeError", 3)
+    assert len(file.read_text().splitlines()) == 3
+
+
+def test_tasks_are_taken_as_they_are_needed(engine):
+    """An endless source is fine, and the driver runs at most a fixed window ahead of it."""
+    taken = 0
+
+    def endless():
+        nonlocal taken
+        while True:
+            taken += 1
+            yield job("double", str(taken), n=taken)
+
+    outcomes = engine.run(endless())
+    for finished in range(1, 301):
+        next(outcomes)
+        assert taken - finished <= 1024 + 4
+    outcomes.close()
+    with pytest.raises(StopIteration):
+        next(outcomes)
+
+
+def test_an_error_in_the_source_reaches_the_caller(engine):
+    def broken():
+        yield job("double", n=1)
+        raise LookupError("the source")
+
+    with pytest.raises(LookupError, match="the source"):
+        list(engine.run(broken()))
+
+
+@pytest.mark.parametrize("limits", [{"retries": -1}, {"retries": 1.5}, {"timeout": 0.0}])
+def test_limits_without_meaning_are_refused_at_once(engine, limits):
+    with pytest.raises(InvalidInput, match=r"retries is|timeout is"):
+        engine.run([], **limits)
+
+
+@pytest.mark.parametrize("text", ["serial", "processes:2"])
+def test_overhead_of_2000_trivial_tasks(text, capsys):
+    start = time.perf_counter()
+    tasks = (job("double", str(n), n=n) for n in range(2000))
+    outcomes = list(make_engine(text).run(tasks))
+    each = (time.perf_counter() - start) / 2000
+    assert sum(outcome.result["double"] for outcome in outcomes) == 2000 * 1999
+    with capsys.disabled():
+        print(f"\n{text}: {1000 * each:.3f} ms of overhead for each of 2000 tasks")
+
+
+# ------------------------------------------------------------------ processes alone
+
+
+def test_serial_refuses_a_timeout():
+    with pytest.raises(InvalidInput, match="serial engine cannot stop a task"):
+        make_engine("serial").run([], timeout=1.0)
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ("kill", "WorkerDied: the worker process was ended by signal SIGKILL"),
+        ("exit", "WorkerDied: the worker process was ended with exit code 7"),
+    ],
+)
+def test_a_task_that_ends_its_worker(tmp_path, how, error):
+    engine = make_engine("processes:2")
+    hopeless = job("count_tries", "hopeless", file=str(tmp_path / "a"), works_at=99, how=how)
+    lucky = job("count_tries", "lucky", file=str(tmp_path / "b"), works_at=3, how=how)
+    others = [job("double", str(n), n=n) for n in range(20)]
+    outcomes = {o.key: o for o in engine.run([hopeless, lucky, *others], retries=2)}
+    assert len(outcomes) == 22
+    assert (outcomes["hopeless"].error, outcomes["hopeless"].attempts) == (error, 3)
+    assert (outcomes["lucky"].result, outcomes["lucky"].attempts) == ({"tries": 3}, 3)
+    assert all(outcomes[str(n)].result == {"double": 2 * n} for n in range(20))
+
+
+def test_a_worker_killed_from_outside_is_replaced(tmp_path):
+    file = tmp_path / "note"
+    outcomes = make_engine("processes:2").run(
+        [job("announce", "long", file=str(file), weight=9), job("double", "short", n=1)]
+    )
+    assert next(outcomes).key == "short"
+    wait_until(file.exists)
+    os.kill(json.loads(file.read_text())["pid"], signal.SIGSEGV)
+    outcome = next(outcomes)
+    assert outcome.error == "WorkerDied: the worker process was ended by signal SIGSEGV"
+    assert list(outcomes) == []
+
+
+def test_a_dead_worker_is_noticed_though_a_fork_holds_its_socket(tmp_path):
+    file = tmp_path / "pid"
+    outcome = only(make_engine("processes:1").run([job("die_leaving_a_fork", file=str(file))]))
+    assert outcome.error == "WorkerDied: the worker process was ended with exit code 5"
+    assert outcome.seconds < 30  # the fork itself stays for a minute
+    wait_until(lambda: not alive(int(file.read_text())))
+
+
+def test_a_timeout_ends_the_worker_and_what_it_started(tmp_path):
+    file = tmp_path / "note"
+    tasks = [job("announce", "slow", file=str(file), child=True), job("double", "quick", n=2)]
+    outcomes = {o.key: o for o in make_engine("processes:1").run(tasks, timeout=0.5)}
+    assert outcomes["slow"].error == "TimedOut: no result within 0.5 seconds"
+    assert outcomes["slow"].seconds >= 0.5
+    assert outcomes["quick"].result == {"double": 4}
+    note = json.loads(file.read_text())
+    wait_until(lambda: not alive(note["pid"]) and not alive(note["child"]))
+
+
+def test_a_timed_out_task_is_retried(tmp_path):
+    task = job("count_tries", file=str(tmp_path / "f"), works_at=2, how="hang")
+    outcome = only(make_engine("processes:1").run([task], retries=1, timeout=0.5))
+    assert (outcome.result, outcome.attempts) == ({"tries": 2}, 2)
+
+
+def test_a_result_that_waits_for_a_slow_reader_is_not_late():
+    outcomes = make_engine("processes:2").run([job("who", n, seconds=0.1) for n in "ab"], timeout=1)
+    first = next(outcomes)
+    time.sleep(1.2)
+    assert [first.error, next(outcomes).error] == [None, None]
+
+
+def test_both_workers_work_and_each_takes_many_tasks():
+    tasks = [job("who", str(n), seconds=0.02) for n in range(40)]
+    results = [o.result for o in make_engine("processes:2").run(tasks)]
+    assert len({r["pid"] for r in results}) == 2
+    assert all(r["pid"] == r["group"] != os.getpid() for r in results)
+
+
+def test_the_heaviest_task_starts_first():
+    tasks = [job("double", f"{weight:02}", n=1, weight=weight) for weight in (3, 10, 1, 7, 7.5)]
+    keys = [o.key for o in make_engine("processes:1").run(tasks)]
+    assert keys == ["10", "7.5", "07", "03", "01"]
+
+
+def test_workers_use_one_thread_each(monkeypatch):
+    names = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"]
+    for name in names:
+        monkeypatch.setenv(name, "2")
+    engine = make_engine("processes:1")
+    found = only(engine.run([job("environment", names=names)])).result
+    assert found == {"numpy": False, **dict.fromkeys(names, "1")}
+    assert [os.environ[name] for name in names] == ["2"] * 3
+    first, second = (o.result for o in engine.run([job("threads", n) for n in "ab"]))
+    assert first == second
+    assert (first["torch"], first["blas"]) == (1, 1)
+
+
+def test_workers_say_nothing_and_read_nothing(capfd):
+    assert only(make_engine("processes:1").run([job("noisy")])).result == {"stdin": ""}
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("ending", ["close", "exception", "drop"])
+def test_leaving_the_loop_ends_the_work(tmp_path, ending):
+    files = [tmp_path / "0", tmp_path / "1"]
+    slow = [job("announce", f.name, file=str(f), spin=True, child=True) for f in files]
+    outcomes = make_engine("processes:3").run([*slow, job("double", "quick", n=1)])
+    assert next(outcomes).key == "quick"
+    wait_until(lambda: all(file.exists() for file in files))
+    notes = [json.loads(file.read_text()) for file in files]
+    start = time.monotonic()
+    if ending == "close":
+        outcomes.close()
+    elif ending == "exception":
+        with pytest.raises(LookupError):
+            outcomes.throw(LookupError())
+    else:
+        del outcomes
+    assert time.monotonic() - start < 5  # at once, where the tasks would take a minute
+    wait_until(lambda: not any(alive(pid) for note in notes for pid in note.values()), 2)
+
+
+DRIVER = """
+import sys
+sys.path.insert(0, {jobs!r})
+from pate.engines import Task, make_engine
+payloads = [{{"file": sys.argv[1], "child": True}}, {{"file": sys.argv[2], "spin": True}}]
+tasks = [Task(key=p["file"], function="jobs:announce", payload=p) for p in payloads]
+tasks += [Task(key="idle", function="jobs:who", payload={{}}, weight=0)]
+for outcome in make_engine("processes:3").run(tasks):  # no guard: the script is not imported
+    print(outcome.result["pid"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_worker_outlives_its_driver(tmp_path, number):
+    """Busy in C, busy in Python, idle: all are gone soon after the driver, however it ends."""
+    files = [tmp_path / "0", tmp_path / "1"]
+    command = [sys.executable, "-c", DRIVER.format(jobs=str(JOBS)), *map(str, files)]
+    root = str(Path(__file__).parents[2])
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=root, text=True
+    ) as driver:
+        idle = int(driver.stdout.readline())
+        wait_until(lambda: all(file.exists() for file in files))
+        notes = [json.loads(file.read_text()) for file in files]
+        pids = [idle, *(pid for note in notes for pid in note.values())]
+        assert len(pids) == 4
+        assert all(alive(pid) for pid in pids)
+        driver.send_signal(number)
+        driver.wait(timeout=5)
+        wait_until(lambda: not any(alive(pid) for pid in pids), 2)
+        expected = "KeyboardInterrupt" if number == signal.SIGINT else ""
+        assert expected in driver.stderr.read()

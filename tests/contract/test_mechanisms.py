@@ -1,0 +1,276 @@
+"""What every mechanism promises, run over all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from pate.accounting import Ledger, compose, event_from_json, event_to_json
+from pate.accounting.events import tally
+from pate.accounting.guarantee import Guarantee
+from pate.errors import InvalidInput
+from pate.mechanisms import (
+    AggregateSpec,
+    ConfidentGnmax,
+    GaussianNoisyMax,
+    InteractiveGnmax,
+    LaplaceNoisyMax,
+    insecure_generator,
+    make_mechanism,
+    noisy_argmax,
+    secure_generator,
+)
+from pate.votes import Votes
+
+TEACHERS, CLASSES = 100, 5
+
+SPECS = {
+    "lnmax": AggregateSpec(mechanism="lnmax", scale=10.0),
+    "gnmax": AggregateSpec(mechanism="gnmax", sigma=10.0),
+    "confident": AggregateSpec(mechanism="confident", threshold=60.0, sigma1=20.0, sigma2=10.0),
+    "interactive": AggregateSpec(
+        mechanism="interactive", threshold=30.0, sigma1=20.0, sigma2=10.0, keep=0.8
+    ),
+}
+CHECKED = ("confident", "interactive")
+ANSWER = {"lnmax": "LaplaceNoisyMaxAnswer"}
+
+
+def some_votes(queries=400, seed=5):
+    rng = np.random.default_rng(seed)
+    right = rng.binomial(TEACHERS, rng.uniform(0.3, 1.0, size=queries))
+    rest = rng.multinomial(TEACHERS - right, [1 / (CLASSES - 1)] * (CLASSES - 1))
+    counts = np.column_stack([right, rest])
+    return Votes(counts=rng.permuted(counts, axis=1))
+
+
+def some_student(queries, seed=6):
+    return np.random.default_rng(seed).dirichlet([0.3] * CLASSES, size=queries)
+
+
+@pytest.fixture(params=SPECS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def mechanism(name):
+    return make_mechanism(SPECS[name])
+
+
+def release(mechanism, votes, *, seed=0, **options):
+    if isinstance(mechanism, InteractiveGnmax):
+        options.setdefault("student", some_student(votes.queries))
+    return mechanism.release(votes, rng=insecure_generator(seed), **options)
+
+
+def counted(events):
+    return Counter({type(event).__name__: count for event, count in tally(events).items()})
+
+
+def test_the_recipe_makes_the_mechanism_it_names(name, mechanism):
+    kinds = {
+        "lnmax": LaplaceNoisyMax,
+        "gnmax": GaussianNoisyMax,
+        "confident": ConfidentGnmax,
+        "interactive": InteractiveGnmax,
+    }
+    assert type(mechanism) is kinds[name]
+    for field in dataclasses.fields(mechanism):
+        assert getattr(mechanism, field.name) == getattr(SPECS[name], field.name)
+
+
+@pytest.mark.parametrize("most_answers", [None, 0, 1, 37, 10_000])
+@pytest.mark.parametrize("block", [1, 64, 1 << 17])
+def test_a_release_is_well_formed_and_its_events_are_what_happened(
+    name, mechanism, most_answers, block, monkeypatch
+):
+    monkeypatch.setattr(noisy_argmax, "BLOCK", block)
+    votes = some_votes()
+    given = release(mechanism, votes, most_answers=most_answers)
+    cap = votes.queries if most_answers is None else min(most_answers, votes.queries)
+
+    assert given.labels.dtype == given.answered.dtype == given.kept.dtype == np.int64
+    assert len(given.labels) == len(given.answered) <= cap
+    assert given.labels.min(initial=0) >= 0
+    assert given.labels.max(initial=0) < CLASSES
+    assert np.all(np.diff(given.answered) > 0)
+    assert given.answered.max(initial=-1) < given.asked <= votes.queries
+
+    happened = counted(given.events)
+    assert happened.pop(ANSWER.get(name, "GaussianNoisyMaxAnswer"), 0) == len(given.answered)
+    if name in CHECKED:
+        assert happened.pop("ThresholdCheck", 0) == given.asked
+        if len(given.answered) == cap:  # full: the last thing looked at was the last answer
+            assert given.asked == given.answered.max(initial=-1) + 1
+        else:
+            assert given.asked == votes.queries
+    else:
+        assert given.asked == len(given.answered) == cap
+        assert np.array_equal(given.answered, np.arange(cap))
+    assert not happened
+
+
+def test_events_survive_json_and_stay_within_the_caps(mechanism):
+    votes = some_votes()
+    given = release(mechanism, votes, most_answers=50)
+    assert given.events
+    assert tuple(event_from_json(event_to_json(event)) for event in given.events) == given.events
+    caps = tally(mechanism.caps(queries=votes.queries, answers=50))
+    spent = tally(given.events)
+    assert spent.keys() <= caps.keys()
+    assert all(count <= caps[event] for event, count in spent.items())
+
+
+def test_caps_hold_however_the_votes_fall(mechanism):
+    """Unanimous, split and random votes: none makes more happen than the caps say."""
+    unanimous = np.tile([TEACHERS, 0, 0, 0, 0], (60, 1))
+    split = np.full((60, CLASSES), TEACHERS // CLASSES)
+    for counts in (unanimous, split, some_votes(60).counts):
+        for answers in (1, 20, 60):
+            caps = tally(mechanism.caps(queries=60, answers=answers))
+            for seed in range(5):
+                given = release(mechanism, Votes(counts=counts), most_answers=answers, seed=seed)
+                assert all(caps[event] >= count for event, count in tally(given.events).items())
+
+
+def test_a_plan_ledger_takes_the_charge(mechanism, tmp_path):
+    votes = some_votes()
+    caps = mechanism.caps(queries=votes.queries, answers=50)
+    budget = Guarantee(epsilon=compose(caps).guarantee(delta=1e-5).epsilon * 1.001, delta=1e-5)
+    with Ledger.open(tmp_path / "ledger.db", budget=budget, plan=caps) as ledger:
+        given = release(mechanism, votes, most_answers=50)
+        ledger.charge(given.events, release="labels")
+        assert ledger.spent().epsilon <= ledger.guarantee().epsilon <= budget.epsilon
+
+
+@pytest.mark.parametrize("block", [7, 1 << 17])
+def test_without_noise_to_speak_of_the_plurality_answers(name, block, monkeypatch):
+    monkeypatch.setattr(noisy_argmax, "BLOCK", block)
+    spec = SPECS[name]
+    quiet = {
+        key: 1e-6
+        for key in ("scale", "sigma", "sigma1", "sigma2")
+        if getattr(spec, key) is not None
+    }
+    if name in CHECKED:
+        quiet["threshold"] = spec.threshold - 0.5  # between whole numbers: no check is a toss-up
+    mechanism = make_mechanism(AggregateSpec(**{**spec.model_dump(), **quiet}))
+    votes = some_votes()
+    counts = 2 * votes.counts + np.arange(CLASSES)  # sums still agree; then break ties
+    top = np.sort(counts, axis=1)
+    counts = counts[top[:, -1] > top[:, -2]]
+    student = some_student(len(counts))
+    votes = Votes(counts=counts)
+    given = release(mechanism, votes, **({"student": student} if name == "interactive" else {}))
+    assert np.array_equal(given.labels, counts[given.answered].argmax(axis=1))
+    if name not in CHECKED:
+        expected = np.arange(len(counts))
+    elif name == "confident":
+        expected = np.flatnonzero(counts.max(axis=1) >= 60)
+    else:
+        lead = np.maximum(0, np.floor((counts - votes.teachers * student).max(axis=1)))
+        expected = np.flatnonzero(lead >= 30)
+    assert len(expected) > 0
+    assert np.array_equal(given.answered, expected)
+
+
+def test_what_a_seed_gave_it_gives_again_and_another_does_not(mechanism):
+    votes = some_votes()
+    first, again, other = (release(mechanism, votes, seed=seed) for seed in (1, 1, 2))
+    assert np.array_equal(first.answered, again.answered)
+    assert np.array_equal(first.labels, again.labels)
+    assert not (
+        np.array_equal(first.answered, other.answered)
+        and np.array_equal(first.labels, other.labels)
+    )
+
+
+def test_secure_randomness_works_and_no_global_state_is_touched(mechanism):
+    before = np.random.get_state(legacy=False)["state"]["key"].copy()  # noqa: NPY002
+    votes = some_votes()
+    options = {"student": some_student(votes.queries)}
+    if not isinstance(mechanism, InteractiveGnmax):
+        options = {}
+    one = mechanism.release(votes, rng=secure_generator(), **options)
+    two = mechanism.release(votes, rng=secure_generator(), **options)
+    assert not (
+        np.array_equal(one.answered, two.answered) and np.array_equal(one.labels, two.labels)
+    )
+    after = np.random.get_state(legacy=False)["state"]["key"]  # noqa: NPY002
+    assert np.array_equal(before, after)
+
+
+def test_an_unpaid_release_shows_no_label(mechanism):
+    text = repr(release(mechanism, some_votes()))
+    assert "array" not in text
+    assert "events" in text
+
+
+def test_votes_are_left_as_they_were(mechanism):
+    votes = some_votes()
+    copy = votes.counts.copy()
+    votes.counts.setflags(write=False)  # a memory-mapped file is read-only too
+    release(mechanism, votes)
+    assert np.array_equal(votes.counts, copy)
+
+
+def test_nothing_asked_costs_nothing(mechanism):
+    empty = Votes(counts=np.empty((0, CLASSES), dtype=np.int64))
+    given = release(mechanism, empty, **_student_for(mechanism, 0))
+    assert (given.asked, given.events, len(given.labels)) == (0, (), 0)
+    given = release(mechanism, some_votes(), most_answers=0)
+    assert (given.asked, given.events, len(given.labels)) == (0, (), 0)
+    assert mechanism.caps(queries=0, answers=0) == ()
+
+
+def _student_for(mechanism, queries):
+    if isinstance(mechanism, InteractiveGnmax):
+        return {"student": np.empty((queries, CLASSES))}
+    return {}
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        np.array([1, 2, 3]),
+        np.array([[1], [2]]),
+        np.array([[0.5, 1.5]]),
+        np.array([[-7731, 3]]),
+        np.array([[True, False]]),
+        np.ones((2, 2, 2), dtype=np.int64),
+    ],
+)
+def test_what_is_not_votes_is_refused_without_showing_it(mechanism, counts):
+    with pytest.raises(InvalidInput) as caught:
+        mechanism.release(Votes(counts=counts), rng=insecure_generator(0))
+    assert "7731" not in str(caught.value)
+
+
+@pytest.mark.parametrize("most_answers", [-1, 1.5, True, "3"])
+def test_a_bad_number_of_answers_is_refused(mechanism, most_answers):
+    with pytest.raises(InvalidInput, match="most_answers"):
+        release(mechanism, some_votes(), most_answers=most_answers)
+    with pytest.raises(InvalidInput, match="answers"):
+        mechanism.caps(queries=5, answers=-1)
+    with pytest.raises(InvalidInput, match="queries"):
+        mechanism.caps(queries=-1, answers=5)
+
+
+def test_a_mechanism_is_a_value(name, mechanism):
+    assert mechanism == make_mechanism(SPECS[name])
+    assert hash(mechanism) == hash(make_mechanism(SPECS[name]))
+    field = dataclasses.fields(mechanism)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(mechanism, field, 1.0)
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, float("nan"), float("inf"), 1e10, 1e-10, True, "40"])
+def test_noise_out_of_range_is_refused_by_name(name, mechanism, bad):
+    for field in dataclasses.fields(mechanism):
+        if field.name.startswith(("scale", "sigma")):
+            with pytest.raises(InvalidInput, match=rf"^{field.name} is .* votes"):
+                dataclasses.replace(mechanism, **{field.name: bad})

@@ -1,0 +1,214 @@
+"""A tiny project on disk, and the real command line to run in it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+# Stores one plain array, so that no test waits for scikit-learn or skops to be imported.
+CENTROIDS = '''
+"""Nearest centroid: a model small enough that nothing but the framework takes time."""
+import numpy as np
+
+
+class Centroids:
+    def __init__(self, classes, shrink=0.0):
+        self.shrink = shrink
+        self.centres = np.zeros((0, 0))
+        self.classes = classes
+
+    def fit(self, X, y):
+        self.centres = np.full((self.classes, X.shape[1]), np.inf)
+        for label in np.unique(y):
+            self.centres[label] = (1 - self.shrink) * X[y == label].mean(axis=0)
+        return self
+
+    def predict_proba(self, X):
+        distance = ((X[:, None, :] - self.centres[None]) ** 2).sum(axis=2)
+        near = np.exp(-(distance - distance.min(axis=1, keepdims=True)))
+        return near / near.sum(axis=1, keepdims=True)
+
+    def predict(self, X):
+        return self.predict_proba(X).argmax(axis=1)
+'''
+
+RECIPE: dict[str, dict[str, Any]] = {
+    "data": {"name": "tiny", "source": "tiny.npz", "public": 30, "test": 30},
+    "teachers": {"count": 6, "model": "centroids:Centroids"},
+    "aggregate": {"mechanism": "lnmax", "scale": 2.0, "queries": 12},
+    "privacy": {"delta": 1e-3},
+    "student": {"model": "centroids:Centroids"},
+}
+
+
+def tiny_records(records: int = 150, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Well separated blobs in four dimensions, of all classes in turn."""
+    rng = np.random.default_rng(7)
+    labels = np.arange(records) % classes
+    features = rng.normal(size=(records, 4))
+    features[np.arange(records), labels % 4] += 6.0
+    return features, labels
+
+
+def toml(value: Any) -> str:
+    """A plain value as TOML writes it."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {toml(each)}" for key, each in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(toml(each) for each in value) + "]"
+    return json.dumps(value)
+
+
+@dataclass
+class Project:
+    """A folder with data, a plug-in and a recipe; :meth:`pate` runs the command line in it."""
+
+    folder: Path
+    sections: dict[str, dict[str, Any]] = field(default_factory=lambda: deepcopy(RECIPE))
+    engine: str = "serial"
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "runs" / "tiny"
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "data" / "ledgers" / f"{self.sections['data']['name']}.ledger"
+
+    def plugin(self, name: str, code: str) -> None:
+        """Puts a module into the plug-in folder."""
+        (self.folder / "plugins").mkdir(exist_ok=True)
+        (self.folder / "plugins" / f"{name}.py").write_text(code)
+
+    def data(self, records: int = 150, classes: int = 3, **more: Any) -> None:
+        """Writes tiny.npz (X, y and what is given besides)."""
+        features, labels = tiny_records(records, classes)
+        np.savez(self.folder / "tiny.npz", X=features, y=labels, **more)
+
+    def write(self, name: str = "tiny", **sections: dict[str, Any] | None) -> Path:
+        """Writes the recipe NAME.toml: the tiny one with some keys set, or removed by None."""
+        merged = deepcopy(self.sections)
+        for section, keys in sections.items():
+            if keys is None:
+                merged.pop(section, None)
+            else:
+                merged.setdefault(section, {}).update(keys)
+        lines = []
+        for section, keys in merged.items():
+            lines.append(f"[{section}]")
+            lines += [f"{key} = {toml(value)}" for key, value in keys.items() if value is not None]
+        path = self.folder / f"{name}.toml"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def command(self, *words: str | Path) -> list[str]:
+        return [sys.executable, "-m", "pate", *map(str, words)]
+
+    def environment(self) -> dict[str, str]:
+        clean = {key: value for key, value in os.environ.items() if key != "PATE_DATA"}
+        package = str(Path(__file__).parents[2])
+        return clean | {"PYTHONPATH": package, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
+
+    def pate(self, *words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Runs a command in the folder; it must end with ``code`` and without a traceback."""
+        done = subprocess.run(
+            self.command(*words),
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stdout + done.stderr
+        return done
+
+    def call(self, *words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """As :meth:`pate`, but in this process: for variations, where start-up is all the time."""
+        from pate.cli import main
+
+        out, err = io.StringIO(), io.StringIO()
+        before, sys.argv = sys.argv, ["pate", *map(str, words)]
+        try:
+            with (
+                contextlib.chdir(self.folder),
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+                contextlib.ExitStack() as stack,
+            ):
+                stop = stack.enter_context(pytest.raises(SystemExit))
+                main()
+        finally:
+            sys.argv = before
+        ended = int(stop.value.code or 0)
+        assert ended == code, f"{words}: {ended}\n{out.getvalue()}\n{err.getvalue()}"
+        return subprocess.CompletedProcess(list(words), ended, out.getvalue(), err.getvalue())
+
+    def run(
+        self, *words: str | Path, stage: str = "run", recipe: str = "tiny", code: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """``pate run`` (or one stage) of NAME.toml with the plug-ins and the project's engine."""
+        return self.pate(*self._words(stage, recipe), *words, code=code)
+
+    def call_run(
+        self, *words: str | Path, stage: str = "run", recipe: str = "tiny", code: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """As :meth:`run`, in this process."""
+        return self.call(*self._words(stage, recipe), *words, code=code)
+
+    def _words(self, stage: str, recipe: str) -> list[str]:
+        return [stage, f"{recipe}.toml", "--engine", self.engine, "--plugin-path", "plugins"]
+
+    def artifacts(self, stage: str, run: Path | None = None) -> set[str]:
+        """Fingerprints of the finished artifacts of a stage, or part of one."""
+        found = (run or self.run_folder).glob(f"*/{stage}/*/manifest.json")
+        return {manifest.parent.name for manifest in found}
+
+    def all_artifacts(self, run: Path | None = None) -> dict[str, set[str]]:
+        """All finished artifacts, by their stage."""
+        place = run or self.run_folder
+        names = {manifest.parents[1].name for manifest in place.glob("*/*/*/manifest.json")}
+        return {name: self.artifacts(name, place) for name in sorted(names)}
+
+    def path(self, stage: str, run: Path | None = None) -> Path:
+        """The folder of a stage's only artifact."""
+        (manifest,) = (run or self.run_folder).glob(f"*/{stage}/*/manifest.json")
+        return manifest.parent
+
+    def array(self, stage: str, name: str, run: Path | None = None) -> np.ndarray:
+        return np.load(self.path(stage, run) / name)
+
+    def json(self, stage: str, name: str, run: Path | None = None) -> Any:
+        return json.loads((self.path(stage, run) / name).read_text())
+
+    def charges(self) -> list[str]:
+        """The ids of everything the data set has paid for, in order."""
+        from pate.accounting import Ledger
+
+        if not self.ledger.exists():
+            return []
+        with Ledger.open(self.ledger) as ledger:
+            return [charge.release for charge in ledger.charges()]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A project with tiny data of three classes, the plug-in ``centroids`` and its recipe."""
+    (tmp_path / "data").mkdir()
+    made = Project(tmp_path)
+    made.plugin("centroids", CENTROIDS)
+    made.data()
+    made.write()
+    return made

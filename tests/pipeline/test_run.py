@@ -1,0 +1,422 @@
+"""``pate run`` and its stages through the command line: what runs, what not, what is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pate.accounting import Ledger
+
+STAGES = ["data", "partition", "teach", "vote", "aggregate", "account", "distill", "evaluate"]
+RELEASES = {"aggregate", "pending-labels", "account", "account-private", "pending-sanitised"}
+LEARNT = {"distill", "evaluate"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A folder in which the tiny recipe has run to its end; tests work on copies of it."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "data").mkdir()
+    conftest = request.config.pluginmanager.getplugin(str(Path(__file__).with_name("conftest.py")))
+    made = conftest.Project(folder)
+    made.plugin("centroids", conftest.CENTROIDS)
+    made.data()
+    made.write()
+    made.run()
+    return folder
+
+
+@pytest.fixture
+def done(finished: Path, tmp_path: Path, project: Any) -> Any:
+    """A project that has run already."""
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    return project
+
+
+def files_of(folder: Path) -> dict[str, int]:
+    return {str(p): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
+
+def new_artifacts(project: Any, before: dict[str, set[str]]) -> dict[str, int]:
+    """How many artifacts of each stage are there that were not there before."""
+    now = project.all_artifacts()
+    counted = {name: len(now[name] - before.get(name, set())) for name in now}
+    return {name: count for name, count in counted.items() if count}
+
+
+def test_a_second_run_does_nothing_and_says_so(project: Any) -> None:
+    first = project.run()
+    assert [line for line in first.stdout.splitlines() if line.endswith(": running")] == [
+        f"{stage}: running" for stage in STAGES
+    ]
+    files = files_of(project.run_folder) | files_of(project.folder / "data")
+    charges = project.charges()
+    assert [charge.split()[0] for charge in charges] == ["labels", "sanitised"]
+
+    second = project.run()
+    assert "nothing to do: runs/tiny is complete" in second.stdout
+    assert "running" not in second.stdout
+    assert second.stdout.splitlines()[-10:] == first.stdout.splitlines()[-10:]  # the same table
+    files.pop(str(project.run_folder / "recipe.json"))
+    now = files_of(project.run_folder) | files_of(project.folder / "data")
+    assert files == {name: now[name] for name in files}
+    assert project.charges() == charges
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected", "pays"),
+    [
+        ("student.params.shrink=0.5", LEARNT, False),
+        ("student.seed=5", LEARNT, False),
+        ("evaluate.reference=true", {"evaluate", "evaluate-reference"}, False),
+        ("privacy.sanitise=false", {"account", "account-private"}, False),
+        ("privacy.doubt=0.02", {"account", "account-private", "pending-sanitised"}, True),
+        ("aggregate.scale=3.0", RELEASES | LEARNT, True),
+        ("teachers.retries=3", set(), False),
+        ("teachers.timeout=60.0", set(), False),
+    ],
+)
+def test_a_changed_key_reruns_what_depends_on_it(
+    done: Any, setting: str, expected: set[str], pays: bool
+) -> None:
+    before, charges = done.all_artifacts(), done.charges()
+    ran = done.call_run("--set", setting, "--spend")
+    new = new_artifacts(done, before)
+    assert set(new) == expected
+    assert set(new.values()) <= {1}
+    running = {f"{name}: running" for name in expected & set(STAGES)}
+    assert running == {line for line in ran.stdout.splitlines() if line.endswith(": running")}
+    assert ("nothing to do" in ran.stdout) == (not expected)
+    assert done.charges()[: len(charges)] == charges
+    assert (len(done.charges()) > len(charges)) == pays
+
+
+@pytest.mark.parametrize("setting", ["teachers.count=5", "partition.key=another"])
+def test_another_partition_trains_other_teachers(done: Any, setting: str) -> None:
+    before = done.all_artifacts()
+    done.call_run("--set", setting)
+    new = new_artifacts(done, before)
+    assert set(new) == {"partition", "teach", "teacher", "vote"} | RELEASES | LEARNT
+    assert new["teacher"] == (5 if "count" in setting else 6)
+
+
+def test_teachers_are_reused_where_their_shard_and_model_are_the_same(done: Any) -> None:
+    before = done.all_artifacts()
+    done.call_run("--set", "teachers.on_error=abstain", stage="teach")
+    mix = '[{model = "centroids:Centroids"}, {model = "centroids:Centroids", weight = 2.0}]'
+    done.write(teachers={"model": None})
+    done.call_run("--set", f"teachers.mix={mix}", stage="teach")
+    assert new_artifacts(done, before) == {"teach": 2}
+    other = mix.replace("weight = 2.0", "params = {shrink = 0.1}")
+    done.call_run("--set", f"teachers.mix={other}", stage="teach")
+    assert new_artifacts(done, before) == {"teach": 3, "teacher": 3}  # every other one
+
+
+def test_whether_a_change_is_paid_for_does_not_tell_if_the_votes_are_the_same(done: Any) -> None:
+    """Blobs this clear give every partition the same votes; asking again costs all the same."""
+    charges = len(done.charges())
+    done.call_run("--set", "partition.key=another")
+    votes = [path.read_bytes() for path in done.run_folder.glob("private/vote/*/counts.npy")]
+    assert len(votes) == 2
+    assert votes[0] == votes[1]
+    assert len(done.charges()) > charges
+
+
+def test_names_tell_nothing_to_who_has_not_the_key(done: Any) -> None:
+    """Two owners of the same data have no fingerprint in common."""
+    key = done.ledger.with_suffix(".key")
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert len(key.read_bytes()) == 32
+    shutil.rmtree(done.folder / "data")
+    (done.folder / "data").mkdir()
+    done.call_run("--out", "other", "--set", "privacy.sanitise=true")
+    for stage, names in done.all_artifacts(done.folder / "other").items():
+        assert stage == "teacher" or not names & done.artifacts(stage)
+    private = {
+        file["sha256"]
+        for stage in ("data", "partition", "teacher", "teach", "vote")
+        for manifest in (done.run_folder / "private" / stage).glob("*/manifest.json")
+        for file in json.loads(manifest.read_text())["files"].values()
+    }
+    assert len(private) > 10
+    for level in ("public", "released"):
+        for manifest in (done.run_folder / level).rglob("manifest.json"):
+            assert not [digest for digest in private if digest in manifest.read_text()]
+
+
+def test_a_changed_plug_in_trains_again(done: Any) -> None:
+    before = done.all_artifacts()
+    code = (done.folder / "plugins" / "centroids.py").read_text()
+    done.plugin("centroids", code.replace("(1 - self.shrink)", "(0.9 - self.shrink)"))
+    done.run(stage="teach")
+    assert new_artifacts(done, before)["teacher"] == 6
+
+
+def test_other_noise_on_the_same_votes_needs_spend(done: Any) -> None:
+    charges = done.charges()
+    refused = done.call_run("--set", "aggregate.scale=3.0", code=3)
+    assert refused.stderr.startswith("pate: ")
+    assert "--spend" in refused.stderr
+    assert done.charges() == charges
+
+
+def test_more_queries_keep_the_answers_that_are_paid_for(done: Any) -> None:
+    before = done.artifacts("aggregate")
+    old = np.load(done.path("aggregate") / "labels.npy")
+    done.call_run("--set", "aggregate.queries=20")
+    (name,) = done.artifacts("aggregate") - before
+    now = np.load(done.run_folder / "released" / "aggregate" / name / "labels.npy")
+    np.testing.assert_array_equal(now[: len(old)], old)
+    assert len(now) == 20
+    with Ledger.open(done.ledger) as ledger:
+        asked = [e.count for c in ledger.charges() if "labels" in c.release for e in c.events]
+    assert asked == [12, 8]
+
+
+def test_each_stage_alone_and_in_order(project: Any) -> None:
+    seen: set[str] = set()
+    for stage in STAGES[1:]:
+        said = project.call_run(stage=stage).stdout
+        assert f"{stage}: running" in said
+        assert said.count(": running") == (2 if stage == "partition" else 1)  # with data, once
+        assert "ε" not in said
+        made = set(project.all_artifacts())
+        assert stage in made
+        assert not made & (set(STAGES) - {"data", *STAGES[: STAGES.index(stage) + 1]})
+        seen |= made
+    assert "nothing to do" in project.call_run().stdout
+    assert set(project.all_artifacts()) == seen
+
+
+def test_status_before_midway_and_after(project: Any) -> None:
+    where = ("runs/tiny", "--plugin-path", "plugins")
+    missing = project.pate("status", *where, code=2)
+    assert missing.stderr == "pate: there is no run in runs/tiny\n"
+
+    project.call_run(stage="teach")
+    midway = states(project.call("status", *where).stdout)
+    assert [midway[stage] for stage in STAGES[:4]] == ["done", "done", "done", "missing"]
+    assert midway["evaluate"] == "missing: distill is to be made first"
+    assert "no ledger yet for tiny" in project.call("status", *where).stdout
+
+    last = project.run().stdout.splitlines()[-1]
+    assert last.startswith("Next: pate status runs/tiny --plugin-path ")
+    after = project.pate(*last.split()[2:]).stdout  # the command it advises
+    assert set(states(after).values()) == {"done"}
+    assert "tiny.ledger: spent ε " in after
+    assert "inf" not in after
+
+
+@pytest.mark.parametrize(
+    ("setting", "until", "stage", "why"),
+    [
+        ("aggregate.scale=3.0", "vote", "aggregate", "stale: aggregate.scale changed"),
+        ("student.params.shrink=0.5", "account", "distill", "stale: student.params"),
+        ("teachers.count=5", "partition", "teach", "stale: partition, teachers.count changed"),
+        ("privacy.doubt=0.1", "vote", "account", "stale: privacy.doubt changed"),
+    ],
+)
+def test_status_of_a_changed_recipe_says_what_is_stale_and_why(
+    done: Any, setting: str, until: str, stage: str, why: str
+) -> None:
+    done.call_run("--set", setting, stage=until)
+    told = states(done.call("status", "runs/tiny", "--plugin-path", "plugins").stdout)
+    assert told[stage].startswith(why)
+    upstream = STAGES[: STAGES.index(stage)]
+    assert {told[name] for name in upstream} == {"done"}
+    if stage == "account":  # nothing is made from it
+        assert told["distill"] == told["evaluate"] == "done"
+    else:
+        assert told["evaluate"].startswith("stale: ")
+
+
+def test_status_of_changed_data_says_so(done: Any) -> None:
+    done.data(records=151)
+    told = states(done.pate("status", "runs/tiny", "--plugin-path", "plugins").stdout)
+    assert told["data"] == "stale: content changed"
+
+
+def states(text: str) -> dict[str, str]:
+    rows = [line.strip("│ \n").split("│") for line in text.splitlines() if line.startswith("│")]
+    return {name.strip(): why.strip() for name, why in rows}
+
+
+def test_the_resolved_recipe_is_written(done: Any) -> None:
+    done.call_run("--set", "aggregate.scale=4.0", stage="partition")
+    resolved = json.loads((done.run_folder / "recipe.json").read_text())
+    assert resolved["aggregate"]["scale"] == 4.0
+    assert resolved["partition"] == {"method": "hash", "by": "record", "key": "pate"}
+    assert resolved["privacy"]["conversion"] == "improved"
+    done.call("partition", "again.toml", code=2)
+    (done.folder / "runs" / "tiny" / "recipe.json").write_text("{")
+    broken = done.call("status", "runs/tiny", code=2)
+    assert "recipe.json is damaged" in broken.stderr
+
+
+def test_out_and_the_ledger_belong_to_different_things(done: Any) -> None:
+    """Another run folder of the same data pays from the same ledger."""
+    charges = done.charges()
+    done.call_run("--out", "elsewhere/run", "--set", "partition.key=other")
+    assert (done.folder / "elsewhere" / "run" / "released" / "distill").is_dir()
+    assert done.charges()[:2] == charges
+    assert len(done.charges()) == 4
+    shutil.rmtree(done.folder / "elsewhere")
+    again = done.call_run("--out", "elsewhere/run", "--set", "partition.key=other", code=3)
+    assert "already paid for this release" in again.stderr
+    assert len(done.charges()) == 4
+
+
+def test_ledger_show(done: Any) -> None:
+    for place in ("runs/tiny", "data/ledgers/tiny.ledger"):
+        told = done.call("ledger", "show", place).stdout
+        assert "12 × LaplaceNoisyMaxAnswer(scale=2.0)" in told
+        assert "1 × SmoothRelease" in told
+        assert "no budget was set" in told
+    done.ledger.unlink()
+    none = done.call("ledger", "show", "runs/tiny", code=2)
+    assert "there is no ledger" in none.stderr
+
+
+def test_recipes_new_and_data_list(project: Any) -> None:
+    listed = project.call("recipes").stdout
+    assert [line.split()[0] for line in listed.splitlines()] == ["digits", "tabular"]
+    assert "scikit-learn's handwritten digits" in listed.lower()
+    wrote = project.call("new", "my.toml").stdout
+    assert wrote == "wrote my.toml; next: pate run my.toml\n"
+    project.call("partition", "my.toml", "--engine", "serial")
+    assert len(project.json("partition", "shards.json", project.folder / "runs" / "my")) == 100
+    there = project.call("new", "my.toml", code=2)
+    assert "my.toml is there already" in there.stderr
+    sets = {line.split()[0]: line for line in project.call("data", "list").stdout.splitlines()}
+    assert sets["digits"].endswith("here")
+    assert sets["mnist"].endswith("pate data fetch mnist")
+
+
+def test_epsilon_caps_the_queries_and_prints_the_plan(project: Any) -> None:
+    project.write(privacy={"epsilon": 4.0}, aggregate={"scale": 4.0, "queries": 30})
+    told = project.call_run().stdout
+    plan = project.json("aggregate", "plan.json")
+    assert 1 <= plan["queries"] < 30
+    assert plan["guarantee"]["epsilon"] <= 4.0
+    assert len(project.array("aggregate", "labels.npy")) == plan["answers"]
+    assert row(told, "ε, data-independent")[0] == f"{plan['guarantee']['epsilon']:.4g}"
+    assert row(told, "queries answered")[0] == f"{plan['answers']} of {plan['queries']}"
+
+
+def test_epsilon_too_small_for_one_answer_exits_3(project: Any) -> None:
+    project.write(privacy={"epsilon": 0.01})
+    refused = project.run(code=3)
+    assert refused.stderr.count("\n") == 1
+    assert "one answer alone costs" in refused.stderr
+    assert not project.artifacts("aggregate")
+    assert not project.artifacts("pending-labels")
+    assert project.charges() == []
+
+
+def test_a_budget_refuses_the_second_release_and_leaves_all_as_it_was(project: Any) -> None:
+    project.write(privacy={"budget": 20.0, "sanitise": False})
+    project.call_run()
+    before, charges = project.all_artifacts(), project.charges()
+    assert len(charges) == 1
+    refused = project.run("--set", "partition.key=other", code=3)
+    assert "past the budget of 20" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert project.charges() == charges
+    assert project.artifacts("aggregate") == before["aggregate"]
+    assert project.artifacts("distill") == before["distill"]
+    assert "nothing to do" in project.call_run().stdout
+    told = project.call("status", "runs/tiny", "--plugin-path", "plugins").stdout
+    assert "left " in told
+    assert " of 20" in told
+    other = project.call_run("--set", "privacy.budget=50.0", "--set", "partition.key=b", code=2)
+    assert "a budget never changes" in other.stderr
+
+
+def test_serial_and_processes_agree_to_the_byte(done: Any) -> None:
+    done.pate(
+        *("vote", "tiny.toml", "--engine", "processes:2", "--plugin-path", "plugins"),
+        *("--out", "runs/two"),
+    )
+    two = done.folder / "runs" / "two"
+    for stage in ("data", "partition", "teach", "teacher", "vote"):
+        assert done.artifacts(stage, two) == done.artifacts(stage)
+    for name in ("predictions.npy", "counts.npy"):
+        one = (done.path("vote") / name).read_bytes()
+        assert (done.path("vote", two) / name).read_bytes() == one
+
+
+def test_votes_are_what_the_teachers_say(done: Any) -> None:
+    predictions = done.array("vote", "predictions.npy")
+    counts = done.array("vote", "counts.npy")
+    assert predictions.shape == (6, 30)
+    np.testing.assert_array_equal(counts.sum(axis=1), np.full(30, 6))
+    for label in range(3):
+        np.testing.assert_array_equal(counts[:, label], (predictions == label).sum(axis=0))
+    truth = np.load(done.path("data-answers") / "labels.npy")
+    assert (counts.argmax(axis=1) == truth).mean() > 0.9  # well separated blobs
+
+
+def test_quiet_says_the_result_only(done: Any) -> None:
+    loud, quiet = done.run(), done.run("--quiet")
+    assert "done before" in loud.stdout
+    assert quiet.stdout == loud.stdout[loud.stdout.index("nothing to do") :]
+    assert quiet.stderr == ""
+
+
+def test_json_logs_are_lines_of_json(project: Any) -> None:
+    lines = [json.loads(line) for line in project.run("--json-logs").stderr.splitlines()]
+    assert {line["stage"] for line in lines} == {"teach", "vote"}
+    last = {line["stage"]: (line["done"], line["total"]) for line in lines}
+    assert last == {"teach": (6, 6), "vote": (6, 6)}
+    assert all(set(line) == {"stage", "done", "total", "seconds"} for line in lines)
+
+
+def test_the_insecure_seed_is_shouted_everywhere_and_repeats(project: Any) -> None:
+    told = project.run("--insecure-seed", "1")
+    assert "NOT PRIVATE" in told.stderr
+    assert "NOT PRIVATE" in told.stdout
+    released = project.json("aggregate", "manifest.json")
+    assert released["facts"]["randomness"] == "not private"
+    labels = project.array("aggregate", "labels.npy")
+    project.call_run("--insecure-seed", "1", "--out", "again", "--spend")
+    np.testing.assert_array_equal(
+        project.array("aggregate", "labels.npy", project.folder / "again"), labels
+    )
+
+
+def row(text: str, name: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.startswith(f"│ {name} ")]
+    return [cell.strip() for cell in line.strip("│").split("│")][1:]
+
+
+def test_the_summary_shows_one_private_figure_and_marks_it(done: Any) -> None:
+    told = done.call_run().stdout
+    private = done.json("account-private", "guarantees.json")["improved"]["epsilon"]
+    marked = [line for line in told.splitlines() if "do not publish" in line]
+    assert len(marked) == 1
+    assert row(told, "ε, data-dependent") == [f"{private:.4g}", "private: do not publish"]
+    figure, protects = row(told, "teachers")
+    assert (figure, protects) == ("6", done.json("vote", "manifest.json")["facts"]["protects"])
+    plan = done.json("aggregate", "plan.json")
+    assert row(told, "ε, data-independent")[0] == f"{plan['guarantee']['epsilon']:.4g}"
+    student = done.json("evaluate", "evaluation.json")["student"]
+    assert row(told, "student's accuracy")[0] == f"{100 * student['accuracy']:.1f} %"
+    assert student["low"] < student["accuracy"] <= student["high"] <= 1
+
+
+def test_a_reference_stays_private_and_is_marked(done: Any) -> None:
+    told = done.call_run("--set", "evaluate.reference=true").stdout
+    place = done.path("evaluate-reference")
+    assert place.parts[-3] == "private"
+    reference = json.loads((place / "evaluation.json").read_text())["reference"]
+    accuracy, mark = row(told, "the same without privacy")
+    assert accuracy == f"{100 * reference['accuracy']:.1f} %"
+    assert mark == "private: do not publish"
+    assert reference["accuracy"] > 0.9
+    for evaluation in (done.run_folder / "released").rglob("evaluation.json"):
+        assert "reference" not in json.loads(evaluation.read_text())

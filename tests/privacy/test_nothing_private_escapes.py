@@ -1,0 +1,382 @@
+"""What is private stays in the private folder: markers are planted, and every byte is searched.
+
+And one record more or less changes one shard and one teacher, as the guarantee supposes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pate.artifacts import Level, Store, StoreError
+from pate.stages import STAGES
+from pate.stages.distill import DISTILL
+from pate.stages.evaluate import EVALUATE
+
+PLUGIN = '''
+import sys
+import warnings
+import numpy as np
+
+
+class Centroids:
+    """Nearest centroid; as talkative about its records as its arguments say."""
+
+    def __init__(self, classes, talks=False, fails=False, seed=0):
+        self.classes, self.talks, self.fails, self.seed = classes, talks, fails, seed
+        self.centres = np.zeros((0, 0))
+
+    def fit(self, X, y):
+        if self.talks:
+            print("fitting", X.tolist(), y.tolist())
+            print("fitting", X.tolist(), y.tolist(), file=sys.stderr)
+            warnings.warn(f"odd values {X.tolist()}")
+        if self.fails and (X > 1000).any():
+            raise ValueError(f"cannot learn from {X.tolist()} with {y.tolist()}")
+        self.centres = np.full((self.classes, X.shape[1]), 1e6)
+        for label in np.unique(y):
+            self.centres[label] = X[y == label].mean(axis=0)
+
+    def predict(self, X):
+        return ((X[:, None, :] - self.centres[None]) ** 2).sum(axis=2).argmin(axis=1)
+'''
+
+VALUE = 1234.5678  # in features of private records
+PRIVATE_ROWS, TEACHERS = 131, 6  # a number of records that nothing else comes to
+
+
+def records(count, *, seed, marked=0):
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % 2
+    features = rng.normal(size=(count, 3)) + 5 * labels[:, None]
+    features[:marked, 1] = VALUE
+    return features, labels
+
+
+class Place:
+    """A folder with data of its own, a recipe, and the command line."""
+
+    def __init__(self, folder, *, form="npz", private=None, recipe=""):
+        self.folder, self.form, self.run_folder = folder, form, folder / "runs" / "my"
+        (folder / "plugins").mkdir(parents=True)
+        (folder / "data").mkdir()
+        (folder / "plugins" / "mine.py").write_text(PLUGIN)
+        rows = private or (*records(PRIVATE_ROWS, seed=1, marked=9), None, None)
+        self.save("private", *rows)
+        for number, name in enumerate(("public", "test"), start=2):
+            self.save(name, *records(40, seed=number), None, None)
+        keys = 'id = "who"\ngroup = "clinic"\nlabel = "y"\n' if rows[2] else ""
+        keys += 'label = "y"\n' if form == "csv" and not rows[2] else ""
+        (folder / "my.toml").write_text(
+            '[data]\nname = "mine"\n'
+            + "".join(f'{role}_path = "{role}.{form}"\n' for role in ("private", "public", "test"))
+            + keys
+            + f'[teachers]\ncount = {TEACHERS}\nmodel = "mine:Centroids"\n'
+            '[aggregate]\nmechanism = "lnmax"\nscale = 2.0\nqueries = 15\n'
+            '[privacy]\ndelta = 1e-3\n[student]\nmodel = "mine:Centroids"\n' + recipe
+        )
+
+    def save(self, name, features, labels, ids, groups):
+        path = self.folder / f"{name}.{self.form}"
+        if self.form == "npz":
+            more = {} if ids is None else {"who": np.array(ids), "clinic": np.array(groups)}
+            np.savez(path, X=features, y=labels, **more)
+            return
+        header = ["a", "b", "c", "y", *(["who", "clinic"] if ids else [])]
+        lines = [",".join(header)]
+        for row in range(len(labels)):
+            keys = [ids[row], groups[row]] if ids else []
+            lines.append(",".join([*map(repr, features[row].tolist()), str(labels[row]), *keys]))
+        path.write_text("\n".join(lines) + "\n")
+
+    def run(self, *words, stage="run", code=0):
+        done = subprocess.run(
+            [sys.executable, "-m", "pate", stage, *(["my.toml"] if stage != "status" else []),
+             "--plugin-path", "plugins", *words],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUTF8": "1"},
+            capture_output=True,
+            timeout=120,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr.decode()
+        return done.stdout + done.stderr
+
+    def artifact(self, stage):
+        (artifact,) = Store(root=self.run_folder, reader="evaluate").all(stage)
+        return artifact
+
+    def teachers(self):
+        """Teacher folders, and when each was made."""
+        folder = self.run_folder / "private" / "teacher"
+        return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+    def in_the_open(self):
+        """Every byte that may be seen by others: public and released folders, recipe and ledger."""
+        places = [*self.run_folder.rglob("*"), *(self.folder / "data" / "ledgers").rglob("*")]
+        private = self.run_folder / "private"
+        return {
+            path: str(path).encode() + (path.read_bytes() if path.is_file() else b"")
+            for path in places
+            if not path.is_relative_to(private) and path.suffix != ".key"
+        }
+
+
+def patterns(features, labels, ids=(), groups=()):
+    """How a marker may look: as a number in memory, as text, as a digest of a record or a file."""
+    marks = {"secret id": b"SECRET-ID", "secret clinic": b"SECRET-CLINIC", "text": b"1234.56"}
+    for kind in ("<f8", ">f8", "<f4", ">f4"):
+        marks[f"the value as {kind}"] = np.array(VALUE, dtype=kind).tobytes()
+    marks["labels in order"] = np.ascontiguousarray(labels, dtype="<i8").tobytes()
+    marks["number of records"] = re.compile(rb"(?<![\w.])%d(?![\w.])" % len(labels))
+    return marks
+
+
+def search(where, marks):
+    """The names of marks found, and where."""
+    return [
+        (name, str(place))
+        for place, content in where.items()
+        for name, mark in marks.items()
+        if (mark.search(content) if isinstance(mark, re.Pattern) else mark in content)
+    ]
+
+
+def marked(count=PRIVATE_ROWS):
+    features, labels = records(count, seed=1, marked=9)
+    ids = [f"SECRET-ID-{number:04d}" for number in range(count)]
+    groups = [f"SECRET-CLINIC-{number % 60}" for number in range(count)]
+    return features, labels, ids, groups
+
+
+@pytest.mark.parametrize("form", ["npz", "csv"])
+def test_markers_are_nowhere_in_the_open(tmp_path, form):
+    """A talkative teacher, JSON logs, both engines, a reference model, and every command after."""
+    private = marked()
+    place = Place(
+        tmp_path / "place", form=form, private=private, recipe="[evaluate]\nreference = true\n"
+    )
+    talk = ("--set", "teachers.params.talks=true", "--json-logs")
+    engines = {"npz": "processes:2", "csv": "serial"}
+    said = {
+        "run": place.run(*talk, "--engine", engines[form]),
+        "run again": place.run(*talk, "--engine", "serial"),
+        "status": place.run("runs/my", stage="status"),
+    }
+    marks = patterns(*private)
+    assert search(place.in_the_open() | said, marks) == []
+    hidden = {path: path.read_bytes() for path in place.run_folder.rglob("*") if path.is_file()}
+    found = {name for name, _ in search(hidden, marks)}  # the search finds what is there
+    assert {"secret id", "secret clinic", "the value as <f8", "labels in order"} <= found
+
+
+@pytest.mark.parametrize(
+    ("on_error", "engine"),
+    [("fail", "serial"), ("fail", "processes:2"), ("retry", "processes:2"), ("abstain", "serial")],
+)
+def test_a_failing_teacher_does_not_quote_its_records(tmp_path, engine, on_error):
+    private = marked()
+    place = Place(tmp_path / "place", private=private)
+    settings = ("params.fails=true", "params.talks=true", f"on_error={on_error}")
+    words = [word for each in settings for word in ("--set", f"teachers.{each}")]
+    words += ["--json-logs", "--engine", engine]
+    said = place.run(*words, stage="teach", code=0 if on_error == "abstain" else 2)
+    assert (b"abstain" if on_error == "abstain" else b"ValueError") in said
+    assert b"Traceback" not in said
+    assert search(place.in_the_open() | {"said": said}, patterns(*private)) == []
+
+
+def test_private_folders_are_closed_to_others(tmp_path):
+    place = Place(tmp_path / "place")
+    before = os.umask(0o000)
+    try:
+        place.run("--engine", "processes:2", "--quiet")
+    finally:
+        os.umask(before)
+    private = place.run_folder / "private"
+    assert private.stat().st_mode & 0o777 == 0o700
+    for artifact in private.glob("*/*"):
+        assert artifact.stat().st_mode & 0o777 == 0o700, artifact
+    key = tmp_path / "place" / "data" / "ledgers" / "mine.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+
+
+def hashes(*contents):
+    """Everything that looks like a digest, whole or cut short."""
+    found = set(itertools.chain(*(re.findall(rb"(?<!\.)[0-9a-f]{16,}", each) for each in contents)))
+    return {each for each in found if re.search(rb"[a-f]", each)}
+
+
+def files_and_families(place):
+    """Digests of the very files that are in the open, and of the mechanism's public settings."""
+    for level, path in itertools.product(("public", "released"), place.run_folder.iterdir()):
+        for manifest in path.rglob("manifest.json") if path.name == level else ():
+            content = json.loads(manifest.read_text())
+            yield from (entry["sha256"].encode() for entry in content["files"].values())
+            yield content["facts"].get("family", "").encode()
+
+
+def test_names_in_the_open_tell_nothing_of_the_data(tmp_path):
+    """The same private data twice, in two places: no name, fingerprint or release id is shared.
+
+    Were names plain hashes of what they were made from, one who suspects a certain data set could
+    run the recipe on it and compare; nor is there a plain digest of a private file.
+    """
+    first, second = Place(tmp_path / "one"), Place(tmp_path / "two")
+    seen = [
+        hashes(place.run("--engine", "serial"), *place.in_the_open().values())
+        for place in (first, second)
+    ]
+    assert min(map(len, seen)) > 30
+    assert seen[0] & seen[1] <= set(files_and_families(first))
+    private = {artifact.digest.encode() for artifact in Store(root=first.run_folder).all("vote")}
+    private |= {line.encode() for line in first.artifact("partition").json("shards.json")}
+    for stage in ("data", "partition", "teach", "vote", "account-private"):
+        files = first.artifact(stage).manifest["files"].values()
+        private |= {entry["sha256"].encode() for entry in files if entry["bytes"] > 8}
+    assert len(private) > 15
+    assert seen[0] & private == set()
+
+
+# --- who may open what ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    place = Place(tmp_path_factory.mktemp("finished") / "place")
+    place.run("--engine", "serial", "--quiet")
+    return place
+
+
+def all_artifacts(place):
+    for manifest in sorted(place.run_folder.glob("*/*/*/manifest.json")):
+        yield json.loads(manifest.read_text())
+
+
+def test_distill_can_open_nothing_private(finished):
+    store = Store(root=finished.run_folder).cleared(DISTILL.name, DISTILL.clearance)
+    levels = {"PUBLIC": 0, "RELEASED": 0, "PRIVATE": 0}
+    for manifest in all_artifacts(finished):
+        levels[manifest["level"]] += 1
+        if manifest["level"] == "PRIVATE" or manifest["only_for"]:
+            with pytest.raises(StoreError, match="distill may not open"):
+                store.open(manifest["stage"], manifest["made_from"])
+        else:
+            store.open(manifest["stage"], manifest["made_from"])
+    assert levels["PRIVATE"] >= 10
+    assert min(levels.values()) >= 3
+    assert all(need in {"aggregate", "data-public"} for need in DISTILL.needs)
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_labels_of_public_inputs_and_tests_are_for_evaluate_alone(finished, stage):
+    store = Store(root=finished.run_folder).cleared(stage.name, stage.clearance)
+    for name in ("data-answers", "data-test"):
+        made_from = finished.artifact(name).manifest["made_from"]
+        if stage is EVALUATE:
+            assert store.open(name, made_from).array("labels.npy").shape == (40,)
+        else:
+            with pytest.raises(StoreError, match=f"{stage.name} may not open {name}"):
+                store.open(name, made_from)
+            assert name not in stage.needs
+    labels = [path.parent.parent.name for path in
+              (finished.run_folder / "public").rglob("labels.npy")]  # fmt: skip
+    assert sorted(labels) == ["data-answers", "data-test"]
+
+
+def test_only_private_folders_hold_what_comes_from_private_records(finished):
+    """The whole list, so that a new artifact in the open has to be entered here on purpose."""
+    found = {
+        level.name: sorted(path.name for path in (finished.run_folder / level.folder).iterdir())
+        for level in (Level.PUBLIC, Level.RELEASED)
+    }
+    assert found == {
+        "PUBLIC": ["data-answers", "data-public", "data-test"],
+        "RELEASED": ["account", "aggregate", "distill", "evaluate"],
+    }
+
+
+# --- one record more or less ------------------------------------------------------------------
+
+
+def drop(private, row):
+    features, labels, *names = private
+    return (
+        np.delete(features, row, axis=0),
+        np.delete(labels, row),
+        *(None if each is None else [n for i, n in enumerate(each) if i != row] for each in names),
+    )
+
+
+def changed(place, private, *words):
+    """Shards that differ, teachers trained anew, and teachers left alone, after new data."""
+    place.run("--engine", "serial", "--quiet", *words, stage="teach")
+    shards, teachers = place.artifact("partition").json("shards.json"), place.teachers()
+    place.save("private", *private)
+    place.run("--engine", "serial", "--quiet", *words, stage="teach")
+    newest = max(
+        Store(root=place.run_folder).all("partition"), key=lambda each: each.path.stat().st_mtime_ns
+    )
+    after = newest.json("shards.json")
+    now = place.teachers()
+    assert teachers.items() <= now.items(), "a teacher that was there has been touched"
+    return sum(a != b for a, b in zip(shards, after, strict=True)), len(now) - len(teachers)
+
+
+@pytest.mark.parametrize(
+    ("form", "named", "row"),
+    [("npz", False, 0), ("npz", False, PRIVATE_ROWS - 1), ("npz", True, 57), ("csv", True, 0)],
+)
+def test_a_dropped_record_changes_one_shard_and_one_teacher(tmp_path, form, named, row):
+    """Records are named by their ids, or by what they hold."""
+    private = marked() if named else (*records(PRIVATE_ROWS, seed=1), None, None)
+    place = Place(tmp_path / "place", form=form, private=private)
+    assert changed(place, drop(private, row)) == (1, 1)
+
+
+def test_a_record_replaced_under_its_id_changes_one_shard_and_one_teacher(tmp_path):
+    private = marked()
+    place = Place(tmp_path / "place", private=private)
+    features = private[0].copy()
+    features[57] += 3
+    assert changed(place, (features, *private[1:])) == (1, 1)
+
+
+def test_a_user_who_leaves_changes_one_shard_and_one_teacher(tmp_path):
+    private = marked()
+    place = Place(tmp_path / "place", private=private)
+    gone = [row for row in range(PRIVATE_ROWS) if private[3][row] == "SECRET-CLINIC-7"]
+    assert len(gone) > 1
+    smaller = private
+    for row in reversed(gone):
+        smaller = drop(smaller, row)
+    assert changed(place, smaller, "--set", "partition.by=group") == (1, 1)
+
+
+def test_a_shuffle_protects_a_replaced_record_only_and_says_so(tmp_path):
+    """Records named by their content: a replaced one changes its name, and one shard."""
+    private = (*records(PRIVATE_ROWS, seed=1), None, None)
+    place = Place(tmp_path / "place", private=private, recipe='[partition]\nmethod = "shuffle"\n')
+    features = private[0].copy()
+    features[57] += 3
+    assert changed(place, (features, *private[1:])) == (1, 1)
+    said = place.run("--engine", "serial")
+    released = place.artifact("aggregate").facts["protects"]
+    report = place.artifact("account").json("guarantees.json")["protects"]
+    assert {released, report} == {"one record replaced"}
+    assert b"one record replaced" in said
+    assert b"added" not in said
+
+
+def test_a_shuffle_does_not_survive_a_dropped_record(tmp_path):
+    private = (*records(PRIVATE_ROWS, seed=1), None, None)
+    place = Place(tmp_path / "place", private=private, recipe='[partition]\nmethod = "shuffle"\n')
+    shards, teachers = changed(place, drop(private, 5))
+    assert shards == teachers > 1

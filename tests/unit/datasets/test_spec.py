@@ -1,0 +1,97 @@
+"""The [data] section, the data root, the list of named sets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from pate.datasets import DataSpec, data_root, names
+
+THREE = {"private_path": "a.csv", "public_path": "b.csv", "test_path": "c.csv"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"name": "mnits"}, "no data set named 'mnits'; did you mean mnist"),
+        ({"name": "hospital"}, "for your own data set source or private_path"),
+        ({"name": "../x", "source": "x.csv"}, "cannot name a data set"),
+        ({"name": "digits", "source": "x.csv"}, "built-in data set; give your own data another"),
+        ({"name": "digits", "label": "y"}, "label is for your own data"),
+        ({"name": "digits", "image_size": 8}, "image_size is for your own data"),
+        ({"name": "own", "source": "x.csv", **THREE}, "source and private_path are both set"),
+        ({"name": "own", "private_path": "a.csv"}, "private_path is set and public_path is not"),
+        ({"name": "own", "public_path": "b.csv"}, "public_path is set and private_path is not"),
+        ({"name": "digits", "public": 0}, "0 is not an amount"),
+        ({"name": "digits", "public": 1.0}, "share strictly between 0 and 1"),
+        ({"name": "digits", "test": True}, "not an amount"),
+        ({"name": "digits", "private": "many"}, "not an amount"),
+        ({"name": "digits", "test": float("nan")}, "not an amount"),
+        ({"name": "digits", "seed": -1}, "greater than or equal to 0"),
+        ({"name": "own", "source": "x", "label": "y", "id": "y"}, "both name column 'y'"),
+        ({"name": "own", "source": "x", "label": "y", "features": ["y"]}, "also among features"),
+        ({"name": "own", "source": "x", "features": []}, "features is empty"),
+        ({"name": "own", "source": "x", "features": ["a", "a"]}, "a column twice"),
+        ({"name": "own", "source": "x", "classes": ["a"]}, "two or more classes"),
+        ({"name": "own", "source": "x", "classes": ["a", "a", "b"]}, "each once"),
+        ({"name": "own", "source": "x", "image_size": 0}, "greater than or equal to 1"),
+        ({"name": "digits", "publik": 3}, "Extra inputs"),
+    ],
+)
+def test_a_wrong_section_is_one_clear_error(fields, words):
+    with pytest.raises(ValidationError, match=words) as caught:
+        DataSpec(**fields)
+    assert caught.value.error_count() == 1
+
+
+def test_a_right_section():
+    spec = DataSpec(name="own", public=0.3, test=100, label="y", group="user", **THREE)
+    assert spec.own
+    assert (spec.public, spec.test, spec.private) == (0.3, 100, None)
+    assert not DataSpec(name="mnist").own
+
+
+def test_the_data_root(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PATE_DATA", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert data_root() == tmp_path / "home" / ".cache" / "pate"
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    assert data_root() == tmp_path / "home" / ".cache" / "pate"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert data_root() == tmp_path / "cache" / "pate"
+    (tmp_path / "data").mkdir()
+    assert data_root() == Path("data")
+    monkeypatch.setenv("PATE_DATA", str(tmp_path / "set"))
+    assert data_root() == tmp_path / "set"
+    assert data_root(Path("option")) == Path("option")
+
+
+def test_the_list_tells_what_is_on_disk(tmp_path):
+    (tmp_path / "adult").mkdir()
+    for name in ("adult.data", "adult.test"):
+        (tmp_path / "adult" / name).write_text("x\n")
+    present = {listing.name: listing.present for listing in names(tmp_path)}
+    assert [name for name, there in present.items() if there] == [
+        "digits",
+        "breast-cancer",
+        "adult",
+    ]
+    assert set(present) >= {"mnist", "fashion-mnist", "cifar10", "svhn"}
+    (tmp_path / "adult" / "adult.test").write_text("")
+    assert not {listing.name: listing.present for listing in names(tmp_path)}["adult"]
+    assert all(listing.licence and listing.source for listing in names(tmp_path))
+
+
+def test_checking_a_recipe_needs_no_numpy():
+    code = (
+        "import sys; from pate.datasets import DataSpec, names; DataSpec(name='digits'); names()\n"
+        "print([m for m in ('numpy', 'torch', 'sklearn') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

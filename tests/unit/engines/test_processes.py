@@ -1,0 +1,79 @@
+"""The machinery of the process engine, where the contract does not reach."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+
+import pytest
+
+from pate.engines import Task, make_engine
+from pate.engines.task_queue import TaskQueue
+from pate.errors import PateError
+
+
+def tasks(count, size=0):
+    text = "x" * size
+    return (
+        Task(key=str(n), function="builtins:dict", payload={"n": n, "text": text + str(n)})
+        for n in range(count)
+    )
+
+
+def test_the_queue_reads_no_further_than_its_window():
+    source = tasks(100)
+    queue = TaskQueue(source, read_ahead=10)
+    assert (len(queue), next(source).key) == (10, "10")
+    queue.take()
+    assert (len(queue), next(source).key) == (10, "12")
+
+
+def test_the_queue_takes_a_task_back_without_reading_on():
+    source = tasks(100)
+    queue = TaskQueue(source, read_ahead=2)
+    first = queue.take()
+    queue.put_back(first)
+    assert [queue.take().task.key for _ in range(3)] == ["1", "2", "0"]
+    assert next(source).key == "5"
+
+
+def test_memory_does_not_grow_with_the_number_of_tasks():
+    def peak(count):
+        tracemalloc.start()
+        try:
+            done = sum(1 for _ in make_engine("processes:2").run(tasks(count, size=2000)))
+            assert done == count
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(10)  # imports
+    assert peak(4500) < 1.2 * peak(1500)
+
+
+def test_workers_that_cannot_start_end_the_run_with_a_sentence(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(PateError, match="3 worker processes in a row ended with exit code 1"):
+        list(make_engine("processes:2").run(tasks(5)))
+
+
+def test_no_interpreter_to_start(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(PateError, match=r"worker process 1 of 2 cannot be started \(No such file"):
+        list(make_engine("processes:2").run(tasks(5)))
+
+
+def test_no_more_workers_than_tasks(monkeypatch):
+    from pate.engines import processes
+
+    started = []
+    real = processes.WorkerProcess
+    monkeypatch.setattr(processes, "WorkerProcess", lambda: started.append(1) or real())
+    assert len(list(make_engine("processes:50").run(tasks(2)))) == 2
+    assert len(started) == 2
+
+
+def test_a_module_in_the_working_folder_does_not_break_a_worker(monkeypatch, tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit(9)\n")
+    monkeypatch.chdir(tmp_path)
+    assert [o.error for o in make_engine("processes:1").run(tasks(1))] == [None]

@@ -1,0 +1,121 @@
+"""Progress on a real terminal, in a log, and nowhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from pate.engines import progress, terminal_progress
+
+SHOW = """
+import sys, time
+from pate.engines import terminal_progress
+with terminal_progress("teach [50]", 50, quiet={quiet}, json_logs={json_logs}, done=30) as progress:
+    for _ in range(20):
+        time.sleep(0.02)
+        progress.advance()
+    print("to stdout")
+"""
+
+
+def on_a_terminal(quiet=False, json_logs=False):
+    """What a stage writes to a stderr that is a terminal, and to a stdout that is a pipe."""
+    outside, inside = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(
+        [sys.executable, "-c", SHOW.format(quiet=quiet, json_logs=json_logs)],
+        stdout=subprocess.PIPE, stderr=inside, env=environment,
+    ) as process:  # fmt: skip
+        os.close(inside)
+        shown = b""
+        while True:
+            try:
+                chunk = os.read(outside, 65536)
+            except OSError:  # how Linux says that the other side of a terminal is closed
+                break
+            if not chunk:
+                break
+            shown += chunk
+        os.close(outside)
+        assert process.stdout.read() == b"to stdout\n"
+    assert process.returncode == 0
+    return shown.decode()
+
+
+def test_a_terminal_shows_a_bar_with_count_rate_and_time_left():
+    shown = on_a_terminal()
+    assert "teach [50]" in shown
+    assert "50/50" in shown
+    assert "/s, 0:00:00 left" in shown
+    assert "/s, took 0:00:0" in shown
+    rates = [float(text.split()[-1]) for text in shown.replace("m", " ").split("/s,")[:-1]]
+    assert max(rates) < 100  # 20 new ones, not 50, count towards the rate
+
+
+def test_quiet_is_quiet():
+    assert on_a_terminal(quiet=True) == ""
+    assert on_a_terminal(quiet=True, json_logs=True) == ""
+
+
+def test_json_lines_on_a_terminal_too():
+    record = json.loads(on_a_terminal(json_logs=True))
+    seconds = record.pop("seconds")
+    assert record == {"stage": "teach [50]", "done": 50, "total": 50}
+    assert 0.4 <= seconds < 10
+
+
+def test_nothing_without_a_terminal(capsys):
+    with terminal_progress("teach", 3, quiet=False, json_logs=False) as shown:
+        shown.advance()
+        shown.advance(2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_json_lines_come_once_a_second_and_at_the_end(capsys, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    with terminal_progress("teach", 100, quiet=False, json_logs=True) as log:
+        for _ in range(10):
+            clock[0] += 0.4
+            log.advance(10)
+    out, err = capsys.readouterr()
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert out == ""
+    assert [line["done"] for line in lines] == [30, 60, 90, 100]
+    assert [line["seconds"] for line in lines] == [1.2, 2.4, 3.6, 4.0]
+
+
+def test_a_stage_that_fails_still_says_how_far_it_came(capsys):
+    def stage():
+        with terminal_progress("teach", 9, quiet=False, json_logs=True) as log:
+            log.advance(4)
+            raise LookupError("SECRET")
+
+    with pytest.raises(LookupError):
+        stage()
+    err = capsys.readouterr().err
+    assert json.loads(err)["done"] == 4
+    assert "SECRET" not in err
+
+
+def test_a_closed_log_does_not_stop_the_work(monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", buffering=1, closefd=False) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with terminal_progress("teach", 2, quiet=False, json_logs=True) as log:
+            log.advance(2)
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), writing)  # so that closing can flush
+    os.close(writing)
+
+
+def test_without_any_stderr(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    with terminal_progress("teach", 1, quiet=False, json_logs=True) as log:
+        log.advance()

@@ -1,0 +1,197 @@
+"""Record → teacher: every record once, and nobody moves because of somebody else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from pate.errors import InvalidInput
+from pate.partition import PartitionSpec, partition
+
+HASH, SHUFFLE = PartitionSpec(), PartitionSpec(method="shuffle")
+USERS = PartitionSpec(by="group")
+USERS_SHUFFLED = PartitionSpec(by="group", method="shuffle")
+SPECS = [HASH, SHUFFLE, USERS, USERS_SHUFFLED]
+
+
+def teacher_of(ids, shards):
+    """Record → teacher, read off the shards."""
+    owner = np.repeat(np.arange(shards.count), shards.sizes())
+    return {ids[row]: int(teacher) for row, teacher in zip(shards.order, owner, strict=True)}
+
+
+def split(ids, *, teachers, spec=HASH, groups=None):
+    return teacher_of(ids, partition(ids, teachers=teachers, spec=spec, groups=groups))
+
+
+def names(count, prefix="r"):
+    return [f"{prefix}{number}" for number in range(count)]
+
+
+@given(
+    ids=st.lists(st.text(max_size=8), min_size=30, max_size=90, unique=True),
+    teachers=st.integers(1, 4),
+    spec=st.sampled_from(SPECS),
+    data=st.data(),
+)
+def test_every_record_is_in_exactly_one_shard(ids, teachers, spec, data):
+    """Any text is an id: empty, with zeros inside, or half a surrogate pair."""
+    groups = [f"u{data.draw(st.integers(0, 40))}" for _ in ids]
+    try:
+        shards = partition(ids, teachers=teachers, spec=spec, groups=groups)
+    except InvalidInput:
+        owners = ids if spec.by == "record" else groups
+        assume(len(set(owners)) > 40 * teachers)  # so many that none can be without
+        raise
+    assert shards.count == teachers
+    assert shards.sizes().min() >= 1
+    assert sorted(shards.order.tolist()) == list(range(len(ids)))
+    assert shards.offsets[0] == 0
+    assert shards.offsets[-1] == len(ids)
+    again = partition(ids, teachers=teachers, spec=spec, groups=groups)
+    assert (again.order == shards.order).all()
+
+
+@given(
+    gone=st.sets(st.integers(0, 199), max_size=20),
+    extra=st.sets(st.integers(200, 900), max_size=20),
+    turned=st.randoms(use_true_random=False),
+)
+def test_a_keyed_hash_is_stable_when_records_come_go_or_change_places(gone, extra, turned):
+    before = split(names(200), teachers=5)
+    kept = [name for number, name in enumerate(names(200)) if number not in gone]
+    changed = kept + [f"r{number}" for number in extra]
+    turned.shuffle(changed)
+    after = split(changed, teachers=5)
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+
+
+def test_the_order_in_a_shard_does_not_hang_on_the_file():
+    ids = names(100)
+    forward, backward = (partition(each, teachers=4, spec=HASH) for each in (ids, ids[::-1]))
+    assert [ids[row] for row in forward.order] == [ids[::-1][row] for row in backward.order]
+    assert forward.order.tolist() != sorted(forward.order.tolist())
+
+
+@pytest.mark.parametrize("place", [0, 41, 99])
+@pytest.mark.parametrize("name", ["a", "zzz", "r50-and-a-half"])
+def test_a_shuffle_moves_nobody_when_one_record_is_replaced(place, name):
+    """Also where the new record's id, such as a digest of its content, sorts elsewhere."""
+    ids = names(100)
+    replaced = [*ids[:place], name, *ids[place + 1 :]]
+    before, after = (split(each, teachers=5, spec=SHUFFLE) for each in (ids, replaced))
+    assert after.pop(name) == before.pop(ids[place])
+    assert after == before
+
+
+def test_a_shuffle_is_not_stable_when_one_record_goes_and_says_so():
+    ids = names(100)
+    before, after = (split(each, teachers=5, spec=SHUFFLE) for each in (ids, ids[1:]))
+    assert sum(after[name] != before[name] for name in ids[1:]) > 20
+    assert SHUFFLE.protects == "one record replaced"
+    assert USERS_SHUFFLED.protects == "all records of one user replaced"
+    assert HASH.protects == "one record added, removed, or replaced under the same id"
+    assert USERS.protects.startswith("all records of one user added, removed")
+
+
+def test_a_shuffle_is_even():
+    sizes = partition(names(103), teachers=10, spec=SHUFFLE).sizes()
+    assert sizes.max() - sizes.min() <= 1
+
+
+@pytest.mark.parametrize("spec", [USERS, USERS_SHUFFLED], ids=["hash", "shuffle"])
+def test_a_user_has_one_teacher(spec):
+    ids = names(300)
+    users = [f"user-{number % 40}" for number in range(300)]
+    shards = split(ids, teachers=6, spec=spec, groups=users)
+    teachers = {user: {shards[i] for i, u in zip(ids, users, strict=True) if u == user}
+                for user in set(users)}  # fmt: skip
+    assert all(len(own) == 1 for own in teachers.values())
+    assert len(set.union(*teachers.values())) == 6
+
+
+def test_a_user_who_leaves_moves_no_other():
+    ids = names(300)
+    users = [f"user-{number % 40}" for number in range(300)]
+    before = split(ids, teachers=6, spec=USERS, groups=users)
+    left = [number for number in range(300) if users[number] != "user-7"]
+    after = split([ids[n] for n in left], teachers=6, spec=USERS, groups=[users[n] for n in left])
+    assert after == {ids[n]: before[ids[n]] for n in left}
+
+
+def test_a_shuffled_user_is_replaced_in_place():
+    ids = names(300)
+    users = [f"user-{number % 40}" for number in range(300)]
+    others = ["AAA" if user == "user-7" else user for user in users]
+    first, second = (
+        split(ids, teachers=6, spec=USERS_SHUFFLED, groups=each) for each in (users, others)
+    )
+    assert first == second
+
+
+def test_ids_alike_up_to_a_zero_are_two_ids():
+    ids = ["a", "a\0", *names(30)]
+    shards = partition(ids, teachers=3, spec=SHUFFLE)
+    assert sorted(shards.order.tolist()) == list(range(32))
+    users = ["a", "a\0"] * 20
+    assert len(set(split(names(40), teachers=2, spec=USERS_SHUFFLED, groups=users).values())) == 2
+
+
+@pytest.mark.parametrize("method", ["hash", "shuffle"])
+def test_another_key_is_another_partition(method):
+    ids = names(400)
+    one, other = (
+        split(ids, teachers=4, spec=PartitionSpec(method=method, key=key)) for key in ("a", "b")
+    )
+    moved = sum(one[name] != other[name] for name in ids)
+    assert 240 < moved < 360  # three quarters, with five standard deviations of room
+
+
+NAMES = ["ada", "ben", "cleo", "dora", "emil", "fay", "gus", "hana", "ivo", "jo", "kai", "lea"]
+
+
+def test_the_hash_is_the_published_one():
+    """A change here would retrain every teacher of every user: raise the stage's version."""
+    assigned = split(NAMES, teachers=3)
+    shards = [sorted(n for n in assigned if assigned[n] == teacher) for teacher in range(3)]
+    assert [" ".join(shard) for shard in shards] == [
+        "dora emil fay ivo jo lea",
+        "hana",
+        "ada ben cleo gus kai",
+    ]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_more_teachers_than_records(spec):
+    with pytest.raises(InvalidInput, match=r"^11 teachers are more than the 10 private records"):
+        partition(names(10), teachers=11, spec=spec, groups=names(10, "u"))
+
+
+def test_a_teacher_without_records_is_refused():
+    with pytest.raises(InvalidInput, match=r"of 20 teachers would have no record; lower"):
+        partition(names(20), teachers=20, spec=HASH)
+    assert partition(names(20), teachers=20, spec=SHUFFLE).sizes().tolist() == [1] * 20
+    with pytest.raises(InvalidInput, match=r"^3 of 5 teachers would have no record"):
+        partition(names(20), teachers=5, spec=USERS_SHUFFLED, groups=["u", "v"] * 10)
+
+
+def test_groups_are_needed_for_groups():
+    with pytest.raises(InvalidInput, match="no group column"):
+        partition(names(10), teachers=2, spec=USERS)
+
+
+@pytest.mark.parametrize("bad", [{"key": ""}, {"method": "random"}, {"by": "user"}, {"keys": "a"}])
+def test_bad_settings(bad):
+    with pytest.raises(ValidationError):
+        PartitionSpec(**bad)
+
+
+def test_shards_are_spread_like_a_hash():
+    """60 000 ids over 250 teachers: sizes are binomial, by a chi-square within six deviations."""
+    sizes = partition(names(60_000), teachers=250, spec=HASH).sizes()
+    assert sizes.sum() == 60_000
+    chi_square = ((sizes - 240) ** 2 / 240).sum()
+    assert abs(chi_square - 249) < 6 * np.sqrt(2 * 249)
