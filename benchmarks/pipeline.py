@@ -75,7 +75,7 @@ def measure(teachers: int, *, workers: int, profile: bool) -> dict[str, float]:
     from pate.pipeline.recipe import Recipe
     from pate.pipeline.runner import Run
     from pate.pipeline.stage import Options
-    from pate.stages import STAGES
+    from pate.stages.catalogue import STAGES
 
     class Quiet:
         def advance(self, steps: int = 1) -> None:

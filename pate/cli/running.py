@@ -53,7 +53,7 @@ def make_run(
     from pate.pipeline.reading import read_recipe
     from pate.pipeline.runner import Run
     from pate.pipeline.stage import Options
-    from pate.stages import STAGES
+    from pate.stages.catalogue import STAGES
 
     name, checked = read_recipe(recipe, settings)
     if plugin_path is not None and not plugin_path.exists():

@@ -103,7 +103,7 @@ def show_status(
     from contextlib import nullcontext
 
     from pate.engines import make_engine
-    from pate.stages import STAGES
+    from pate.stages.catalogue import STAGES
 
     recipe = read_resolved(folder)
     root = default_root(data_root)

@@ -20,8 +20,8 @@ class Task:
     big or private it writes to files itself. Both travel as JSON on every engine, so a tuple
     arrives as a list, and a key of a dict as a string.
 
-    >>> Task(key="teacher-00030", function="pate.stages.teach:train_group", payload={"first": 30})
-    Task(key='teacher-00030', function='pate.stages.teach:train_group', weight=1.0)
+    >>> Task(key="teacher-00030", function="pate.stages.at_work:train_group", payload={"first": 30})
+    Task(key='teacher-00030', function='pate.stages.at_work:train_group', weight=1.0)
     """
 
     key: str  # unique among the tasks of one run

@@ -10,7 +10,7 @@ from typing import final
 
 from pate.engines.task import Task
 
-READ_AHEAD = 1024
+READ_AHEAD = 256
 
 
 @final

@@ -41,6 +41,8 @@ def _run(context: Context) -> None:
             teachers=shards.count,
             protects=recipe.partition.protects,
         )
+    place = context.store.folder("partition", Level.PRIVATE, context.made_from)
+    context.options.say(f"partition: sizes, coverage and duplicates are in {place}/report.json")
 
 
 def _digests(shards: Shards, features: NDArray[Any], labels: NDArray[Any]) -> list[str]:

@@ -6,14 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from pate.artifacts import Artifact, Level, Store, StoreError, fingerprint
+from pate.artifacts import Artifact, Level, fingerprint
 from pate.engines import Progress, Task
 from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
-from pate.teachers import ModelSpec, TeacherError, make, model_for, save, seed_for, train
+from pate.teachers import TeacherError, model_for, seed_for
 
 _VERSION = 1
 _GROUP = 16  # teachers in one task, at most: enough to make a task's own cost invisible
@@ -161,7 +159,7 @@ def _task(
 ) -> Task:
     return Task(
         key="teacher-" + "-".join(map(str, group)),
-        function="pate.stages.teach:train_group",
+        function="pate.stages.at_work:train_group",
         payload={
             "root": str(context.store.root),
             "shards": str(shards.path),
@@ -172,43 +170,6 @@ def _task(
             ],
         },
     )
-
-
-def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains some teachers, in a worker; each reads its own slice of the records.
-
-    A model that cannot be made, or a disk that is full, is no teacher's failure: it stops the run.
-    """
-    store = Store(root=Path(payload["root"]), reader="teach")
-    shards = Path(payload["shards"])
-    offsets = np.load(shards / "offsets.npy")
-    features = np.load(shards / "features.npy", mmap_mode="r")
-    labels = np.load(shards / "labels.npy", mmap_mode="r")
-    failed: dict[int, str] = {}
-    for each in payload["teachers"]:
-        number = each["number"]
-        part = slice(offsets[number], offsets[number + 1])
-        try:
-            teacher = make(
-                ModelSpec.model_validate(each["model"]),
-                classes=payload["classes"],
-                seed=each["seed"],
-                plugin_path=Path(payload["plugin_path"]) if payload["plugin_path"] else None,
-            )
-        except PateError as error:
-            return {"failed": failed, "stop": str(error)}
-        try:
-            train(teacher, np.array(features[part]), np.array(labels[part]))
-            made_from = each["made_from"]
-            with store.draft("teacher", made_from, level=Level.PRIVATE, durable=False) as draft:
-                save(teacher, draft.path)
-        except StoreError as error:
-            return {"failed": failed, "stop": str(error)}
-        except PateError as error:
-            failed[number] = str(error)
-        except Exception as error:  # its text may quote private records
-            failed[number] = type(error).__name__
-    return {"failed": failed, "stop": None}
 
 
 TEACH = Stage(

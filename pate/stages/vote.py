@@ -7,28 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from pate.artifacts import Artifact, Level, Store, StoreError
+from pate.artifacts import Artifact, Level, StoreError
 from pate.engines import Progress, Task
 from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
+from pate.stages.at_work import ABSTAINS, CHUNK
 from pate.stages.teach import grouped, read_failures, tell_abstentions
-from pate.teachers import (
-    ModelSpec,
-    Teacher,
-    TeacherError,
-    load,
-    model_for,
-    predict_labels,
-    seed_for,
-)
+from pate.teachers import TeacherError, model_for, seed_for
 
-_CHUNK = 4096  # inputs predicted, and queries counted, at a time
 _GROUP = 16
-_ABSTAINS = -1
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
@@ -41,22 +31,15 @@ def _run(context: Context) -> None:
     public = context.inputs["data-public"]
     queries, classes = len(public.array("features.npy")), int(public.facts["classes"])
     with context.draft(Level.PRIVATE) as draft:
-        predictions = open_memmap(
-            draft.path / "predictions.npy",
-            mode="w+",
-            dtype=np.int32,
-            shape=(len(teachers), queries),
+        predictions = draft.new_array(
+            "predictions.npy", dtype=np.int32, shape=(len(teachers), queries)
         )
-        counts = open_memmap(
-            draft.path / "counts.npy", mode="w+", dtype=np.int32, shape=(queries, classes)
-        )
+        counts = draft.new_array("counts.npy", dtype=np.int32, shape=(queries, classes))
         voting = [number for number, name in enumerate(teachers) if name is not None]
         for number in set(range(len(teachers))) - set(voting):
-            predictions[number] = _ABSTAINS
+            predictions[number] = ABSTAINS
         with context.options.progress("vote", len(voting), 0) as shown:
             failed = _collect(context, teachers, voting, draft.path, predictions, counts, shown)
-        predictions.flush()
-        counts.flush()
         draft.facts.update(context.inputs["teach"].facts)
         if len(failed) == len(voting):
             raise TeacherError(f"no teacher could vote; teacher {voting[0]}: {failed[voting[0]]}")
@@ -93,7 +76,7 @@ def _collect(
             for number, why in told.items():
                 if spec.on_error != "abstain":
                     raise TeacherError(f"teacher {number} could not vote: {why}")
-                predictions[number] = _ABSTAINS
+                predictions[number] = ABSTAINS
             failed |= told
             part = folder / f"{outcome.key}.npy"
             if outcome.result is not None:
@@ -121,13 +104,13 @@ def _count(
 ) -> None:
     """Adds the votes of a group, a chunk of queries at a time."""
     queries, classes = counts.shape
-    for start in range(0, queries, _CHUNK):
-        block = np.array(said[:, start : start + _CHUNK])
+    for start in range(0, queries, CHUNK):
+        block = np.array(said[:, start : start + CHUNK])
         for row, number in enumerate(group):
-            predictions[number, start : start + _CHUNK] = block[row]
+            predictions[number, start : start + CHUNK] = block[row]
         cells = np.arange(block.shape[1]) * classes + block
-        counts[start : start + _CHUNK] += np.bincount(
-            cells[block != _ABSTAINS], minlength=block.shape[1] * classes
+        counts[start : start + CHUNK] += np.bincount(
+            cells[block != ABSTAINS], minlength=block.shape[1] * classes
         ).reshape(-1, classes)
 
 
@@ -136,7 +119,7 @@ def _task(context: Context, teachers: list[str | None], group: list[int], folder
     key = "teachers-" + "-".join(map(str, group))
     return Task(
         key=key,
-        function="pate.stages.vote:predict_group",
+        function="pate.stages.at_work:predict_group",
         payload={
             "root": str(context.store.root),
             "inputs": str(context.inputs["data-public"].path / "features.npy"),
@@ -153,47 +136,6 @@ def _task(context: Context, teachers: list[str | None], group: list[int], folder
                 for n in group
             ],
         },
-    )
-
-
-def predict_group(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Predictions of some teachers for all inputs, in a worker, a chunk of inputs at a time."""
-    inputs = np.load(payload["inputs"], mmap_mode="r")
-    said = open_memmap(
-        payload["part"],
-        mode="w+",
-        dtype=np.int32,
-        shape=(len(payload["teachers"]), len(inputs)),
-    )
-    failed: dict[int, str] = {}
-    for row, each in enumerate(payload["teachers"]):
-        try:
-            teacher = _load(payload, each)
-            for start in range(0, len(inputs), _CHUNK):
-                chunk = np.array(inputs[start : start + _CHUNK])
-                said[row, start : start + _CHUNK] = predict_labels(
-                    teacher, chunk, classes=payload["classes"]
-                )
-        except StoreError as error:
-            return {"failed": failed, "stop": f"teacher {each['number']}: {error}"}
-        except Exception as error:
-            said[row] = _ABSTAINS  # all of it: half a vote would be a vote
-            failed[each["number"]] = (
-                str(error) if isinstance(error, PateError) else type(error).__name__
-            )
-    said.flush()
-    return {"failed": failed, "stop": None}
-
-
-def _load(payload: Mapping[str, Any], each: Mapping[str, Any]) -> Teacher:
-    """A teacher whose files are as they were written."""
-    store = Store(root=Path(payload["root"]), reader="vote")
-    return load(
-        store.open("teacher", each["made_from"]).path,
-        ModelSpec.model_validate(each["model"]),
-        classes=payload["classes"],
-        seed=each["seed"],
-        plugin_path=Path(payload["plugin_path"]) if payload["plugin_path"] else None,
     )
 
 

@@ -779,6 +779,19 @@ def test_edited_manifest(run):
     refused(run(), str(manifest.parent), "cannot be read")
 
 
+def test_status_beside_a_broken_manifest(run, pate):
+    """Why a stage is stale cannot be told; that it is, and everything else, can."""
+    complete(run)
+    own = ("--plugin-path", "plugins")
+    code, _, err = pate("account", "my.toml", "--quiet", *own, "--set", "student.params.shrink=1.0")
+    assert code == 0, err
+    (made_of("distill") / "manifest.json").write_text("{")
+    code, out, err = pate("status", "runs/my", *own)
+    assert code == 0, err
+    assert "stale" in out
+    assert "cannot be read" in out
+
+
 def test_damaged_teacher(run):
     complete(run)
     for file in Path("runs/my/private/teacher").glob("*/arrays.npz"):

@@ -141,7 +141,8 @@ def test_names_tell_nothing_to_who_has_not_the_key(done: Any) -> None:
         file["sha256"]
         for stage in ("data", "partition", "teacher", "teach", "vote")
         for manifest in (done.run_folder / "private" / stage).glob("*/manifest.json")
-        for file in json.loads(manifest.read_text())["files"].values()
+        for name, file in json.loads(manifest.read_text())["files"].items()
+        if name != "teacher.json"  # which format: the student's says the same
     }
     assert len(private) > 10
     for level in ("public", "released"):
@@ -359,6 +360,26 @@ def test_votes_are_what_the_teachers_say(done: Any) -> None:
         np.testing.assert_array_equal(counts[:, label], (predictions == label).sum(axis=0))
     truth = np.load(done.path("data-answers") / "labels.npy")
     assert (counts.argmax(axis=1) == truth).mean() > 0.9  # well separated blobs
+
+
+def test_the_partition_reports_in_private(project: Any) -> None:
+    features = np.repeat(np.arange(40.0)[:, None], 3, axis=0)  # every record is there three times
+    ids = np.array([f"r{i}" for i in range(120)])
+    np.savez(project.folder / "tiny.npz", X=features, y=np.arange(120) // 3 % 3, key=ids)
+    project.write(data={"id": "key", "public": 20, "test": 20})
+    told = project.call_run(stage="partition").stdout
+    report = project.json("partition", "report.json")
+    shards = np.split(
+        project.array("partition", "features.npy")[:, 0],
+        project.array("partition", "offsets.npy")[1:-1],
+    )
+    values = [set(shard) for shard in shards]
+    several = {v for v in set().union(*values) if sum(v in each for each in values) > 1}
+    assert report["records_that_several_shards_hold"] == len(several) > 0
+    assert report["smallest_shard"] == min(map(len, shards))
+    assert report["largest_shard"] == max(map(len, shards))
+    assert f"{project.path('partition').name}/report.json" in told
+    assert str(len(several)) not in told.replace(project.path("partition").name, "")
 
 
 def test_quiet_says_the_result_only(done: Any) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pate.artifacts import Level, Store, StoreError
-from pate.stages import STAGES
+from pate.stages.catalogue import STAGES
 from pate.stages.distill import DISTILL
 from pate.stages.evaluate import EVALUATE
 
