@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pate.errors import InvalidInput
 
@@ -32,12 +32,25 @@ class PartitionSpec(BaseModel):
     by: Literal["record", "group"] = "record"  # group: all records of a user go to one teacher
     key: str = Field(default="pate", min_length=1)  # of the hash, or of the shuffle; public
 
-    @property
-    def protects(self) -> str:
-        """In words, whom the guarantee speaks of."""
-        whom = "all records of one user" if self.by == "group" else "one record"
-        ways = {"hash": "added, removed, or replaced under the same id", "shuffle": "replaced"}
-        return f"{whom} {ways[self.method]}"
+    @model_validator(mode="after")
+    def _users_keep_their_teacher(self) -> Self:
+        if self.method == "shuffle" and self.by == "group":
+            raise ValueError(
+                'by = "group" needs method = "hash": a shuffle of users would move others along'
+            )
+        return self
+
+    def protects(self, *, named: bool) -> str:
+        """In words, whom the guarantee speaks of; ``named`` where records have ids of their own.
+
+        Without ids a record is known by its content, so that a replaced one is one record removed
+        and another one added: two teachers change.
+        """
+        if self.method == "shuffle":
+            return "one record replaced"
+        if self.by == "group":
+            return "all records of one user added, removed or replaced"
+        return f"one record added or removed{', or replaced under the same id' if named else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,8 +85,7 @@ def partition(
     """
     if teachers > len(ids):
         raise InvalidInput(
-            f"{teachers} teachers are more than the {len(ids)} private records; "
-            "lower teachers.count"
+            f"{teachers} teachers are more than the private records; lower teachers.count"
         )
     if spec.by == "group" and groups is None:
         raise InvalidInput("partition.by is group, and the data has no group column")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,6 +112,14 @@ class Store:
         if check:
             verify(artifact.path, artifact.manifest)
         return artifact
+
+    def discard(self, artifact: Artifact) -> None:
+        """Drops an artifact, its manifest first: what is left of it counts for nothing."""
+        try:
+            (artifact.path / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(artifact.path)
+        except OSError as error:
+            raise StoreError(f"cannot remove {artifact.path}: {error.strerror}") from error
 
     def _artifact(self, path: Path, stage: str, level: Level) -> Artifact:
         if level > self.clearance:

@@ -28,9 +28,18 @@ def show(
     from pate.accounting import Ledger
     from pate.cli.summary import show_ledger
     from pate.datasets import data_root as default_root
-    from pate.pipeline.runner import read_resolved
+    from pate.errors import InvalidInput
+    from pate.pipeline.runner import find_data_root, read_resolved
     from pate.pipeline.spending import ledger_path
 
-    path = place if place.is_file() else ledger_path(read_resolved(place), default_root(data_root))
+    path = place
+    if not place.is_file():
+        recipe = read_resolved(place)
+        root = default_root(data_root)
+        if data_root is None:
+            root = find_data_root(place, recipe, root)
+        path = ledger_path(recipe, root)
+        if not path.exists():
+            raise InvalidInput(f"{recipe.data.name} has paid for nothing yet")
     with Ledger.open(path) as ledger:
         show_ledger(ledger)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pate.accounting import Guarantee, Ledger, Mode
+from pate.accounting import Ledger, Mode
 from pate.datasets import data_root as default_root
-from pate.pipeline.runner import Run, read_resolved
-from pate.pipeline.spending import ledger_path
+from pate.pipeline.runner import Run, find_data_root, read_resolved
+from pate.pipeline.spending import ledger_path, open_ledger
 from pate.pipeline.stage import Options
 
 
@@ -35,11 +34,12 @@ def show_summary(run: Run) -> None:
     if evaluation["labels"]:
         table.add_row("labels that are right", *_share(evaluation["labels"]))
     delta = costs["guarantee"]["delta"]
+    what = "labels and sanitised figure" if costs.get("sanitised") else "labels"
     table.add_row(
-        "ε, data-independent", _number(costs["guarantee"]), f"δ = {delta:g}: the guarantee"
+        "ε, data-independent", _number(costs["guarantee"]), f"δ = {delta:g}: the guarantee ({what})"
     )
     happened = costs["odometer"][conversion]
-    if happened["epsilon"] != costs["guarantee"]["epsilon"]:
+    if happened["epsilon"] != costs["plan"][conversion]["epsilon"]:
         table.add_row("ε, of what was answered", _number(happened), "a reading: not the guarantee")
     table.add_row("ε, sanitised", *_sanitised(costs))
     table.add_row("ε, data-dependent", _number(private[conversion]), "private: do not publish")
@@ -52,6 +52,8 @@ def show_summary(run: Run) -> None:
     console.print(table)
     if released.facts["randomness"] != "private":
         console.print("The noise was seeded: this run is NOT PRIVATE.")
+    with open_ledger(run.recipe, run.options) as ledger:
+        console.print(budget_line(ledger), soft_wrap=True)
     console.print(f"Student: {run.artifact('distill').path}", soft_wrap=True)
     console.print(f"Next: pate status {_shell(run)}", soft_wrap=True)
 
@@ -107,6 +109,8 @@ def show_status(
 
     recipe = read_resolved(folder)
     root = default_root(data_root)
+    if data_root is None:
+        root = find_data_root(folder, recipe, root)
     run = Run(
         folder=folder,
         recipe=recipe,
@@ -124,7 +128,7 @@ def show_status(
     for state in run.states():
         table.add_row(state.stage, state.why)
     console.print(table)
-    place = ledger_path(recipe, root)
+    place = ledger_path(recipe, root, seeded=insecure_seed is not None)
     if not place.exists():
         console.print(f"no ledger yet for {recipe.data.name}")
         return
@@ -133,10 +137,13 @@ def show_status(
 
 
 def budget_line(ledger: Ledger) -> str:
-    """Spent and left, in a sentence."""
-    spent: Guarantee = ledger.spent()
-    text = f"{ledger.path.name}: spent ε {spent.epsilon:.4g} at δ {spent.delta:g}"
-    if ledger.terms.mode is Mode.ODOMETER or math.isinf(ledger.terms.budget.epsilon):
+    """Spent and left, in a sentence, with the figure that may be published of it all."""
+    spent, whole = ledger.spent(), ledger.guarantee()
+    text = (
+        f"{ledger.path.name}, all releases: so far ε {spent.epsilon:.4g} at δ "
+        f"{spent.delta:g}; to be published: ε {whole.epsilon:.4g}"
+    )
+    if ledger.terms.mode is Mode.ODOMETER:
         return f"{text}; no budget was set"
     left = ledger.terms.budget.epsilon - spent.epsilon
     return f"{text}; left {left:.4g} of {ledger.terms.budget.epsilon:g}"

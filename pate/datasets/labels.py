@@ -2,9 +2,8 @@
 
 Guarantees:
     * **The class names are public, and so is their number.** They are printed, they shape every
-      teacher and every vote. Without ``classes`` in the recipe they are read off the data, private
-      labels included: right where everybody knows the classes, wrong where the mere existence of
-      a class would give somebody away. Then name them in ``classes``.
+      teacher and every vote. So they come from ``classes`` in the recipe or from the labels of
+      public and test records; a private label beyond them is an error, not a new class.
     * No message shows a label.
 """
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from pate.datasets.assemble import check_splits, to_tables
 from pate.datasets.catalogue import CATALOGUE
 from pate.datasets.entry import is_entry, read_entry
@@ -32,8 +34,23 @@ def load(spec: DataSpec, *, root: Path, plugin_path: Path | None = None) -> Spli
     >>> splits.private.records, splits.public.records, splits.test.records, splits.classes
     (997, 500, 300, 10)
     """
-    splits = _load_own(spec, root, plugin_path) if spec.own else _load_named(spec, root)
-    return check_splits(splits, where=spec.name)
+    if not spec.own:
+        return check_splits(_load_named(spec, root), where=spec.name)
+    splits = check_splits(_load_own(spec, root, plugin_path), where=spec.name)
+    if spec.classes is None:
+        _check_class_names_are_public(splits, spec.name)
+    return splits
+
+
+def _check_class_names_are_public(splits: Splits, where: str) -> None:
+    """Class names go everywhere, so none may come from private records alone."""
+    open_labels = [t.labels for t in (splits.public, splits.test) if t.labels is not None]
+    known = np.unique(np.concatenate(open_labels)) if open_labels else np.empty(0)
+    if splits.private.labels is not None and not np.isin(splits.private.labels, known).all():
+        raise InvalidInput(
+            f"the private records of {where} hold a class that no public or test record has; name "
+            "all classes in data.classes, so that their names do not come from private records"
+        )
 
 
 def _load_named(spec: DataSpec, root: Path) -> Splits:
@@ -103,7 +120,8 @@ def _read_three(spec: DataSpec, root: Path) -> list[Part]:
             f"private_path, public_path and test_path of {spec.name} name one file twice; "
             "the roles must not share records"
         )
-    folders = [path for path in paths if path.is_dir()]
+    # Whether images are read in colour is for the public ones to say: no private image decides it.
+    folders = [path for path in paths[1:] if path.is_dir()]
     colour = any(has_colour(folder) for folder in folders) if folders else None
     private = read(paths[0], _wanted(spec, needs=True, colour=colour))
     columns = private.columns  # the other files are read by the names of the private one

@@ -58,7 +58,7 @@ def explained(problem: Any) -> str:
         return f"{key} is missing; add {target}"
     message = _lowered(problem["msg"].removeprefix("Value error, ").rstrip("."))
     if kind in ("value_error", "assertion_error"):
-        return f"{key}: {message}"
+        return f"{key}: {message}" if key else message
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         message = "input should be a section, or a table in braces"
     if kind == "invalid-json-value":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pate.datasets.spec import DataSpec
 from pate.mechanisms.spec import AggregateSpec
@@ -60,3 +60,13 @@ class Recipe(BaseModel):
     privacy: PrivacySpec = PrivacySpec()
     student: StudentSpec
     evaluate: EvaluateSpec = EvaluateSpec()
+
+    @model_validator(mode="after")
+    def _the_guarantee_holds(self) -> Self:
+        """A fixed number of private records would let one that leaves pull another one in."""
+        if self.partition.method == "hash" and isinstance(self.data.private, int):
+            raise ValueError(
+                'data.private is a number of records, which holds for partition.method = "shuffle" '
+                "only; give a share between 0 and 1, or leave it out"
+            )
+        return self

@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from pate.artifacts import Artifact, Level, Store, fingerprint
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.secret import naming_key
+from pate.pipeline.secret import key_path, naming_key
 from pate.pipeline.stage import Context, Options, Stage, producer
 
 _RESOLVED = "recipe.json"
+_HOME = "home.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +153,20 @@ class Run:
     def _write_recipe(self) -> None:
         """The recipe with every default spelt out, so that the run explains itself."""
         resolved: dict[str, Any] = self.recipe.model_dump(mode="json")
+        home = {
+            "data_root": str(self.options.data_root.absolute()),
+            "key": fingerprint("key", naming_key(self.recipe, self.options.data_root)),
+        }
+        recorded = _home(self.folder)
+        if recorded is not None and recorded["key"] != home["key"]:
+            raise InvalidInput(
+                f"{self.folder} belongs to the data and ledger in {recorded['data_root']}, and not "
+                f"to those in {home['data_root']}; give its --data-root, or another --out"
+            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            if recorded != home:
+                (self.folder / _HOME).write_text(json.dumps(home, indent=1) + "\n")
             draft = self.folder / f".{_RESOLVED}"
             draft.write_text(json.dumps(resolved, indent=1) + "\n")
             draft.replace(self.folder / _RESOLVED)
@@ -172,6 +185,27 @@ def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
             yield from _leaves(value, f"{name}.{key}" if name else str(key))
     else:
         yield name, fingerprint(settings)
+
+
+def find_data_root(folder: Path, recipe: Recipe, default: Path) -> Path:
+    """Where the data and the ledger of a run are: here, or where the run was begun."""
+    home = _home(folder)
+    if home is not None:
+        for root in (default, Path(home["data_root"])):
+            known = key_path(recipe, root).is_file()
+            if known and fingerprint("key", naming_key(recipe, root)) == home["key"]:
+                return root
+    return default
+
+
+def _home(folder: Path) -> dict[str, str] | None:
+    try:
+        home: dict[str, str] = json.loads((folder / _HOME).read_text())
+        return home if home.keys() >= {"data_root", "key"} else None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, AttributeError) as error:
+        raise InvalidInput(f"{folder / _HOME} is damaged; remove it") from error
 
 
 def read_resolved(folder: Path) -> Recipe:

@@ -8,20 +8,25 @@ from pathlib import Path
 from pate.accounting import Conversion, Guarantee, Ledger, Mode, Neighbours
 from pate.errors import LedgerError
 from pate.pipeline.recipe import Recipe
+from pate.pipeline.stage import Options
 
 
-def ledger_path(recipe: Recipe, data_root: Path) -> Path:
-    """Beside the data, by the name of the data set: deleting a run refunds nothing."""
-    return data_root / "ledgers" / f"{recipe.data.name}.ledger"
+def ledger_path(recipe: Recipe, data_root: Path, *, seeded: bool = False) -> Path:
+    """Beside the data, by the name of the data set: deleting a run refunds nothing.
+
+    Releases with seeded noise are not private and no budget covers them: they are kept apart.
+    """
+    kind = "not-private.ledger" if seeded else "ledger"
+    return data_root / "ledgers" / f"{recipe.data.name}.{kind}"
 
 
-def open_ledger(recipe: Recipe, data_root: Path, *, moment: float | None = None) -> Ledger:
+def open_ledger(recipe: Recipe, options: Options, *, moment: float | None = None) -> Ledger:
     """Opens the data set's ledger, or makes it with the recipe's budget.
 
     Without a budget it is an odometer: it reports, and refuses nothing; its λ is then ``moment``,
     the best one for the first plan, which was made without a look at any vote.
     """
-    path = ledger_path(recipe, data_root)
+    path = ledger_path(recipe, options.data_root, seeded=options.insecure_seed is not None)
     privacy = recipe.privacy
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from pate.accounting import (
     LaplaceNoisyMaxAnswer,
     Ledger,
     LogMoments,
+    Neighbours,
     PureDP,
     ReleasePlan,
     Repeated,
@@ -28,13 +29,13 @@ from pate.accounting.events import tally
 from pate.accounting.noisy_max import checked_statistic
 from pate.accounting.smooth import SensitiveCost, gnmax_cost, lnmax_cost, threshold_cost
 from pate.artifacts import Artifact, Draft, Level
-from pate.errors import ConditionsFail, InvalidInput
+from pate.errors import BudgetExceeded, ConditionsFail, InvalidInput
 from pate.mechanisms import Randomness, student_baseline
 from pate.mechanisms.spec import AggregateSpec
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.releasing import release_once
+from pate.stages.releasing import SpendNeeded, release_once
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
@@ -56,16 +57,31 @@ def _run(context: Context) -> None:
             {c.value: _json(dependent, recipe.privacy.delta, c) for c in Conversion},
         )
     report = _public_report(released, recipe)
-    with open_ledger(recipe, context.options.data_root) as ledger:
+    with open_ledger(recipe, context.options) as ledger:
         # The order at which the ledger adds up: fixed when it was made, before these votes.
         order = _set(ledger.terms.budget.moment) + 1
         cost, why = _sensitive(votes, recipe, order)
-        if cost is None:
-            with context.draft(Level.RELEASED) as draft:
-                draft.save_json("guarantees.json", report | {"sanitised": None, "why_not": why})
-        else:
+        if cost is not None:
             plan = ReleasePlan.default(order=order, doubt=recipe.privacy.doubt)
-            _release(context, report, cost, plan, ledger)
+            try:
+                _release(context, _with_figure(report, released, recipe, plan), cost, plan, ledger)
+                return
+            except BudgetExceeded:
+                why = "the budget of the data set does not cover its price"
+            except SpendNeeded as error:
+                why = str(error)
+    with context.draft(Level.RELEASED) as draft:
+        draft.save_json("guarantees.json", report | {"sanitised": None, "why_not": why})
+
+
+def _with_figure(
+    report: dict[str, Any], released: Artifact, recipe: Recipe, plan: ReleasePlan
+) -> dict[str, Any]:
+    """The guarantee of the labels *and* of the sanitised figure that is published with them."""
+    caps = [event_from_json(text) for text in released.json("plan.json")["events"]]
+    conversion = Conversion(recipe.privacy.conversion)
+    both = _json(compose([*caps, plan.event]), recipe.privacy.delta, conversion)
+    return report | {"guarantee": both | {"neighbours": report["neighbours"]}}
 
 
 def _sensitive(
@@ -74,6 +90,8 @@ def _sensitive(
     """The cost to sanitise, or why there is none. The reasons depend on public settings alone."""
     if not recipe.privacy.sanitise:
         return None, "not asked for"
+    if recipe.privacy.epsilon is not None:
+        return None, "its price would come on top of privacy.epsilon"
     if recipe.teachers.on_error == "abstain":
         return None, "teachers may abstain, and then the sensitivity is not known"
     try:
@@ -108,7 +126,13 @@ def _release(
 
     events: tuple[Event, ...] = (plan.event,) if cost.local_sensitivity.any() else ()
     release_once(
-        context, kind="sanitised", ledger=ledger, events=events, prepare=prepare, publish=publish
+        context,
+        kind="sanitised",
+        source="aggregate",
+        ledger=ledger,
+        events=events,
+        prepare=prepare,
+        publish=publish,
     )
 
 
@@ -122,8 +146,11 @@ def _public_report(released: Artifact, recipe: Recipe) -> dict[str, Any]:
     plan = released.json("plan.json")
     caps = [event_from_json(text) for text in plan["events"]]
     happened = [event_from_json(text) for text in released.json("events.json")]
+    hashed = recipe.partition.method == "hash"
+    neighbours = Neighbours.ADD_REMOVE if hashed else Neighbours.REPLACE_ONE
     return {
-        "guarantee": plan["guarantee"],
+        "guarantee": plan["guarantee"] | {"neighbours": neighbours.value},
+        "neighbours": neighbours.value,
         "protects": released.facts["protects"],
         "randomness": released.facts["randomness"],
         "plan": {c.value: _json(compose(caps), delta, c) for c in Conversion},

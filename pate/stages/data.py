@@ -64,7 +64,7 @@ def _run(context: Context) -> None:
         draft.save_json("ids.json", record_ids(splits.private))
         groups = splits.private.groups
         draft.save_json("groups.json", None if groups is None else list(groups))
-        draft.facts["classes"] = splits.classes
+        draft.facts.update(classes=splits.classes, named=splits.private.ids is not None)
 
 
 def _save_labels(draft: Any, table: Table) -> None:

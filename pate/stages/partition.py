@@ -39,7 +39,7 @@ def _run(context: Context) -> None:
         draft.facts.update(
             classes=data.facts["classes"],
             teachers=shards.count,
-            protects=recipe.partition.protects,
+            protects=recipe.partition.protects(named=data.facts["named"]),
         )
     place = context.store.folder("partition", Level.PRIVATE, context.made_from)
     context.options.say(f"partition: sizes, coverage and duplicates are in {place}/report.json")

@@ -1,13 +1,21 @@
-"""Exactly-once release: prepare in private → charge → publish."""
+"""Exactly-once release: prepare in private → charge → publish.
+
+Every draw of noise has a name of its own, chosen at random, and is charged under that name with the
+events that were written down beside it. So a charge belongs to one draw: two drafts of one release,
+in two folders or after a crash, cannot share a payment.
+"""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 
-from pate.accounting import Event, Ledger
+from pate.accounting import Event, Ledger, event_from_json, event_to_json
 from pate.artifacts import Artifact, Draft, Level
-from pate.errors import LedgerError
+from pate.errors import BudgetExceeded, LedgerError
 from pate.pipeline.stage import Context
+
+_CHARGE = "charge.json"
 
 
 class SpendNeeded(LedgerError):
@@ -20,67 +28,96 @@ def release_once(
     context: Context,
     *,
     kind: str,
+    source: str,
     ledger: Ledger,
     events: tuple[Event, ...],
     prepare: Callable[[Draft], None],
     publish: Callable[[Artifact, Draft], None],
+    pay_first: bool = False,
 ) -> None:
     """Draws an answer, pays for it, and only then lets it out.
 
+    ``source`` names the input the answer is drawn from: another answer from the same source is
+    another release. ``pay_first`` charges before anything is drawn, for answers that are shown to
+    somebody (a student) on the way.
+
     Guarantees:
-        * A crash before the charge costs nothing: nothing was published, and the stored answer (or
-          none) goes on. A crash after it is finished on the next run, with the stored answer: noise
-          is drawn once for each charge.
-        * Where the charge is in the ledger and the answer is lost, a second draw would be a second
-          release under one payment: it is refused, unless the user says ``--spend``.
+        * What is charged was written down with the draw, and is charged under the draw's own random
+          name. Nothing is published without its charge in the ledger.
+        * A crash before the charge costs nothing; a crash after it is finished on the next run,
+          with the stored answer. A charge that is refused drops the answer.
+        * A second draw of what was paid for before, here or from another folder, is refused unless
+          the user says ``--spend``.
     """
-    made_from = _drawn(context, kind, ledger, prepare)
-    answer = context.store.open(_pending(kind), made_from)
-    if events:
-        ledger.charge(events, release=_release_id(kind, made_from))
+    pending = f"pending-{kind}"
+    answer = _stored(context, pending)
+    if answer is None:
+        _require_consent(context, kind, source, ledger)
+        name = secrets.token_hex(12)
+        if pay_first:
+            ledger.charge(events, release=_release_id(kind, context.made_from, name))
+        with context.store.draft(
+            pending, context.made_from, level=Level.PRIVATE, inputs=context.provenance
+        ) as draft:
+            prepare(draft)
+            written = [event_to_json(event) for event in events]
+            draft.save_json(_CHARGE, {"name": name, "events": written})
+        answer = context.store.open(pending, context.made_from)
+    _pay(context, kind, answer, ledger)
     with context.draft(Level.RELEASED) as draft:
         publish(answer, draft)
-        draft.facts["drawn"] = made_from
+        draft.facts["drawn"] = context.made_from
 
 
-def drawn_before(context: Context, kind: str, ledger: Ledger) -> list[Artifact]:
-    """Answers of this kind that were paid for in this run."""
-    charged = _charged(ledger)
-    return [
-        answer
-        for answer in context.store.all(_pending(kind))
-        if _release_id(kind, answer.manifest["made_from"]) in charged
-    ]
+def _stored(context: Context, pending: str) -> Artifact | None:
+    if context.store.find(pending, context.made_from) is None:
+        return None
+    return context.store.open(pending, context.made_from)  # checked against its manifest
 
 
-def _drawn(context: Context, kind: str, ledger: Ledger, prepare: Callable[[Draft], None]) -> str:
-    """The fingerprint of a drawn answer that is to be paid for, or was and is still here."""
-    charged = _charged(ledger)
-    for attempt in range(len(charged) + 1):
-        made_from = context.made_from if attempt == 0 else f"{attempt:04d}{context.made_from}"
-        if context.store.find(_pending(kind), made_from) is not None:
-            return made_from
-        if _release_id(kind, made_from) not in charged:
-            with context.store.draft(
-                _pending(kind), made_from, level=Level.PRIVATE, inputs=context.provenance
-            ) as draft:
-                prepare(draft)
-            return made_from
-        if not context.options.spend:
+def _pay(context: Context, kind: str, answer: Artifact, ledger: Ledger) -> None:
+    """Charges a draw for what was written down with it; the same draw is never charged twice."""
+    charge = answer.json(_CHARGE)
+    events = [event_from_json(text) for text in charge["events"]]
+    if not events:
+        return
+    release = _release_id(kind, context.made_from, charge["name"])
+    paid = {each.release for each in ledger.charges()}
+    if release in paid:
+        return
+    others = any(each.startswith(_release_id(kind, context.made_from, "")) for each in paid)
+    if others and not context.options.spend:
+        raise SpendNeeded(_paid_elsewhere(ledger))
+    try:
+        ledger.charge(events, release=release)
+    except BudgetExceeded:
+        context.store.discard(answer)
+        raise
+
+
+def _require_consent(context: Context, kind: str, source: str, ledger: Ledger) -> None:
+    """Refuses a second draw from one source unless the user agrees to pay for it."""
+    if context.options.spend:
+        return
+    paid = {each.release for each in ledger.charges()}
+    if any(each.startswith(_release_id(kind, context.made_from, "")) for each in paid):
+        raise SpendNeeded(_paid_elsewhere(ledger))
+    for earlier in context.store.all(f"pending-{kind}"):
+        same = earlier.manifest["inputs"].get(source) == context.provenance[source]
+        prefix = _release_id(kind, earlier.manifest["made_from"], "")
+        if same and any(each.startswith(prefix) for each in paid):
             raise SpendNeeded(
-                f"the ledger at {ledger.path} has already paid for this release, and its answer "
-                "is not in this run; to draw a new one and pay again, add --spend"
+                f"{kind} of the same {source} were released before, with other settings; releasing "
+                "them again costs again: add --spend to pay for it"
             )
-    raise AssertionError("one release more than was charged is not charged")
 
 
-def _pending(kind: str) -> str:
-    return f"pending-{kind}"
+def _paid_elsewhere(ledger: Ledger) -> str:
+    return (
+        f"the ledger at {ledger.path} has already paid for this release, and its answer is not in "
+        "this run; to draw a new one and pay again, add --spend"
+    )
 
 
-def _release_id(kind: str, made_from: str) -> str:
-    return f"{kind} {made_from[:40]}"
-
-
-def _charged(ledger: Ledger) -> set[str]:
-    return {charge.release for charge in ledger.charges()}
+def _release_id(kind: str, made_from: str, name: str) -> str:
+    return f"{kind} {made_from[:40]} {name}"

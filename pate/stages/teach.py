@@ -45,7 +45,15 @@ def _run(context: Context) -> None:
     shards = context.inputs["partition"]
     plugin = plugin_digest(context.options.plugin_path)
     made_from = [
-        fingerprint("teacher", _VERSION, number, digest, _one(context, number), plugin)
+        fingerprint(
+            "teacher",
+            _VERSION,
+            number,
+            digest,
+            shards.facts["classes"],
+            _one(context, number),
+            plugin,
+        )
         for number, digest in enumerate(shards.json("shards.json"))
     ]
     failed = _train_missing(context, shards, made_from)

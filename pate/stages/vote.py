@@ -38,7 +38,7 @@ def _run(context: Context) -> None:
         voting = [number for number, name in enumerate(teachers) if name is not None]
         for number in set(range(len(teachers))) - set(voting):
             predictions[number] = ABSTAINS
-        with context.options.progress("vote", len(voting), 0) as shown:
+        with context.options.progress("vote", len(teachers), len(teachers) - len(voting)) as shown:
             failed = _collect(context, teachers, voting, draft.path, predictions, counts, shown)
         draft.facts.update(context.inputs["teach"].facts)
         if len(failed) == len(voting):

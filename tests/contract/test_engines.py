@@ -159,7 +159,7 @@ def test_tasks_are_taken_as_they_are_needed(engine):
     outcomes = engine.run(endless())
     for finished in range(1, 301):
         next(outcomes)
-        assert taken - finished <= 1024 + 4
+        assert taken - finished <= 256 + 4
     outcomes.close()
     with pytest.raises(StopIteration):
         next(outcomes)

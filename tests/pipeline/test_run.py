@@ -166,17 +166,16 @@ def test_other_noise_on_the_same_votes_needs_spend(done: Any) -> None:
     assert done.charges() == charges
 
 
-def test_more_queries_keep_the_answers_that_are_paid_for(done: Any) -> None:
+def test_more_queries_of_the_same_votes_are_a_release_to_be_agreed_to(done: Any) -> None:
+    """Two draws are never mixed under one payment: another number of queries is paid for anew."""
     before = done.artifacts("aggregate")
-    old = np.load(done.path("aggregate") / "labels.npy")
-    done.call_run("--set", "aggregate.queries=20")
-    (name,) = done.artifacts("aggregate") - before
-    now = np.load(done.run_folder / "released" / "aggregate" / name / "labels.npy")
-    np.testing.assert_array_equal(now[: len(old)], old)
-    assert len(now) == 20
+    refused = done.call_run("--set", "aggregate.queries=20", code=3)
+    assert "add --spend" in refused.stderr
+    assert done.artifacts("aggregate") == before
+    done.call_run("--set", "aggregate.queries=20", "--spend")
     with Ledger.open(done.ledger) as ledger:
         asked = [e.count for c in ledger.charges() if "labels" in c.release for e in c.events]
-    assert asked == [12, 8]
+    assert asked == [12, 20]
 
 
 def test_each_stage_alone_and_in_order(project: Any) -> None:
@@ -209,7 +208,7 @@ def test_status_before_midway_and_after(project: Any) -> None:
     assert last.startswith("Next: pate status runs/tiny --plugin-path ")
     after = project.pate(*last.split()[2:]).stdout  # the command it advises
     assert set(states(after).values()) == {"done"}
-    assert "tiny.ledger: spent ε " in after
+    assert "tiny.ledger, all releases: so far ε " in after
     assert "inf" not in after
 
 
@@ -280,7 +279,7 @@ def test_ledger_show(done: Any) -> None:
         assert "no budget was set" in told
     done.ledger.unlink()
     none = done.call("ledger", "show", "runs/tiny", code=2)
-    assert "there is no ledger" in none.stderr
+    assert "tiny has paid for nothing yet" in none.stderr
 
 
 def test_recipes_new_and_data_list(project: Any) -> None:

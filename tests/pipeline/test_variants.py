@@ -207,7 +207,7 @@ def test_the_examples_run(project: Any, teachers: dict[str, Any]) -> None:
 
 
 def test_the_shipped_mix_of_models(project: Any) -> None:
-    words = ("--set", "teachers.count=3", "--set", "data.private=150", "--set", "data.public=60")
+    words = ("--set", "teachers.count=3", "--set", "data.private=0.6", "--set", "data.public=60")
     few = ("--set", "aggregate.queries=20", "--set", "student.params.n_estimators=10")
     project.call("run", "tabular", "--engine", "serial", *words, *few)
     run = project.folder / "runs" / "tabular"

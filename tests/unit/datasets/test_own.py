@@ -75,14 +75,15 @@ def test_columns_by_name_in_the_order_asked(tmp_path):
 
 def test_three_csv_files_are_read_by_the_names_of_the_private_one(tmp_path):
     private = write_csv(tmp_path / "private.csv")
-    test = write_csv(tmp_path / "test.csv", 10, names=("maybe", "yes"), drop=["patient", "ward"])
+    drop = ["patient", "ward"]
+    test = write_csv(tmp_path / "test.csv", 10, names=("maybe", "no", "yes"), drop=drop)
     public = tmp_path / "public.csv"
     public.write_text("dose,other,age\n0.5,x,33\n0.25,y,44\n")
     splits = three(tmp_path, private, public, test, **KEYS)
     assert splits.class_names == ("maybe", "no", "yes")
     assert splits.public.features.tolist() == [[33, 0.5], [44, 0.25]]
     assert splits.public.labels is None
-    assert set(splits.test.labels.tolist()) == {0, 2}
+    assert set(splits.test.labels.tolist()) == {0, 1, 2}
     assert splits.private.records == 30
     capped = three(tmp_path, private, public, test, private=20, public=1, **KEYS)
     assert (capped.private.records, capped.public.records) == (21, 1)  # wards hold three each
@@ -447,7 +448,8 @@ def test_parts_from_code(plugins, attribute):
 
 
 def test_names_and_numbers_do_not_mix(plugins):
-    assert plugins("triple", public=None, test=None).class_names == ("0", "1", "no", "yes")
+    with pytest.raises(InvalidInput, match="name all classes"):
+        plugins("triple", public=None, test=None)
 
 
 def test_datasets_from_code(plugins):
