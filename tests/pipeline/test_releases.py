@@ -8,8 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pate.accounting import GaussianNoisyMaxAnswer, Ledger, Repeated, compose
+from pate.accounting import (
+    Guarantee,
+    LaplaceNoisyMaxAnswer,
+    Ledger,
+    ReleasePlan,
+    Repeated,
+    compose,
+)
 from pate.accounting.events import tally
+from pate.accounting.terms import moment_for
 
 CONFIDENT = {
     "mechanism": "confident",
@@ -138,11 +146,18 @@ def test_sanitised_again_only_for_money(project: Any) -> None:
 
 
 def test_labels_are_not_lost_where_the_sanitised_figure_does_not_fit(project: Any) -> None:
-    answers = [Repeated(GaussianNoisyMaxAnswer(sigma=6.0), 12)]
-    budget = compose(answers).guarantee(delta=1e-3).epsilon * 1.02
-    project.write(
-        aggregate={"mechanism": "gnmax", "scale": None, "sigma": 6.0}, privacy={"budget": budget}
-    )
+    labels = [Repeated(LaplaceNoisyMaxAnswer(scale=2.0), 12)]
+
+    def cost(events: list[Any], moment: float) -> float:
+        return compose(events, [moment]).guarantee(delta=1e-3).epsilon
+
+    def fits_labels_only(budget: float) -> bool:
+        moment = moment_for(Guarantee(epsilon=budget, delta=1e-3))
+        figure = ReleasePlan.default(order=moment + 1).event
+        return cost(labels, moment) <= budget < cost([*labels, figure], moment)
+
+    budget = next(b for b in np.arange(12.0, 40.0, 0.1) if fits_labels_only(float(b)))
+    project.write(privacy={"budget": float(budget)})
     project.call_run()
     costs = project.json("account", "guarantees.json")
     assert costs["sanitised"] is None
