@@ -68,14 +68,14 @@ def _run(context: Context) -> None:
 
 
 def tell_abstentions(context: Context, failed: Mapping[int, str]) -> None:
-    """Writes down, in private, which teachers abstain and why; how many is private as well."""
-    if not failed:
+    """Writes down, in private, which teachers abstain and why; whether any does is private too."""
+    if context.recipe.teachers.on_error != "abstain":
         return
     with context.draft(Level.PRIVATE, part="failures") as draft:
         draft.save_json("failed.json", {str(n): why for n, why in sorted(failed.items())})
     name = context.store.reader
     place = context.store.folder(f"{name}-failures", Level.PRIVATE, context.made_from)
-    context.options.say(f"{name}: some teachers abstain; which and why is in {place}/failed.json")
+    context.options.say(f"{name}: which teachers abstain, if any, is in {place}/failed.json")
 
 
 def _one(context: Context, number: int, attempt: int = 0) -> dict[str, Any]:

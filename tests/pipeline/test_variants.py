@@ -298,7 +298,7 @@ def test_on_error_abstain_goes_on_without_them(
     assert (predictions[[0, 2, 3, 5]] >= 0).all()
     np.testing.assert_array_equal(project.array("vote", "counts.npy").sum(axis=1), np.full(30, 4))
     stage = "teach" if when == "fit" else "vote"
-    assert f"{stage}: some teachers abstain" in told
+    assert f"{stage}: which teachers abstain, if any" in told
     assert set(project.json(f"{stage}-failures", "failed.json")) == {"1", "4"}
     assert project.path(f"{stage}-failures").parts[-3] == "private"
     assert "the private record" not in told
