@@ -122,7 +122,11 @@ def _release(
         draft.save_json("sanitised.json", result.as_json())
 
     def publish(answer: Artifact, draft: Draft) -> None:
-        draft.save_json("guarantees.json", report | {"sanitised": answer.json("sanitised.json")})
+        told = report | {"sanitised": answer.json("sanitised.json")}
+        if context.inputs["aggregate"].facts["extended"]:  # then the ledger's figure covers it all
+            whole = ledger.guarantee().as_json()
+            told["guarantee"] = whole | {"neighbours": report["neighbours"]}
+        draft.save_json("guarantees.json", told)
 
     events: tuple[Event, ...] = (plan.event,) if cost.local_sensitivity.any() else ()
     release_once(

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.accounting import Conversion, Event, event_to_json
-from pate.artifacts import Artifact, Draft, Level
+from pate.accounting import Conversion, Event, Ledger, event_from_json, event_to_json
+from pate.artifacts import Artifact, Draft, Level, fingerprint
 from pate.mechanisms import (
     InteractiveGnmax,
     Plan,
@@ -21,7 +21,7 @@ from pate.mechanisms import (
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.releasing import release_once
+from pate.stages.releasing import paid_answers, release_once
 from pate.students import train_student
 from pate.teachers.protocol import probabilities
 from pate.votes import Votes
@@ -56,35 +56,83 @@ def _run(context: Context) -> None:
     )
     randomness = Randomness.open(insecure_seed=options.insecure_seed)
 
-    def prepare(draft: Draft) -> None:
-        counts = context.inputs["vote"].array("counts.npy")[: plan.queries].astype(np.int64)
-        cast, rng = Votes(counts=counts), randomness.generator
-        if isinstance(mechanism, InteractiveGnmax):
-            rounds = _interact(context, mechanism, cast, plan, rng, public.array("features.npy"))
-        else:
-            rounds = [(0, mechanism.release(cast, rng=rng, most_answers=plan.answers), None)]
-        _save(draft, rounds, plan, randomness)
-
-    def publish(answer: Artifact, draft: Draft) -> None:
-        for name in ("answered.npy", "labels.npy", "kept.npy", "kept_labels.npy"):
-            draft.save_array(name, answer.array(name))
-        for name in ("events.json", "plan.json"):
-            draft.save_json(name, answer.json(name))
-        draft.facts.update(answer.facts)
-        draft.facts["protects"] = context.inputs["vote"].facts["protects"]
-
     with open_ledger(recipe, options, moment=plan.guarantee.moment) as ledger:
+        known = _known_answers(context, ledger, plan)
+        rest = plan.queries - known.asked
+        events = mechanism.caps(queries=rest, answers=rest) if known.asked else plan.events
+
+        def prepare(draft: Draft) -> None:
+            counts = context.inputs["vote"].array("counts.npy")[: plan.queries].astype(np.int64)
+            cast, rng = Votes(counts=counts[known.asked :]), randomness.generator
+            if isinstance(mechanism, InteractiveGnmax):
+                inputs = public.array("features.npy")
+                rounds = _interact(context, mechanism, cast, plan, rng, inputs)
+            else:
+                most = plan.answers - known.asked
+                drawn = mechanism.release(cast, rng=rng, most_answers=most)
+                rounds = [(0, known, None)] if known.asked else []
+                rounds.append((known.asked, drawn, None))
+            _save(draft, rounds, plan, randomness)
+            draft.facts.update(family=_family(context), extended=bool(known.asked))
+
+        def publish(answer: Artifact, draft: Draft) -> None:
+            for name in ("answered.npy", "labels.npy", "kept.npy", "kept_labels.npy"):
+                draft.save_array(name, answer.array(name))
+            draft.save_json("events.json", answer.json("events.json"))
+            paid = answer.json("plan.json")
+            if answer.facts["extended"]:
+                # The plan grew after answers were seen: only what covers that may be printed.
+                paid["guarantee"] = ledger.guarantee().as_json()
+            draft.save_json("plan.json", paid)
+            draft.facts.update(answer.facts)
+            draft.facts["protects"] = context.inputs["vote"].facts["protects"]
+
         release_once(
             context,
             kind="labels",
             source="vote",
             ledger=ledger,
-            events=plan.events,
+            events=events,
             prepare=prepare,
             publish=publish,
             # Between rounds a student learns from labels: they must be paid for by then.
             pay_first=isinstance(mechanism, InteractiveGnmax),
+            extends=bool(known.asked),
         )
+
+
+def _known_answers(context: Context, ledger: Ledger, plan: Plan) -> Release:
+    """The longest paid release of the same votes with the same noise: its answers are given again.
+
+    For mechanisms that answer every query (lnmax, gnmax); a check that counts answers, a student
+    in between, or an ε for the whole run makes a release one whole.
+    """
+    empty = np.empty(0, dtype=np.int64)
+    best = Release(labels=empty, answered=empty, events=(), asked=0)
+    capped = context.recipe.privacy.epsilon is not None  # then the plan must hold as it was made
+    if capped or context.recipe.aggregate.mechanism not in ("lnmax", "gnmax"):
+        return best
+    for earlier in paid_answers(context, "labels", ledger):
+        same = earlier.manifest["inputs"]["vote"] == context.provenance["vote"]
+        asked = int(earlier.facts["asked"])
+        if (
+            same
+            and earlier.facts["family"] == _family(context)
+            and best.asked < asked < plan.queries
+        ):
+            best = Release(
+                labels=np.array(earlier.array("labels.npy")),
+                answered=np.array(earlier.array("answered.npy")),
+                events=tuple(event_from_json(text) for text in earlier.json("events.json")),
+                asked=asked,
+            )
+    return best
+
+
+def _family(context: Context) -> str:
+    """What makes answers to one query interchangeable: everything but how many are asked."""
+    spec = context.recipe.aggregate.model_dump(mode="json", exclude={"queries", "answers"})
+    return fingerprint(spec, context.options.insecure_seed)
 
 
 Round = tuple[int, Release, NDArray[np.float64] | None]

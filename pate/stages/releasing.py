@@ -34,12 +34,14 @@ def release_once(
     prepare: Callable[[Draft], None],
     publish: Callable[[Artifact, Draft], None],
     pay_first: bool = False,
+    extends: bool = False,
 ) -> None:
     """Draws an answer, pays for it, and only then lets it out.
 
     ``source`` names the input the answer is drawn from: another answer from the same source is
     another release. ``pay_first`` charges before anything is drawn, for answers that are shown to
-    somebody (a student) on the way.
+    somebody (a student) on the way. ``extends`` says that all but what is charged now was paid for
+    and is given out again as it was.
 
     Guarantees:
         * What is charged was written down with the draw, and is charged under the draw's own random
@@ -52,7 +54,8 @@ def release_once(
     pending = f"pending-{kind}"
     answer = _stored(context, pending)
     if answer is None:
-        _require_consent(context, kind, source, ledger)
+        if not extends:
+            _require_consent(context, kind, source, ledger)
         name = secrets.token_hex(12)
         if pay_first:
             ledger.charge(events, release=_release_id(kind, context.made_from, name))
@@ -67,6 +70,19 @@ def release_once(
     with context.draft(Level.RELEASED) as draft:
         publish(answer, draft)
         draft.facts["drawn"] = context.made_from
+
+
+def paid_answers(context: Context, kind: str, ledger: Ledger) -> list[Artifact]:
+    """Answers of this kind in this run whose own charge is in the ledger; their files checked."""
+    paid = {each.release for each in ledger.charges()}
+    pending = f"pending-{kind}"
+    found = []
+    for each in context.store.all(pending):
+        answer = context.store.open(pending, each.manifest["made_from"])
+        name = answer.json(_CHARGE)["name"]
+        if _release_id(kind, answer.manifest["made_from"], name) in paid:
+            found.append(answer)
+    return found
 
 
 def _stored(context: Context, pending: str) -> Artifact | None:

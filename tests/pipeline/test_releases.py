@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import Any
 
@@ -180,3 +181,34 @@ def test_another_number_of_classes_trains_anew(project: Any) -> None:
     project.call_run(stage="vote")
     assert not before & (project.artifacts("teacher") - before)
     assert len(project.artifacts("teacher")) == 2 * len(before)
+
+
+def test_an_extended_release_prints_what_covers_it(project: Any) -> None:
+    """The plan grew after answers were seen, so its own best λ is not covered: the ledger's is."""
+    project.call_run("--set", "privacy.sanitise=false")
+    before = project.artifacts("aggregate")
+    project.call_run("--set", "privacy.sanitise=false", "--set", "aggregate.queries=20")
+    (name,) = project.artifacts("aggregate") - before
+    plan = project.run_folder / "released" / "aggregate" / name / "plan.json"
+    printed = json.loads(plan.read_text())["guarantee"]["epsilon"]
+    with Ledger.open(project.ledger) as ledger:
+        assert printed == ledger.guarantee().epsilon
+        events = [event for charge in ledger.charges() for event in charge.events]
+    assert printed >= compose(events).guarantee(delta=1e-3).epsilon
+
+
+def test_an_unpaid_draw_is_not_extended(project: Any) -> None:
+    project.call_run(stage="aggregate")
+    lose_the_charge(project)
+    project.call_run("--set", "aggregate.queries=20", stage="aggregate")
+    ((counts,),) = [charged(project)]
+    assert sum(counts.values()) == 20  # all of them: nothing was known
+
+
+def test_a_damaged_answer_is_not_given_again(project: Any) -> None:
+    project.call_run(stage="aggregate")
+    (file,) = project.run_folder.glob("private/pending-labels/*/labels.npy")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:])
+    refused = project.call_run("--set", "aggregate.queries=20", stage="aggregate", code=2)
+    assert "damaged or changed" in refused.stderr
