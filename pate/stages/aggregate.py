@@ -57,7 +57,7 @@ def _run(context: Context) -> None:
     randomness = Randomness.open(insecure_seed=options.insecure_seed)
 
     with open_ledger(recipe, options, moment=plan.guarantee.moment) as ledger:
-        known = _known_answers(context, ledger, plan)
+        charge, known = _known_answers(context, ledger, plan)
         rest = plan.queries - known.asked
         events = mechanism.caps(queries=rest, answers=rest) if known.asked else plan.events
 
@@ -97,22 +97,22 @@ def _run(context: Context) -> None:
             publish=publish,
             # Between rounds a student learns from labels: they must be paid for by then.
             pay_first=isinstance(mechanism, InteractiveGnmax),
-            extends=bool(known.asked),
+            extends=charge,
         )
 
 
-def _known_answers(context: Context, ledger: Ledger, plan: Plan) -> Release:
-    """The longest paid release of the same votes with the same noise: its answers are given again.
+def _known_answers(context: Context, ledger: Ledger, plan: Plan) -> tuple[str | None, Release]:
+    """The longest paid release of the same votes with the same noise, and its charge.
 
     For mechanisms that answer every query (lnmax, gnmax); a check that counts answers, a student
     in between, or an ε for the whole run makes a release one whole.
     """
     empty = np.empty(0, dtype=np.int64)
-    best = Release(labels=empty, answered=empty, events=(), asked=0)
+    charge, best = None, Release(labels=empty, answered=empty, events=(), asked=0)
     capped = context.recipe.privacy.epsilon is not None  # then the plan must hold as it was made
     if capped or context.recipe.aggregate.mechanism not in ("lnmax", "gnmax"):
-        return best
-    for earlier in paid_answers(context, "labels", ledger):
+        return charge, best
+    for release, earlier in paid_answers(context, "labels", ledger).items():
         same = earlier.manifest["inputs"]["vote"] == context.provenance["vote"]
         asked = int(earlier.facts["asked"])
         if (
@@ -120,13 +120,14 @@ def _known_answers(context: Context, ledger: Ledger, plan: Plan) -> Release:
             and earlier.facts["family"] == _family(context)
             and best.asked < asked < plan.queries
         ):
+            charge = release
             best = Release(
                 labels=np.array(earlier.array("labels.npy")),
                 answered=np.array(earlier.array("answered.npy")),
                 events=tuple(event_from_json(text) for text in earlier.json("events.json")),
                 asked=asked,
             )
-    return best
+    return charge, best
 
 
 def _family(context: Context) -> str:

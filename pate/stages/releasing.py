@@ -34,14 +34,14 @@ def release_once(
     prepare: Callable[[Draft], None],
     publish: Callable[[Artifact, Draft], None],
     pay_first: bool = False,
-    extends: bool = False,
+    extends: str | None = None,
 ) -> None:
     """Draws an answer, pays for it, and only then lets it out.
 
     ``source`` names the input the answer is drawn from: another answer from the same source is
     another release. ``pay_first`` charges before anything is drawn, for answers that are shown to
-    somebody (a student) on the way. ``extends`` says that all but what is charged now was paid for
-    and is given out again as it was.
+    somebody (a student) on the way. ``extends`` is the charge of an earlier answer that is
+    given out again as it was; ``events`` are then what comes on top.
 
     Guarantees:
         * What is charged was written down with the draw, and is charged under the draw's own random
@@ -54,7 +54,7 @@ def release_once(
     pending = f"pending-{kind}"
     answer = _stored(context, pending)
     if answer is None:
-        if not extends:
+        if extends is None:
             _require_consent(context, kind, source, ledger)
         name = secrets.token_hex(12)
         if pay_first:
@@ -64,7 +64,7 @@ def release_once(
         ) as draft:
             prepare(draft)
             written = [event_to_json(event) for event in events]
-            draft.save_json(_CHARGE, {"name": name, "events": written})
+            draft.save_json(_CHARGE, {"name": name, "events": written, "extends": extends})
         answer = context.store.open(pending, context.made_from)
     _pay(context, kind, answer, ledger)
     with context.draft(Level.RELEASED) as draft:
@@ -72,16 +72,17 @@ def release_once(
         draft.facts["drawn"] = context.made_from
 
 
-def paid_answers(context: Context, kind: str, ledger: Ledger) -> list[Artifact]:
-    """Answers of this kind in this run whose own charge is in the ledger; their files checked."""
+def paid_answers(context: Context, kind: str, ledger: Ledger) -> dict[str, Artifact]:
+    """Answers in this run by their own charge, where it is in the ledger; their files checked."""
     paid = {each.release for each in ledger.charges()}
     pending = f"pending-{kind}"
-    found = []
+    found = {}
     for each in context.store.all(pending):
         answer = context.store.open(pending, each.manifest["made_from"])
         name = answer.json(_CHARGE)["name"]
-        if _release_id(kind, answer.manifest["made_from"], name) in paid:
-            found.append(answer)
+        release = _release_id(kind, answer.manifest["made_from"], name)
+        if release in paid:
+            found[release] = answer
     return found
 
 
@@ -95,11 +96,14 @@ def _pay(context: Context, kind: str, answer: Artifact, ledger: Ledger) -> None:
     """Charges a draw for what was written down with it; the same draw is never charged twice."""
     charge = answer.json(_CHARGE)
     events = [event_from_json(text) for text in charge["events"]]
-    if not events:
-        return
     release = _release_id(kind, context.made_from, charge["name"])
     paid = {each.release for each in ledger.charges()}
-    if release in paid:
+    if charge["extends"] is not None and charge["extends"] not in paid:
+        raise LedgerError(
+            f"the ledger at {ledger.path} lacks the charge that this answer builds on; bring the "
+            "ledger back from a copy"
+        )
+    if release in paid or not events:
         return
     others = any(each.startswith(_release_id(kind, context.made_from, "")) for each in paid)
     if others and not context.options.spend:

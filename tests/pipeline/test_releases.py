@@ -212,3 +212,12 @@ def test_a_damaged_answer_is_not_given_again(project: Any) -> None:
     file.write_bytes(whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:])
     refused = project.call_run("--set", "aggregate.queries=20", stage="aggregate", code=2)
     assert "damaged or changed" in refused.stderr
+
+
+def test_an_extension_needs_the_charge_it_builds_on(project: Any) -> None:
+    project.call_run(stage="aggregate")
+    project.call_run("--set", "aggregate.queries=20", stage="aggregate")
+    lose_the_charge(project)
+    refused = project.call_run("--set", "aggregate.queries=20", stage="aggregate", code=2)
+    assert "lacks the charge that this answer builds on" in refused.stderr
+    assert not list(project.run_folder.glob("released/aggregate/*"))
