@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pate.accounting import Neighbours
 from pate.errors import InvalidInput
 
 
@@ -39,6 +40,11 @@ class PartitionSpec(BaseModel):
                 'by = "group" needs method = "hash": a shuffle of users would move others along'
             )
         return self
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """The relation between data sets under which one teacher changes, and no more."""
+        return Neighbours.ADD_REMOVE if self.method == "hash" else Neighbours.REPLACE_ONE
 
     def protects(self, *, named: bool) -> str:
         """In words, whom the guarantee speaks of; ``named`` where records have ids of their own.

@@ -71,7 +71,7 @@ def _run(context: Context) -> None:
             except SpendNeeded as error:
                 why = str(error)
     with context.draft(Level.RELEASED) as draft:
-        draft.save_json("guarantees.json", report | {"sanitised": None, "why_not": why})
+        _save(draft, report | {"sanitised": None, "why_not": why}, recipe)
 
 
 def _with_figure(
@@ -81,7 +81,7 @@ def _with_figure(
     caps = [event_from_json(text) for text in released.json("plan.json")["events"]]
     conversion = Conversion(recipe.privacy.conversion)
     both = _json(compose([*caps, plan.event]), recipe.privacy.delta, conversion)
-    return report | {"guarantee": both | {"neighbours": report["neighbours"]}}
+    return report | {"guarantee": both}
 
 
 def _sensitive(
@@ -124,9 +124,8 @@ def _release(
     def publish(answer: Artifact, draft: Draft) -> None:
         told = report | {"sanitised": answer.json("sanitised.json")}
         if context.inputs["aggregate"].facts["extended"]:  # then the ledger's figure covers it all
-            whole = ledger.guarantee().as_json()
-            told["guarantee"] = whole | {"neighbours": report["neighbours"]}
-        draft.save_json("guarantees.json", told)
+            told["guarantee"] = ledger.guarantee().as_json()
+        _save(draft, told, recipe)
 
     events: tuple[Event, ...] = (plan.event,) if cost.local_sensitivity.any() else ()
     release_once(
@@ -140,6 +139,19 @@ def _release(
     )
 
 
+def _save(draft: Draft, report: dict[str, Any], recipe: Recipe) -> None:
+    """Writes the report; every figure in it speaks of the data sets that the partition covers."""
+    draft.save_json("guarantees.json", stated(report, recipe.partition.neighbours))
+
+
+def stated(value: Any, neighbours: Neighbours) -> Any:
+    """Figures that hold where one teacher changes, said of the records behind the teachers."""
+    if not isinstance(value, dict):
+        return value
+    told = {key: stated(each, neighbours) for key, each in value.items()}
+    return told | {"neighbours": neighbours.value} if "neighbours" in value else told
+
+
 def _json(total: LogMoments, delta: float, conversion: Conversion) -> dict[str, Any]:
     return total.guarantee(delta=delta, conversion=conversion).as_json()
 
@@ -150,15 +162,15 @@ def _public_report(released: Artifact, recipe: Recipe) -> dict[str, Any]:
     plan = released.json("plan.json")
     caps = [event_from_json(text) for text in plan["events"]]
     happened = [event_from_json(text) for text in released.json("events.json")]
-    hashed = recipe.partition.method == "hash"
-    neighbours = Neighbours.ADD_REMOVE if hashed else Neighbours.REPLACE_ONE
     return {
-        "guarantee": plan["guarantee"] | {"neighbours": neighbours.value},
-        "neighbours": neighbours.value,
+        "guarantee": plan["guarantee"],
         "protects": released.facts["protects"],
         "randomness": released.facts["randomness"],
         "plan": {c.value: _json(compose(caps), delta, c) for c in Conversion},
-        "odometer": {c.value: _json(compose(happened), delta, c) for c in Conversion},
+        # How much was answered was not fixed in advance: a reading, which covers nothing.
+        "odometer": {
+            c.value: _json(compose(happened), delta, c) | {"publishable": False} for c in Conversion
+        },
         "composition": _older_rules(caps, delta),
     }
 

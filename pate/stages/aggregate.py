@@ -83,6 +83,8 @@ def _run(context: Context) -> None:
             if answer.facts["extended"]:
                 # The plan grew after answers were seen: only what covers that may be printed.
                 paid["guarantee"] = ledger.guarantee().as_json()
+            # What holds where one teacher changes, said of the records behind the teachers.
+            paid["guarantee"]["neighbours"] = recipe.partition.neighbours.value
             draft.save_json("plan.json", paid)
             draft.facts.update(answer.facts)
             draft.facts["protects"] = context.inputs["vote"].facts["protects"]

@@ -221,3 +221,26 @@ def test_an_extension_needs_the_charge_it_builds_on(project: Any) -> None:
     refused = project.call_run("--set", "aggregate.queries=20", stage="aggregate", code=2)
     assert "lacks the charge that this answer builds on" in refused.stderr
     assert not list(project.run_folder.glob("released/aggregate/*"))
+
+
+def relations(value: Any) -> set[str]:
+    """Every neighbouring relation that a released file claims."""
+    if not isinstance(value, dict):
+        return set()
+    own = {value["neighbours"]} if "neighbours" in value else set()
+    return own.union(*(relations(each) for each in value.values()))
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"), [("hash", "add-remove"), ("shuffle", "replace-one")]
+)
+def test_every_released_figure_names_the_relation_that_the_partition_gives(
+    project: Any, method: str, expected: str
+) -> None:
+    project.write(partition={"method": method})
+    project.call_run()
+    costs = project.json("account", "guarantees.json")
+    assert costs["sanitised"] is not None
+    for report in (costs, project.json("aggregate", "plan.json")):
+        assert relations(report) == {expected}
+    assert not any(each["publishable"] for each in costs["odometer"].values())
