@@ -13,38 +13,18 @@ from pate.cli.running import make_run
 
 def add_commands(app: typer.Typer) -> None:
     """Puts ``run``, the stages, ``status``, ``recipes`` and ``new`` on the command line."""
-    app.command()(run)
+    what = "Runs a recipe from data to student; what is done already is skipped."
+    app.command("run", help=what)(_command(until=None))
     for name in running.STAGE_NAMES:
-        app.command(name, help=f"Runs the recipe up to {name}.")(_until(name))
+        app.command(name, help=f"Runs the recipe up to {name}.")(_command(until=name))
     app.command()(status)
     app.command()(recipes)
     app.command()(new)
 
 
-def run(
-    recipe: running.RecipeName,
-    settings: running.Settings = None,
-    out: running.Out = None,
-    data_root: running.DataRoot = None,
-    engine: running.EngineName = "processes",
-    plugin_path: running.PluginPath = None,
-    insecure_seed: running.InsecureSeed = None,
-    spend: running.Spend = False,
-    quiet: running.Quiet = False,
-    json_logs: running.JsonLogs = False,
-) -> None:
-    """Runs a recipe from data to student; what is done already is skipped."""
-    made = make_run(recipe, settings, out, data_root, engine, plugin_path, insecure_seed, spend,
-                    quiet, json_logs)  # fmt: skip
-    ran = made.execute()
-    if not ran:
-        typer.echo(f"nothing to do: {made.folder} is complete")
-    from pate.cli.summary import show_summary
+def _command(until: str | None) -> Any:
+    """The command that runs a recipe up to a stage; to the end, and sums it up, if None."""
 
-    show_summary(made)
-
-
-def _until(stage: str) -> Any:
     def command(
         recipe: running.RecipeName,
         settings: running.Settings = None,
@@ -59,7 +39,14 @@ def _until(stage: str) -> Any:
     ) -> None:
         made = make_run(recipe, settings, out, data_root, engine, plugin_path, insecure_seed, spend,
                         quiet, json_logs)  # fmt: skip
-        made.execute(until=stage)
+        ran = made.execute(until=until)
+        if until is not None:
+            return
+        if not ran:
+            typer.echo(f"nothing to do: {made.folder} is complete")
+        from pate.cli.summary import show_summary
+
+        show_summary(made)
 
     return command
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -332,3 +333,11 @@ def test_a_terminal_without_greek_letters_still_gets_its_table():
     run = subprocess.run(command, capture_output=True, env=environment)
     assert run.returncode == 0
     assert b"may be published" in run.stdout
+
+
+def test_the_example_runs():
+    example = Path(__file__).parents[2] / "examples" / "calculator.py"
+    run = subprocess.run([sys.executable, example], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("$ pate epsilon") == 3
+    assert "private: do not publish" in run.stdout
