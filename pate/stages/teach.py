@@ -10,6 +10,7 @@ from pate.artifacts import Artifact, Level, fingerprint
 from pate.engines import Progress, Task
 from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
+from pate.pipeline.secret import naming_key
 from pate.pipeline.stage import Context, Options, Stage
 from pate.teachers import TeacherError, model_for, seed_for
 
@@ -44,15 +45,12 @@ def _modules(folder: Path) -> list[Path]:
 def _run(context: Context) -> None:
     shards = context.inputs["partition"]
     plugin = plugin_digest(context.options.plugin_path)
+    classes = shards.facts["classes"]
+    # Under the data set's key: names of folders turn up in messages, and follow from records.
+    key = naming_key(context.recipe, context.options.data_root)
     made_from = [
         fingerprint(
-            "teacher",
-            _VERSION,
-            number,
-            digest,
-            shards.facts["classes"],
-            _one(context, number),
-            plugin,
+            "teacher", _VERSION, key, number, digest, classes, _one(context, number), plugin
         )
         for number, digest in enumerate(shards.json("shards.json"))
     ]
