@@ -119,7 +119,7 @@ def _release(
             rng=randomness.generator,
             conversion=Conversion(recipe.privacy.conversion),
         )
-        draft.save_json("sanitised.json", result.as_json())
+        draft.save_json("sanitised.json", stated(result.as_json(), recipe.partition.neighbours))
 
     def publish(answer: Artifact, draft: Draft) -> None:
         told = report | {"sanitised": answer.json("sanitised.json")}
