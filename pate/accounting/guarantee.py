@@ -43,6 +43,8 @@ class Guarantee:
     Guarantees:
         * ``data_dependent`` marks an ε that was worked out from private votes. It is itself
           private: ``publishable`` is then False.
+        * ``caveats`` say what the theorem needs and the run did not do (another sampler, noise that
+          can be guessed). A figure with a caveat is for comparison, and not publishable.
 
     >>> Guarantee(epsilon=1.0, delta=1e-5).publishable
     True
@@ -54,6 +56,7 @@ class Guarantee:
     data_dependent: bool = False
     neighbours: Neighbours = Neighbours.AS_STATED
     conversion: Conversion | None = None
+    caveats: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if math.isnan(self.epsilon) or self.epsilon < 0:
@@ -64,7 +67,7 @@ class Guarantee:
 
     @property
     def publishable(self) -> bool:
-        return not self.data_dependent
+        return not (self.data_dependent or self.caveats)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -74,6 +77,7 @@ class Guarantee:
             "publishable": self.publishable,
             "neighbours": self.neighbours.value,
             "conversion": self.conversion.value if self.conversion else None,
+            "caveats": list(self.caveats),
         }
 
 

@@ -16,9 +16,9 @@ from pate.mechanisms.gaussian import GaussianNoisyMax
 from pate.mechanisms.interactive import InteractiveGnmax, student_baseline
 from pate.mechanisms.laplace import LaplaceNoisyMax
 from pate.mechanisms.plan import Plan, plan_caps
-from pate.mechanisms.randomness import Randomness, insecure_generator, secure_generator
 from pate.mechanisms.release import Mechanism, Release
 from pate.mechanisms.spec import AggregateSpec, make_mechanism
+from pate.randomness import Randomness, insecure_generator, secure_generator
 
 __all__ = [
     "AggregateSpec",

@@ -26,12 +26,14 @@ LAYERS = [
     ["pipeline"],
     ["students", "testing"],
     ["partition", "teachers", "votes", "mechanisms", "encoders", "datasets"],
-    ["artifacts", "engines", "plugins", "vision"],
-    ["accounting"],
+    ["artifacts", "engines", "plugins", "reading", "vision"],
+    ["accounting", "randomness"],
     ["errors"],
 ]
 HEIGHT = {name: -level for level, names in enumerate(LAYERS) for name in names}
-OPEN_TO_DPSGD = {"accounting", "artifacts", "plugins", "errors"}
+OPEN_TO_DPSGD = {
+    "accounting", "artifacts", "datasets", "encoders", "errors", "plugins", "randomness", "reading",
+}  # fmt: skip
 
 
 def sources(package):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pate.errors import InvalidInput
-from pate.mechanisms import Randomness, insecure_generator, secure_generator
+from pate.randomness import Randomness, insecure_generator, secure_generator
 
 # The keystream of ChaCha20 with a zero nonce, from counter zero (Bernstein; RFC 8439, A.1).
 ZERO_KEY = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
@@ -39,7 +39,7 @@ def test_no_entropy_no_generator(monkeypatch):
 
 def test_no_two_generators_are_alike_in_one_process_or_two():
     draws = {secure_generator().bytes(16) for _ in range(50)}
-    code = "from pate.mechanisms import secure_generator as s; print(s().bytes(16).hex())"
+    code = "from pate.randomness import secure_generator as s; print(s().bytes(16).hex())"
     for _ in range(2):
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         draws.add(bytes.fromhex(run.stdout.strip()))
