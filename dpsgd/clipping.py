@@ -1,0 +1,275 @@
+"""How far one example may pull, and how much noise that takes.
+
+A rule (a frozen value) is fixed before training; ``rule.start(groups)`` gives the clipper that
+follows it through a run. Examples' gradients are clipped as a whole, or layer by layer; "group"
+below is either all parameters or one layer.
+
+Guarantees:
+    Adding or removing one example changes the sum of group g by at most ``bounds[g]`` in L2 norm.
+    With noise of standard deviation s_g on that sum, all groups together are one Gaussian mechanism
+    whose noise multiplier z has 1/z² = Σ_g (bounds[g] / s_g)² (scale every group by 1/s_g: the
+    noise is then standard, and the sensitivity is the root of that sum). ``noise_stds`` returns
+    s_g that meet a given z, so that a lot costs one ``SampledGaussian(sample_rate, z)`` whatever
+    the rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, final
+
+from torch import Tensor
+
+from dpsgd.schedules import Schedule, as_schedule
+from pate.errors import InvalidInput
+
+
+class Clipper(Protocol):
+    """A clipping rule at work; what it learns it learns with noise, so its state is public."""
+
+    per_layer: bool
+
+    def bounds(self, step: int) -> tuple[float, ...]:
+        """The most that one example adds to each group, in L2 norm."""
+
+    def factors(self, norms: Tensor, step: int) -> Tensor:
+        """What to multiply each example's gradient with: (groups, examples) for the same norms."""
+
+    def noise_stds(self, step: int, noise_multiplier: float) -> tuple[float, ...]:
+        """Noise on each group's sum such that the lot costs ``noise_multiplier``."""
+
+    def end_lot(self, step: int, *, lot_size: float, normal: Callable[[], float]) -> None:
+        """Learns from the lot, where the rule does; ``normal`` draws from N(0, 1)."""
+
+    def state(self) -> dict[str, float]: ...
+
+    def restore(self, state: dict[str, float]) -> None: ...
+
+
+class Clipping(Protocol):
+    """A clipping rule: a public, frozen value."""
+
+    @property
+    def joint_noise_multiplier(self) -> float | None:
+        """The noise multiplier of a lot where the rule fixes it; None where the trainer does."""
+
+    def start(self, groups: int) -> Clipper:
+        """The rule at work on a model of so many layers."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """One norm over all parameters; gradients longer than it are shortened to it.
+
+    Abadi et al. 2016, Algorithm 1: g / max(1, ‖g‖ / C).
+    """
+
+    max_norm: float | Schedule
+
+    joint_noise_multiplier = None
+
+    def start(self, groups: int) -> Clipper:
+        return _Shorten(norms=(as_schedule(self.max_norm),), per_layer=False)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PerLayer:
+    """Each layer's gradient is shortened to its own norm (Abadi et al. 2016, Section 4).
+
+    ``max_norms`` is one number (or schedule) for every layer, or one for each. The noise on layer
+    l is ``noise_multipliers[l]`` times its norm; without ``noise_multipliers`` all layers share one
+    multiplier, √layers times that of the lot.
+
+    >>> PerLayer(4.0, noise_multipliers=(2.0, 2.0)).joint_noise_multiplier
+    1.414213562373095
+    """
+
+    max_norms: float | Schedule | tuple[float, ...]
+    noise_multipliers: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for value in self.noise_multipliers or ():
+            _check("a noise multiplier of a layer", value)
+
+    @property
+    def joint_noise_multiplier(self) -> float | None:
+        if self.noise_multipliers is None:
+            return None
+        return _joint(self.noise_multipliers)
+
+    def start(self, groups: int) -> Clipper:
+        if isinstance(self.max_norms, tuple):
+            _check_length("max_norms", self.max_norms, groups)
+            norms = tuple(as_schedule(value) for value in self.max_norms)
+        else:
+            norms = (as_schedule(self.max_norms),) * groups
+        shares = (1.0,) * groups
+        if self.noise_multipliers is not None:
+            _check_length("noise_multipliers", self.noise_multipliers, groups)
+            shares = self.noise_multipliers
+        return _Shorten(norms=norms, per_layer=True, shares=shares)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Automatic:
+    """Every gradient is brought to about one length: C·g / (‖g‖ + stability).
+
+    Bu, Wang, Zha & Karypis 2023 (AUTO-S): no clipping norm to tune; ``max_norm`` scales the
+    learning rate alone.
+    """
+
+    max_norm: float = 1.0
+    stability: float = 0.01
+
+    joint_noise_multiplier = None
+
+    def __post_init__(self) -> None:
+        _check("stability", self.stability)
+
+    def start(self, groups: int) -> Clipper:
+        return _Normalise(
+            norms=(as_schedule(self.max_norm),), per_layer=False, stability=self.stability
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AdaptiveQuantile:
+    """C follows a quantile of the gradients' norms, found with noise and paid for.
+
+    Andrew, Thakkar, McMahan & Ramaswamy 2021, Algorithm 1 and Theorem 1: each lot also releases how
+    many of its gradients are at most C long, as Σ(bᵢ − ½) plus N(0, count_noise²). One example
+    moves that by ½. Gradients and count together cost the lot's noise multiplier z, which leaves
+    the gradients (z⁻² − (2·count_noise)⁻²)^(−½).
+    """
+
+    initial: float = 1.0
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+    count_noise: float | None = None  # None: 10, or z where that is more
+
+    joint_noise_multiplier = None
+
+    def __post_init__(self) -> None:
+        _check("initial", self.initial)
+        _check("learning_rate", self.learning_rate)
+        if self.count_noise is not None:
+            _check("count_noise", self.count_noise)
+        if not 0 < self.quantile < 1:
+            raise InvalidInput(f"quantile is {self.quantile}; it must lie strictly between 0 and 1")
+
+    def start(self, groups: int) -> Clipper:
+        return _Adapt(rule=self, max_norm=self.initial)
+
+
+@dataclass(kw_only=True)
+class _Shorten:
+    """Clips to fixed norms, or to norms on a schedule."""
+
+    norms: tuple[Schedule, ...]
+    per_layer: bool
+    shares: tuple[float, ...] = (1.0,)  # of the noise multipliers of the groups, relative
+
+    def bounds(self, step: int) -> tuple[float, ...]:
+        return tuple(norm(step) for norm in self.norms)
+
+    def factors(self, norms: Tensor, step: int) -> Tensor:
+        return _shortened(norms, self.bounds(step))
+
+    def noise_stds(self, step: int, noise_multiplier: float) -> tuple[float, ...]:
+        joint = _joint(self.shares)
+        return tuple(
+            noise_multiplier / joint * share * bound
+            for share, bound in zip(self.shares, self.bounds(step), strict=True)
+        )
+
+    def end_lot(self, step: int, *, lot_size: float, normal: Callable[[], float]) -> None:
+        """Nothing is learned."""
+
+    def state(self) -> dict[str, float]:
+        return {}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Nothing was learned."""
+
+
+@dataclass(kw_only=True)
+class _Normalise(_Shorten):
+    """Brings every gradient to a length just below the bound."""
+
+    stability: float
+
+    def factors(self, norms: Tensor, step: int) -> Tensor:
+        return self.bounds(step)[0] / (norms + self.stability)
+
+
+@dataclass(kw_only=True)
+class _Adapt:
+    """Clips to a norm that follows a quantile."""
+
+    rule: AdaptiveQuantile
+    max_norm: float
+    per_layer: bool = False
+    _excess: Tensor | float = field(default=0.0, init=False)  # Σ(bᵢ − ½) of the lot so far
+    _count_noise: float = field(default=math.inf, init=False)
+
+    def bounds(self, step: int) -> tuple[float, ...]:
+        return (self.max_norm,)
+
+    def factors(self, norms: Tensor, step: int) -> Tensor:
+        # An example without a finite norm counts as too long, as its gradient counts as nothing.
+        self._excess = self._excess + ((norms <= self.max_norm).to(norms.dtype) - 0.5).sum()
+        return _shortened(norms, self.bounds(step))
+
+    def noise_stds(self, step: int, noise_multiplier: float) -> tuple[float, ...]:
+        given = self.rule.count_noise
+        self._count_noise = max(10.0, noise_multiplier) if given is None else given
+        left = noise_multiplier**-2 - (2 * self._count_noise) ** -2
+        if left <= 0:
+            raise InvalidInput(
+                f"count_noise is {self._count_noise:g} and the noise multiplier "
+                f"{noise_multiplier:g}; count_noise must be more than half of it"
+            )
+        return (left**-0.5 * self.max_norm,)
+
+    def end_lot(self, step: int, *, lot_size: float, normal: Callable[[], float]) -> None:
+        noised = float(self._excess) + self._count_noise * normal()
+        share = noised / lot_size + 0.5
+        change = self.rule.learning_rate * (share - self.rule.quantile)
+        self.max_norm *= math.exp(-max(-1.0, min(1.0, change)))
+        self._excess = 0.0
+
+    def state(self) -> dict[str, float]:
+        return {"max_norm": self.max_norm}
+
+    def restore(self, state: dict[str, float]) -> None:
+        self.max_norm = state["max_norm"]
+        self._excess = 0.0
+
+
+def _shortened(norms: Tensor, bounds: tuple[float, ...]) -> Tensor:
+    limit = norms.new_tensor(bounds).unsqueeze(1)
+    return (limit / norms).clamp_(max=1.0)
+
+
+def _joint(noise_multipliers: tuple[float, ...]) -> float:
+    """Of Gaussian releases together: 1/z² adds up."""
+    return 1 / math.sqrt(math.fsum(value**-2 for value in noise_multipliers))
+
+
+def _check(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidInput(f"{name} is {value}; it must be finite and above zero")
+
+
+def _check_length(name: str, values: tuple[float, ...], groups: int) -> None:
+    if len(values) != groups:
+        raise InvalidInput(
+            f"{name} has {len(values)} numbers, and the model has {groups} layers to train; "
+            "give one for each layer, or one number for all"
+        )

@@ -1,0 +1,192 @@
+"""The sum of clipped per-example gradients, from one backward pass."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from dpsgd.clipping import Clipper
+from dpsgd.layers import Materialised, Site, Trace
+from dpsgd.layers.trace import added
+from dpsgd.losses import Loss
+from dpsgd.recording import UnsuitableModel, find_sites, trace_pass
+
+Inputs = Tensor | tuple[Tensor, ...]
+
+_COMPARED = 3  # examples that are held against ordinary autograd before the first step
+_ROUNDING = 1e-3  # float32 through a deep network; a wrong gradient is far off
+
+
+@final
+class ClippedGradients:
+    """Adds up what each example asks of the parameters, none of them loudly.
+
+    ``groups`` are the trained parameters layer by layer; layers that share a parameter are one
+    group.
+
+    Guarantees:
+        * What one example adds to a group's sum is at most the clipper's bound long, up to the
+          rounding of the numbers in use.
+        * An example whose gradient is not finite adds nothing: its pull could not be bounded.
+
+    >>> from dpsgd.clipping import Flat
+    >>> from dpsgd.losses import cross_entropy
+    >>> model = nn.Linear(2, 3)
+    >>> for parameter in model.parameters():
+    ...     parameter.grad = torch.zeros_like(parameter)
+    >>> gradients = ClippedGradients(model, cross_entropy)
+    >>> clipper = Flat(0.5).start(len(gradients.groups))
+    >>> one = (100 * torch.ones(1, 2), torch.tensor([0]))
+    >>> gradients.add(*one, clipper=clipper, step=0, scale=1.0)
+    >>> squares = [float(parameter.grad.square().sum()) for parameter in model.parameters()]
+    >>> round(sum(squares) ** 0.5, 4)
+    0.5
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        self._model = model
+        self._loss = loss
+        self._sites = find_sites(model)
+        self._merged = _share_parameters(self._sites)
+        if not self._sites:
+            raise UnsuitableModel("the model has no parameter to train; all are frozen")
+        named = [_named_parameters(group) for group in self._merged]
+        self.groups = tuple(tuple(group.values()) for group in named)
+        self.names = tuple(tuple(group) for group in named)
+        self._exact = False  # until it was found to be
+
+    def add(
+        self, inputs: Inputs, targets: Tensor, *, clipper: Clipper, step: int, scale: float
+    ) -> None:
+        """Adds scale · Σ clipped gradients to ``grad`` of every trained parameter."""
+        if len(targets) == 0:
+            return
+        given = inputs if isinstance(inputs, tuple) else (inputs,)
+        if not self._exact:
+            self._exact = self._compare(given, targets)
+        traces, norms = self._run(given, targets, per_layer=clipper.per_layer)
+        finite = torch.isfinite(norms).all(0)
+        if not bool(finite.all()):
+            given, targets = tuple(each[finite] for each in given), targets[finite]
+            if len(targets) == 0:
+                return
+            traces, norms = self._run(given, targets, per_layer=clipper.per_layer)
+        factors = clipper.factors(norms, step) * scale
+        with torch.no_grad():
+            for group, trace in enumerate(traces):
+                if trace is not None:
+                    trace.add_sum(factors[group if clipper.per_layer else 0])
+
+    def norms(self, inputs: Inputs, targets: Tensor, *, clipper: Clipper) -> Tensor:
+        """How long each example's gradient is: (groups, examples), one group where all are one."""
+        given = inputs if isinstance(inputs, tuple) else (inputs,)
+        return self._run(given, targets, per_layer=clipper.per_layer)[1]
+
+    def _run(
+        self, inputs: tuple[Tensor, ...], targets: Tensor, *, per_layer: bool
+    ) -> tuple[list[Trace | None], Tensor]:
+        found = trace_pass(self._model, self._sites, self._loss, inputs, targets)
+        by_site = dict(zip(map(id, self._sites), found, strict=True))
+        with torch.no_grad():
+            traces = [_merge([by_site[id(site)] for site in group]) for group in self._merged]
+            squares = [None if trace is None else trace.norms_squared() for trace in traces]
+            known = [each for each in squares if each is not None]
+            if not per_layer:
+                return traces, added(known).sqrt_().unsqueeze(0)
+            nothing = torch.zeros_like(known[0])
+            rows = [nothing if each is None else each for each in squares]
+            return traces, torch.stack(rows).sqrt_()
+
+    def _compare(self, inputs: tuple[Tensor, ...], targets: Tensor) -> bool:
+        """Holds a few examples against ordinary autograd, one at a time; True once that was done.
+
+        Finds what no look at the layers' types can: a weight that is used outside its layer,
+        examples that are not in the first dimension, examples that change one another.
+        """
+        few = tuple(each[:_COMPARED] for each in inputs)
+        labels = targets[:_COMPARED]
+        with _evaluating(self._model):
+            _, norms = self._run(few, labels, per_layer=True)
+            for index in range(len(labels)):
+                one = tuple(each[index : index + 1] for each in few)
+                lengths = self._one_by_autograd(one, labels[index : index + 1])
+                self._require_equal(norms[:, index].tolist(), lengths)
+        return len(labels) == _COMPARED
+
+    def _one_by_autograd(self, one: tuple[Tensor, ...], label: Tensor) -> list[float]:
+        loss = self._loss(self._model(*one), label).sum()
+        lengths = []
+        for parameters in self.groups:
+            grads = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+            lengths.append(math.hypot(*(float(each.norm()) for each in grads if each is not None)))
+        return lengths
+
+    def _require_equal(self, found: list[float], lengths: list[float]) -> None:
+        rounding = _ROUNDING / 100 * math.hypot(*lengths)
+        for group, (ours, length) in enumerate(zip(found, lengths, strict=True)):
+            if abs(ours - length) > _ROUNDING * length + rounding:
+                raise UnsuitableModel(
+                    f"the gradient of {', '.join(self.names[group])} is not what ordinary "
+                    "differentiation of one example gives; is a weight used outside its layer, "
+                    "does an example change another, or are the examples not in the first "
+                    "dimension?"
+                )
+
+
+def _named_parameters(group: list[Site]) -> dict[str, nn.Parameter]:
+    named: dict[str, nn.Parameter] = {}
+    for site in group:
+        for local, parameter in site.parameters.items():
+            if all(parameter is not each for each in named.values()):
+                named[f"{site.name}.{local}" if site.name else local] = parameter
+    return named
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in evaluation mode, so that nothing in it is left to chance."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _share_parameters(sites: list[Site]) -> list[list[Site]]:
+    """Sites in groups, so that no parameter is in two of them."""
+    groups: list[list[Site]] = []
+    for site in sites:
+        own = {id(each) for each in site.parameters.values()}
+        touching = [
+            group
+            for group in groups
+            if any(id(each) in own for other in group for each in other.parameters.values())
+        ]
+        for group in touching[1:]:
+            touching[0].extend(group)
+            groups.remove(group)
+        if touching:
+            touching[0].append(site)
+        else:
+            groups.append([site])
+    return groups
+
+
+def _merge(traces: list[Trace | None]) -> Trace | None:
+    """One trace of a group: where several layers share parameters their gradients add up first."""
+    used = [trace for trace in traces if trace is not None]
+    if len(used) < 2:
+        return used[0] if used else None
+    together: dict[nn.Parameter, Tensor] = {}
+    for trace in used:
+        for parameter, gradients in trace.materialised().items():
+            known = together.get(parameter)
+            together[parameter] = gradients if known is None else known + gradients
+    return Materialised(together)

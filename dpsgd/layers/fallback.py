@@ -1,0 +1,100 @@
+"""Any other layer: its examples one by one, vectorised by ``torch.func.vmap``.
+
+The layer is run again on what it was given, with the gradient that came back to its output; the
+rest of the model is not. Each example's gradient is laid out.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dpsgd.layers.trace import Materialised, Site, Trace, added
+from pate.errors import InvalidInput
+
+# Attention masks of (positions, positions): their first dimension is never the examples.
+_SHARED = frozenset({"attn_mask", "mask", "src_mask", "tgt_mask", "memory_mask"})
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class LooseCall:
+    """One use of a layer with any arguments; gradients of its float outputs, in order."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    grads: list[Tensor]
+    examples: int
+
+
+def fallback(site: Site, calls: list[LooseCall]) -> Trace:
+    """The gradients of every use, added up."""
+    parts = [_one_by_one(site, call) for call in calls]
+    return Materialised(
+        {
+            parameter: added(part[name] for part in parts)
+            for name, parameter in site.parameters.items()
+        }
+    )
+
+
+def float_outputs(output: Any) -> list[Tensor]:
+    """The tensors in what a layer returned that gradients can come back to."""
+    return [
+        leaf
+        for leaf in pytree.tree_leaves(output)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+
+
+def _one_by_one(site: Site, call: LooseCall) -> dict[str, Tensor]:
+    shared = {name: value for name, value in call.kwargs.items() if name in _SHARED}
+    own_kwargs = {name: value for name, value in call.kwargs.items() if name not in _SHARED}
+    leaves, shape = pytree.tree_flatten((call.args, own_kwargs))
+    own = [isinstance(leaf, Tensor) and _is_batch(leaf, call.examples) for leaf in leaves]
+    given = [leaf for leaf, each in zip(leaves, own, strict=True) if each]
+    others = {
+        name: parameter.detach()
+        for name, parameter in site.module.named_parameters()
+        if name not in site.parameters
+    }
+    values = {name: parameter.detach() for name, parameter in site.parameters.items()}
+
+    def aligned(values: dict[str, Tensor], own_leaves: list[Tensor], grads: list[Tensor]) -> Tensor:
+        rest = iter(own_leaves)
+        filled = [next(rest).unsqueeze(0) if o else x for x, o in zip(leaves, own, strict=True)]
+        args, kwargs = pytree.tree_unflatten(filled, shape)
+        output = torch.func.functional_call(
+            site.module, {**others, **values}, args, {**kwargs, **shared}
+        )
+        return added(
+            (each.squeeze(0) * grad).sum()
+            for each, grad in zip(float_outputs(output), grads, strict=True)
+        )
+
+    each = torch.func.vmap(torch.func.grad(aligned), in_dims=(None, 0, 0), randomness="error")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            gradients: dict[str, Tensor] = each(values, given, call.grads)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InvalidInput(
+            f"layer {site.name or 'model'} ({type(site.module).__name__}) cannot be run one "
+            f"example at a time: {reason}"
+        ) from error
+    return gradients
+
+
+def _is_batch(value: Tensor, examples: int) -> bool:
+    return value.dim() > 0 and value.shape[0] == examples
+
+
+def detached(value: Any) -> Any:
+    """Arguments without their history; what is not a tensor stays."""
+    return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, value)

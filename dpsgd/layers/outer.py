@@ -1,0 +1,133 @@
+"""Layers whose gradient is a sum of outer products: Σ_t g_t a_tᵀ over an example's positions t.
+
+With one position the length is a product, ‖g aᵀ‖ = ‖g‖·‖a‖, and nothing has to be laid out
+(Goodfellow 2015). With several, ‖Σ_t g_t a_tᵀ‖² = Σ_{t,u} (a_t·a_u)(g_t·g_u), which needs the
+positions' inner products only (Li, Tramèr, Liang & Hashimoto 2022, "ghost clipping"). The sum over
+examples is one matrix product of what the backward pass left behind, g scaled by the factors (Bu,
+Wang, Zha & Karypis 2023, "book-keeping"). Where an example's gradient is smaller than its inputs
+and outputs together, laying it out is less work than either.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from dpsgd.layers.trace import (
+    Materialised,
+    Trace,
+    add_rows,
+    blocks,
+    gradient_of,
+    squared_norms,
+)
+
+
+def outer_trace(
+    inputs: Tensor, grads: Tensor, weight: nn.Parameter | None, bias: nn.Parameter | None
+) -> Trace:
+    """Of inputs (examples, [positions,] p) and output gradients (examples, [positions,] q)."""
+    if inputs.dim() == 2:
+        return _Single(inputs, grads, weight, bias)
+    positions, wide, high = inputs.shape[1], inputs.shape[2], grads.shape[2]
+    if wide * high <= positions * (wide + high):
+        return Materialised(_laid_out(inputs, grads, weight, bias))
+    return _Sequence(inputs, grads, weight, bias)
+
+
+def _laid_out(
+    inputs: Tensor, grads: Tensor, weight: nn.Parameter | None, bias: nn.Parameter | None
+) -> dict[nn.Parameter, Tensor]:
+    laid_out = {}
+    if weight is not None:
+        laid_out[weight] = torch.bmm(grads.transpose(1, 2), inputs)
+    if bias is not None:
+        laid_out[bias] = grads.sum(1)
+    return laid_out
+
+
+@final
+class _Single:
+    """One position for each example."""
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        grads: Tensor,
+        weight: nn.Parameter | None,
+        bias: nn.Parameter | None,
+    ) -> None:
+        self._inputs = inputs
+        self._grads = grads
+        self._weight = weight
+        self._bias = bias
+
+    def norms_squared(self) -> Tensor:
+        lengths = squared_norms(self._grads)
+        if self._weight is None:
+            return lengths
+        widths = squared_norms(self._inputs)
+        return lengths * (widths if self._bias is None else widths + 1)
+
+    def add_sum(self, factors: Tensor) -> None:
+        if self._bias is not None:
+            add_rows(self._bias, self._grads, factors)
+        if self._weight is not None:
+            inputs, grads = _scaled(self._inputs, self._grads, factors.unsqueeze(1))
+            gradient_of(self._weight).addmm_(grads.T, inputs)
+
+    def materialised(self) -> dict[nn.Parameter, Tensor]:
+        inputs, grads = self._inputs.unsqueeze(1), self._grads.unsqueeze(1)
+        return _laid_out(inputs, grads, self._weight, self._bias)
+
+
+@final
+class _Sequence:
+    """Several positions for each example, through their inner products."""
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        grads: Tensor,
+        weight: nn.Parameter | None,
+        bias: nn.Parameter | None,
+    ) -> None:
+        self._inputs = inputs
+        self._grads = grads
+        self._weight = weight
+        self._bias = bias
+
+    def norms_squared(self) -> Tensor:
+        total = self._grads.new_zeros(len(self._grads))
+        if self._bias is not None:
+            total += squared_norms(self._grads.sum(1))
+        if self._weight is not None:
+            for block in blocks(len(total), 2 * self._inputs.shape[1] ** 2):
+                total[block] += paired(self._inputs[block], self._grads[block])
+        return total
+
+    def add_sum(self, factors: Tensor) -> None:
+        if self._bias is not None:
+            add_rows(self._bias, self._grads.sum(1), factors)
+        if self._weight is not None:
+            inputs, grads = _scaled(self._inputs, self._grads, factors.view(-1, 1, 1))
+            gradient_of(self._weight).addmm_(grads.flatten(0, 1).T, inputs.flatten(0, 1))
+
+    def materialised(self) -> dict[nn.Parameter, Tensor]:
+        return _laid_out(self._inputs, self._grads, self._weight, self._bias)
+
+
+def paired(inputs: Tensor, grads: Tensor) -> Tensor:
+    """Σ_{t,u} (a_t·a_u)(g_t·g_u) for each example; rounding does not make it negative."""
+    near = torch.bmm(inputs, inputs.transpose(1, 2))
+    near *= torch.bmm(grads, grads.transpose(1, 2))
+    return near.flatten(1).sum(1).clamp_(min=0)
+
+
+def _scaled(inputs: Tensor, grads: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors multiplied into whichever of the two is smaller."""
+    if inputs.shape[-1] < grads.shape[-1]:
+        return inputs * factors, grads
+    return inputs, grads * factors

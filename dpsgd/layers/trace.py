@@ -1,0 +1,99 @@
+"""What one layer's examples contributed in one backward pass.
+
+A trace knows two things: how long each example's gradient is, and how to add the gradients up once
+a factor was chosen for each. Neither needs the gradients themselves where the layer has a short
+cut; where it has none they are laid out one by one (:class:`Materialised`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+BLOCK = 1 << 22  # numbers in a temporary: some 16 MiB, so that it stays near the processor
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Site:
+    """A layer, and which of its parameters are trained, by their names within it."""
+
+    name: str
+    module: nn.Module
+    parameters: dict[str, nn.Parameter]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One use of a layer: what went in, and the gradient of the losses' sum at what came out."""
+
+    inputs: Tensor
+    grads: Tensor
+
+
+class Trace(Protocol):
+    """Gradients of one layer, example by example."""
+
+    def norms_squared(self) -> Tensor:
+        """The squared length of each example's gradient over the layer's parameters."""
+
+    def add_sum(self, factors: Tensor) -> None:
+        """Adds Σ factorᵢ · gradientᵢ to ``grad`` of every parameter of the layer."""
+
+    def materialised(self) -> dict[nn.Parameter, Tensor]:
+        """Every example's gradient, (examples, …)."""
+
+
+@final
+class Materialised:
+    """Gradients laid out one by one."""
+
+    def __init__(self, gradients: dict[nn.Parameter, Tensor]) -> None:
+        self._gradients = gradients
+
+    def norms_squared(self) -> Tensor:
+        return added(squared_norms(each) for each in self._gradients.values())
+
+    def add_sum(self, factors: Tensor) -> None:
+        for parameter, gradients in self._gradients.items():
+            add_rows(parameter, gradients, factors)
+
+    def materialised(self) -> dict[nn.Parameter, Tensor]:
+        return self._gradients
+
+
+def squared_norms(rows: Tensor) -> Tensor:
+    """‖row‖² for each example."""
+    lengths: Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1)
+    return lengths.square_()
+
+
+def added(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of tensors of one shape."""
+    first, *rest = parts
+    for each in rest:
+        first = first + each
+    return first
+
+
+def add_rows(parameter: nn.Parameter, rows: Tensor, factors: Tensor) -> None:
+    """grad += Σ factorᵢ · rowᵢ."""
+    gradient_of(parameter).view(-1).addmv_(rows.flatten(1).T, factors)
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """Where the sum goes; the caller has put noise or zeros there."""
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def blocks(examples: int, numbers: int) -> Iterator[slice]:
+    """Slices of the examples whose temporaries, of ``numbers`` for each, stay within a block."""
+    size = max(1, BLOCK // max(1, numbers))
+    for start in range(0, examples, size):
+        yield slice(start, start + size)

@@ -1,0 +1,75 @@
+"""Losses, one number for each example.
+
+A mean over the batch would hide whose gradient is whose, so every loss here has the shape
+(examples,). Several outputs of one example (the words of a sentence) are added up within it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn import functional
+
+from pate.errors import InvalidInput
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """−log softmax at the class; outputs (examples, classes, …), targets (examples, …).
+
+    >>> import torch
+    >>> cross_entropy(torch.zeros(3, 4), torch.tensor([0, 1, 2])).tolist()
+    [1.3862943649291992, 1.3862943649291992, 1.3862943649291992]
+    """
+    return _within(functional.cross_entropy(outputs, targets, reduction="none"))
+
+
+def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The same for two classes, from one logit; targets 0 or 1."""
+    targets = targets.to(outputs.dtype).reshape(outputs.shape)
+    return _within(functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none"))
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """(output − target)²."""
+    targets = targets.to(outputs.dtype).reshape(outputs.shape)
+    return _within(functional.mse_loss(outputs, targets, reduction="none"))
+
+
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": cross_entropy,
+    "binary_cross_entropy": binary_cross_entropy,
+    "squared_error": squared_error,
+}
+
+
+def per_example_loss(loss: str | Loss) -> Loss:
+    """A loss by name, or the user's own function of (outputs, targets) → (examples,).
+
+    >>> per_example_loss("cross_entropy") is cross_entropy
+    True
+    """
+    if callable(loss):
+        return loss
+    if loss in LOSSES:
+        return LOSSES[loss]
+    near = difflib.get_close_matches(str(loss), LOSSES, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(LOSSES)}"
+    raise InvalidInput(f"there is no loss named {loss!r}; {hint}")
+
+
+def checked_losses(losses: Tensor, examples: int) -> Tensor:
+    """The losses, if there is one for each example; a mean would tie the examples together."""
+    if losses.shape != (examples,):
+        raise InvalidInput(
+            f"the loss returned shape {tuple(losses.shape)} for {examples} examples; it must "
+            'return one number for each example, shape (examples,): use reduction="none"'
+        )
+    return losses
+
+
+def _within(losses: Tensor) -> Tensor:
+    return losses.flatten(1).sum(1) if losses.dim() > 1 else losses

@@ -1,0 +1,180 @@
+"""One forward and one backward pass, and what they leave at every layer.
+
+Parameters are held fixed during the pass, so that autograd works out no gradient of theirs: only
+the gradients at the layers' outputs, which is all that per-example gradients need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from dpsgd.layers import Call, Site, Trace, rule_for
+from dpsgd.layers.fallback import LooseCall, detached, fallback, float_outputs
+from dpsgd.losses import Loss, checked_losses
+from pate.errors import PateError
+
+
+class UnsuitableModel(PateError):
+    """A model whose examples' gradients cannot be told apart, or not exactly."""
+
+
+def find_sites(model: nn.Module) -> list[Site]:
+    """The layers that own trained parameters, in the order in which the model lists them.
+
+    A layer with a rule stands alone. Any other module that owns a parameter, or computes one, is
+    one site together with everything below it.
+    """
+    return list(_sites(model, "", set()))
+
+
+def _sites(module: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:
+    if module in seen:
+        return
+    seen.add(module)
+    if _trains(module):
+        own = module.named_parameters(recurse=rule_for(module) is None)
+        trained = {local: parameter for local, parameter in own if parameter.requires_grad}
+        yield Site(name=name, module=module, parameters=trained)
+        return
+    for local, child in module.named_children():
+        yield from _sites(child, f"{name}.{local}" if name else local, seen)
+
+
+def _trains(module: nn.Module) -> bool:
+    """Whether a module itself owns a trained parameter, or computes one of its own from some."""
+    parametrised = parametrize.is_parametrized(module)
+    return any(each.requires_grad for each in module.parameters(recurse=parametrised))
+
+
+@final
+@dataclass(slots=True, eq=False)
+class _Record:
+    site: Site
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[Tensor]
+    versions: list[tuple[Tensor, int]]
+
+
+def trace_pass(
+    model: nn.Module, sites: list[Site], loss: Loss, inputs: tuple[Tensor, ...], targets: Tensor
+) -> list[Trace | None]:
+    """Runs the model forwards and backwards once; a trace for each site, None where unused."""
+    records: list[_Record] = []
+    with _held_fixed(model, sites), _recording(sites, records), torch.enable_grad():
+        losses = checked_losses(loss(model(*inputs), targets), len(targets))
+        _require_untouched(records)
+        outputs = [output for record in records for output in record.outputs]
+        if not losses.requires_grad:
+            raise UnsuitableModel("the loss does not depend on any layer that is trained")
+        grads = iter(torch.autograd.grad(losses.sum(), outputs, allow_unused=True))
+    calls: dict[int, list[Any]] = {id(site): [] for site in sites}
+    for record in records:
+        came_back: list[Tensor | None] = [next(grads) for _ in record.outputs]
+        if any(grad is not None for grad in came_back):
+            calls[id(record.site)].append(_call(record, came_back, len(targets)))
+    with torch.no_grad():
+        return [_trace(site, calls[id(site)]) for site in sites]
+
+
+def _trace(site: Site, calls: list[Any]) -> Trace | None:
+    if not calls:
+        return None
+    rule = rule_for(site.module)
+    return fallback(site, calls) if rule is None else rule(site, calls)
+
+
+def _call(record: _Record, came_back: list[Tensor | None], examples: int) -> Call | LooseCall:
+    grads = [
+        torch.zeros_like(output) if grad is None else grad
+        for output, grad in zip(record.outputs, came_back, strict=True)
+    ]
+    if rule_for(record.site.module) is None:
+        tensors = grads
+        call: Call | LooseCall = LooseCall(record.args, record.kwargs, grads, examples)
+    else:
+        (given,) = (*record.args, *record.kwargs.values())
+        tensors = [given, *grads]
+        call = Call(given, grads[0])
+    for tensor in tensors:
+        if tensor.dim() == 0 or tensor.shape[0] != examples:
+            raise UnsuitableModel(
+                f"layer {_named(record.site)} works on shape {tuple(tensor.shape)} in a batch of "
+                f"{examples}; keep the examples in the first dimension throughout the model"
+            )
+    return call
+
+
+@contextlib.contextmanager
+def _held_fixed(model: nn.Module, sites: list[Site]) -> Iterator[None]:
+    """Inside, no parameter of a site asks for a gradient and no activation works in place."""
+    parameters = [each for site in sites for each in site.parameters.values()]
+    in_place: list[Any] = [each for each in model.modules() if getattr(each, "inplace", False)]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    for module in in_place:
+        module.inplace = False
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        for module in in_place:
+            module.inplace = True
+
+
+@contextlib.contextmanager
+def _recording(sites: list[Site], records: list[_Record]) -> Iterator[None]:
+    hooks = [
+        site.module.register_forward_hook(partial(_record, site, records), with_kwargs=True)
+        for site in sites
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _record(
+    site: Site,
+    records: list[_Record],
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+) -> None:
+    if not torch.is_grad_enabled():
+        raise UnsuitableModel(
+            f"layer {_named(site)} is trained and runs without gradients (under no_grad, or in a "
+            "checkpoint that recomputes it); run it plainly, or freeze its parameters"
+        )
+    outputs = float_outputs(output)
+    for each in outputs:
+        if not each.requires_grad:
+            each.requires_grad_(True)
+    args, kwargs = detached(args), detached(kwargs)
+    versions = [(each, each._version) for each in (*outputs, *float_outputs((args, kwargs)))]
+    records.append(_Record(site, args, kwargs, outputs, versions))
+
+
+def _require_untouched(records: list[_Record]) -> None:
+    """A tensor changed in place after it was seen would give a gradient of something else."""
+    for record in records:
+        if any(tensor._version != version for tensor, version in record.versions):
+            raise UnsuitableModel(
+                f"what layer {_named(record.site)} takes or returns is changed in place later in "
+                "the model (x += …, relu_); write it without working in place"
+            )
+
+
+def _named(site: Site) -> str:
+    return f"{site.name or 'model'} ({type(site.module).__name__})"

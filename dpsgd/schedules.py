@@ -1,0 +1,149 @@
+"""A number that changes with the step: learning rates, clipping norms, noise multipliers.
+
+A schedule is fixed before training and depends on the step alone, never on data: it is public, and
+so is every value it takes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, final, runtime_checkable
+
+from pate.errors import InvalidInput
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """Step → value, and how to say it in a few words."""
+
+    def __call__(self, step: int) -> float: ...
+
+    def describe(self) -> str: ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The same value at every step.
+
+    >>> Constant(0.1)(7)
+    0.1
+    """
+
+    value: float
+
+    def __post_init__(self) -> None:
+        _check(self.value)
+
+    def __call__(self, step: int) -> float:
+        return self.value
+
+    def describe(self) -> str:
+        return f"{self.value:g}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """In a straight line from ``start`` to ``end`` over ``steps``, then constant.
+
+    Abadi et al. 2016, Section 5.2, lower the learning rate from 0.1 to 0.052 in this way.
+
+    >>> rate = Linear(0.5, 0.25, steps=10)
+    >>> rate(0), rate(5), rate(10), rate(99)
+    (0.5, 0.375, 0.25, 0.25)
+    """
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check(self.start, self.end)
+        _check_steps(self.steps)
+
+    def __call__(self, step: int) -> float:
+        share = min(step / self.steps, 1.0)
+        return self.end if share == 1 else self.start + share * (self.end - self.start)
+
+    def describe(self) -> str:
+        return f"{self.start:g} to {self.end:g} over {self.steps} steps"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """By equal factors from ``start`` to ``end`` over ``steps``, then constant.
+
+    >>> Exponential(4.0, 1.0, steps=2)(1)
+    2.0
+    """
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check(self.start, self.end)
+        _check_steps(self.steps)
+
+    def __call__(self, step: int) -> float:
+        share = min(step / self.steps, 1.0)
+        return self.end if share == 1 else self.start * math.exp(share * self._logarithm())
+
+    def _logarithm(self) -> float:
+        return math.log(self.end / self.start)
+
+    def describe(self) -> str:
+        return f"{self.start:g} to {self.end:g} by equal factors over {self.steps} steps"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Piecewise:
+    """Constant between steps: pairs of a first step and the value from there on.
+
+    >>> Piecewise(((0, 1.0), (100, 0.5)))(99), Piecewise(((0, 1.0), (100, 0.5)))(100)
+    (1.0, 0.5)
+    """
+
+    pieces: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        firsts = [first for first, _ in self.pieces]
+        if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
+            raise InvalidInput("the pieces of a schedule start at step 0, each later than the last")
+        _check(*(value for _, value in self.pieces))
+
+    def __call__(self, step: int) -> float:
+        return next(value for first, value in reversed(self.pieces) if step >= first)
+
+    def describe(self) -> str:
+        return ", ".join(f"{value:g} from step {first}" for first, value in self.pieces)
+
+
+def as_schedule(value: float | Schedule) -> Schedule:
+    """A number as a schedule that never changes; a schedule as it is.
+
+    >>> as_schedule(1)
+    Constant(value=1.0)
+    """
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return Constant(float(value))
+    if isinstance(value, Schedule):
+        return value
+    raise InvalidInput(f"{type(value).__name__} is neither a number nor a schedule")
+
+
+def _check(*values: float) -> None:
+    for value in values:
+        if not (math.isfinite(value) and value > 0):
+            raise InvalidInput(
+                f"a schedule has the value {value}; it must be finite and above zero"
+            )
+
+
+def _check_steps(steps: int) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise InvalidInput(f"a schedule runs over {steps!r} steps; give a whole number, 1 or more")
