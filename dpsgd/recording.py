@@ -14,7 +14,9 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.utils import parametrize
+from torch.utils import _pytree as pytree
 
 from dpsgd.layers import Call, Site, Trace, rule_for
 from dpsgd.layers.fallback import LooseCall, detached, fallback, float_outputs
@@ -60,8 +62,23 @@ class _Record:
     site: Site
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    outputs: list[Tensor]
-    versions: list[tuple[Tensor, int]]
+    edges: list[GradientEdge]  # of the outputs as they were, whatever is done to them in place
+    shapes: list[Tensor]  # of the outputs; without memory of their own
+    versions: list[tuple[Tensor, int]]  # of the inputs, whose values are needed
+
+
+@final
+class _Begin(torch.autograd.Function):
+    """Makes a layer's output ask for its gradient where nothing before it did."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
 
 
 def trace_pass(
@@ -72,13 +89,13 @@ def trace_pass(
     with _held_fixed(model, sites), _recording(sites, records), torch.enable_grad():
         losses = checked_losses(loss(model(*inputs), targets), len(targets))
         _require_untouched(records)
-        outputs = [output for record in records for output in record.outputs]
+        edges = [edge for record in records for edge in record.edges]
         if not losses.requires_grad:
             raise UnsuitableModel("the loss does not depend on any layer that is trained")
-        grads = iter(torch.autograd.grad(losses.sum(), outputs, allow_unused=True))
+        grads = iter(torch.autograd.grad(losses.sum(), edges, allow_unused=True))
     calls: dict[int, list[Any]] = {id(site): [] for site in sites}
     for record in records:
-        came_back: list[Tensor | None] = [next(grads) for _ in record.outputs]
+        came_back: list[Tensor | None] = [next(grads) for _ in record.edges]
         if any(grad is not None for grad in came_back):
             calls[id(record.site)].append(_call(record, came_back, len(targets)))
     with torch.no_grad():
@@ -93,9 +110,10 @@ def _trace(site: Site, calls: list[Any]) -> Trace | None:
 
 
 def _call(record: _Record, came_back: list[Tensor | None], examples: int) -> Call | LooseCall:
+    device = next(grad.device for grad in came_back if grad is not None)
     grads = [
-        torch.zeros_like(output) if grad is None else grad
-        for output, grad in zip(record.outputs, came_back, strict=True)
+        torch.zeros_like(shape, device=device) if grad is None else grad
+        for shape, grad in zip(record.shapes, came_back, strict=True)
     ]
     if rule_for(record.site.module) is None:
         tensors = grads
@@ -151,19 +169,34 @@ def _record(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     output: Any,
-) -> None:
+) -> Any:
     if not torch.is_grad_enabled():
         raise UnsuitableModel(
             f"layer {_named(site)} is trained and runs without gradients (under no_grad, or in a "
             "checkpoint that recomputes it); run it plainly, or freeze its parameters"
         )
+    if rule_for(module) is None:  # what it returns may be what it was given
+        output = pytree.tree_map(_copied, output)
     outputs = float_outputs(output)
     for each in outputs:
         if not each.requires_grad:
-            each.requires_grad_(True)
+            _Begin.apply(each, torch.zeros((), requires_grad=True))  # type: ignore[no-untyped-call]
     args, kwargs = detached(args), detached(kwargs)
-    versions = [(each, each._version) for each in (*outputs, *float_outputs((args, kwargs)))]
-    records.append(_Record(site, args, kwargs, outputs, versions))
+    records.append(
+        _Record(
+            site=site,
+            args=args,
+            kwargs=kwargs,
+            edges=[get_gradient_edge(each) for each in outputs],
+            shapes=[torch.empty_like(each, device="meta") for each in outputs],
+            versions=[(each, each._version) for each in float_outputs((args, kwargs))],
+        )
+    )
+    return output
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
 def _require_untouched(records: list[_Record]) -> None:
@@ -171,8 +204,8 @@ def _require_untouched(records: list[_Record]) -> None:
     for record in records:
         if any(tensor._version != version for tensor, version in record.versions):
             raise UnsuitableModel(
-                f"what layer {_named(record.site)} takes or returns is changed in place later in "
-                "the model (x += …, relu_); write it without working in place"
+                f"what layer {_named(record.site)} was given is changed in place later on "
+                "(x += …, relu_); write that without working in place"
             )
 
 

@@ -109,6 +109,15 @@ class Scale(nn.Module):
         return x * self.scale + self.scale.square().sum()
 
 
+class Product(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.both = nn.Bilinear(5, 5, 3)
+
+    def forward(self, x):
+        return self.both(x, x.flip(1))
+
+
 class Attend(nn.Module):
     def __init__(self, **options):
         super().__init__()
@@ -214,7 +223,9 @@ LAYERS = {
         floats(6, 4, 5),
     ),
     "group norm": lambda: (
-        nn.Sequential(nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(), Sum("last"), nn.Linear(6, 3)),
+        nn.Sequential(
+            nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(), Sum("last"), nn.Linear(6, 3)
+        ),
         (5, 4, 7, 7),
     ),
     "group norm of features": lambda: (
@@ -236,14 +247,11 @@ LAYERS = {
         (5, 4, 7, 7),
     ),
     "tied weights": lambda: (Tied(), torch.randint(0, 7, (6, 4))),
-    "a layer without a rule": lambda: (nn.Sequential(nn.Linear(5, 4), Scale(4), nn.Linear(4, 3)), floats(6, 5)),
-    "a bilinear layer": lambda: (
-        type("Two", (nn.Module,), {
-            "__init__": lambda self: (nn.Module.__init__(self), setattr(self, "two", nn.Bilinear(5, 5, 3)))[0],
-            "forward": lambda self, x: self.two(x, x.flip(1)),
-        })(),
+    "a layer without a rule": lambda: (
+        nn.Sequential(nn.Linear(5, 4), Scale(4), nn.Linear(4, 3)),
         floats(6, 5),
     ),
+    "a bilinear layer": lambda: (Product(), floats(6, 5)),
     "attention": lambda: (Attend(), floats(6, 4, 6)),
     "attention with a mask as large as the batch": lambda: (Causal(), floats(6, 6, 6)),
     "a transformer layer": lambda: (
@@ -295,3 +303,300 @@ def test_a_batch_of_one(name):
     if isinstance(inputs, tuple):
         inputs = floats(*inputs)
     assert_exact(model, inputs[:1], torch.tensor([1]))
+
+
+WIDTHS = st.integers(1, 6)
+
+
+@st.composite
+def networks(draw):
+    """A small network of random layers, and a batch for it."""
+    torch.manual_seed(draw(st.integers(0, 2**20)))
+    examples = draw(st.integers(1, 7))
+    kind = draw(st.sampled_from(["flat", "sequence", "image", "words"]))
+    layers: list[nn.Module] = []
+    if kind == "words":
+        width, positions = draw(WIDTHS), draw(st.integers(1, 5))
+        inputs = torch.randint(0, 4, (examples, positions))
+        layers.append(nn.Embedding(4, width, padding_idx=draw(st.sampled_from([None, 1]))))
+        kind = "sequence"
+    elif kind == "image":
+        width, size = draw(st.integers(1, 3)), draw(st.integers(4, 7))
+        inputs = floats(examples, width, size, size)
+    else:
+        width = draw(WIDTHS)
+        shape = (width,) if kind == "flat" else (draw(st.integers(1, 8)), width)
+        inputs = floats(examples, *shape)
+    for _ in range(draw(st.integers(0, 3))):
+        layers.append(draw(st.sampled_from([nn.Tanh(), nn.Identity(), nn.ReLU(inplace=True)])))
+        wide = draw(WIDTHS)
+        if kind == "image":
+            groups = math.gcd(width, wide) if draw(st.booleans()) else 1
+            layers.append(nn.Conv2d(width, wide, draw(st.integers(1, 3)), padding=1,
+                                    stride=draw(st.integers(1, 2)), groups=groups,
+                                    bias=draw(st.booleans())))  # fmt: skip
+            layers.append(draw(st.sampled_from([nn.GroupNorm(1, wide), nn.Identity()])))
+        else:
+            layers.append(nn.Linear(width, wide, bias=draw(st.booleans())))
+            layers.append(draw(st.sampled_from([nn.LayerNorm(wide), nn.Identity(), Scale(wide)])))
+        width = wide
+    layers += {"flat": [], "sequence": [Sum("first")], "image": [Sum("last")]}[kind]
+    layers.append(nn.Linear(width, 3))
+    return nn.Sequential(*layers), inputs, torch.randint(0, 3, (examples,))
+
+
+@settings(max_examples=60, deadline=None)
+@given(networks())
+def test_random_networks_are_exact(network):
+    assert_exact(*network)
+
+
+def test_other_losses_and_doubles_are_exact():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    assert_exact(model, floats(5, 4).double(), floats(5, 2).double(), loss=squared_error)
+
+
+def test_several_inputs():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = nn.Linear(3, 4), nn.Linear(2, 4)
+
+        def forward(self, x, y):
+            return self.left(x) * self.right(y)
+
+    torch.manual_seed(2)
+    assert_exact(Two(), (floats(5, 3), floats(5, 2)), torch.randint(0, 4, (5,)))
+
+
+def test_batches_of_any_size_add_up_to_the_whole():
+    torch.manual_seed(3)
+    model, inputs = cnn_and_batch()
+    targets = torch.randint(0, 3, (len(inputs),))
+    gradients = ClippedGradients(model, cross_entropy)
+    sums = []
+    for size in (11, 4, 1, 10):
+        zero(model)
+        clipper = Flat(0.1).start(len(gradients.groups))
+        for start in range(0, 11, size):
+            part = slice(start, start + size)
+            gradients.add(inputs[part], targets[part], clipper=clipper, step=0, scale=0.5)
+        sums.append([parameter.grad.clone() for parameter in model.parameters()])
+    for other in sums[1:]:
+        for one, two in zip(sums[0], other, strict=True):
+            assert torch.allclose(one, two, atol=1e-6)
+    assert any(bool(each.abs().max() > 1e-3) for each in sums[0])
+
+
+def cnn_and_batch():
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)
+    )
+    return model, floats(11, 2, 5, 5)
+
+
+def test_an_empty_batch_changes_nothing():
+    model = nn.Linear(3, 2)
+    zero(model)
+    gradients = ClippedGradients(model, cross_entropy)
+    none = (torch.empty(0, 3), torch.empty(0, dtype=torch.long))
+    gradients.add(*none, clipper=Flat(1.0).start(1), step=0, scale=1.0)
+    assert float(model.weight.grad.abs().max()) == 0
+
+
+def test_what_is_there_already_is_added_to():
+    model = nn.Linear(3, 2)
+    gradients = ClippedGradients(model, cross_entropy)
+    batch = (floats(4, 3), torch.tensor([0, 1, 0, 1]))
+    zero(model)
+    gradients.add(*batch, clipper=Flat(1.0).start(1), step=0, scale=1.0)
+    once = model.weight.grad.clone()
+    model.weight.grad.fill_(7.0)
+    gradients.add(*batch, clipper=Flat(1.0).start(1), step=0, scale=1.0)
+    assert torch.allclose(model.weight.grad, once + 7, atol=1e-6)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 3e38])
+@pytest.mark.parametrize("rule", [Flat(1.0), PerLayer(1.0), Automatic(), AdaptiveQuantile()])
+def test_an_example_without_a_finite_gradient_adds_nothing(poison, rule):
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    inputs, targets = floats(6, 3), torch.tensor([0, 1, 0, 1, 0, 1])
+    gradients = ClippedGradients(model, cross_entropy)
+    zero(model)
+    gradients.add(inputs, targets, clipper=rule.start(2), step=0, scale=1.0)
+    zero(model)
+    keep = torch.arange(6) != 4
+    gradients.add(inputs[keep], targets[keep], clipper=rule.start(2), step=0, scale=1.0)
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    inputs[4, 1] = poison
+    zero(model)
+    gradients.add(inputs, targets, clipper=rule.start(2), step=0, scale=1.0)
+    for parameter, each in zip(model.parameters(), expected, strict=True):
+        assert torch.allclose(parameter.grad, each, atol=1e-6)
+
+
+def test_a_batch_of_nothing_but_poison_adds_nothing():
+    model = nn.Linear(3, 2)
+    zero(model)
+    gradients = ClippedGradients(model, cross_entropy)
+    gradients._exact = True
+    inputs = torch.full((4, 3), math.nan)
+    gradients.add(inputs, torch.zeros(4, dtype=torch.long), clipper=Flat(1.0).start(1), step=0,
+                  scale=1.0)  # fmt: skip
+    assert float(model.weight.grad.abs().max()) == 0
+
+
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e6, 1e12])
+def test_no_example_adds_more_than_the_bound(size):
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
+    for rule, bound in ((Flat(0.3), 0.3), (Automatic(0.3), 0.3), (PerLayer(0.3), 0.3 * 2**0.5)):
+        gradients = ClippedGradients(model, cross_entropy)
+        for index in range(20):
+            zero(model)
+            clipper = rule.start(2)
+            one = size * torch.randn(1, 3)
+            gradients.add(one, torch.tensor([index % 4]), clipper=clipper, step=0, scale=1.0)
+            squares = [float(each.grad.double().square().sum()) for each in model.parameters()]
+            assert math.sqrt(sum(squares)) <= bound * (1 + 1e-6)
+
+
+def test_the_model_is_left_as_it_was():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4, 2))
+    model[0].bias.requires_grad_(False)
+    model.train()
+    zero(model)
+    weights = [parameter.clone() for parameter in model.parameters()]
+    gradients = ClippedGradients(model, cross_entropy)
+    gradients.add(floats(5, 3), torch.ones(5, dtype=torch.long), clipper=Flat(1.0).start(2), step=0,
+                  scale=1.0)  # fmt: skip
+    assert model[1].inplace
+    assert model.training
+    assert all(module.training for module in model.modules())
+    assert [each.requires_grad for each in model.parameters()] == [True, False, True, True]
+    assert not any(module._forward_hooks for module in model.modules())
+    assert all(map(torch.equal, weights, model.parameters()))
+    assert float(model[0].bias.grad.abs().max()) == 0  # frozen
+
+
+class Mixes(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+class Outside(nn.Module):
+    """Uses a layer's weight without calling the layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.embed(x) @ self.embed.weight
+
+
+class InPlace(nn.Module):
+    """Changes what a layer returned, and, if told so, what a layer was given."""
+
+    def __init__(self, given=False):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 4)
+        self.given = given
+
+    def forward(self, x):
+        x = self.layer(x).relu_()
+        y = self.last(x)
+        if self.given:
+            x.add_(1)
+        y += 1
+        return y.tanh_()
+
+
+def test_outputs_changed_in_place_are_exact():
+    torch.manual_seed(12)
+    assert_exact(InPlace(), floats(6, 4), torch.randint(0, 4, (6,)))
+
+
+class SequenceFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x.transpose(0, 1))).transpose(0, 1).mean(1)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        from torch.utils.checkpoint import checkpoint
+
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+UNSUITABLE = {
+    "examples mixed": (nn.Sequential(nn.Linear(4, 4), Mixes(), nn.Linear(4, 4)), (6, 4), "change"),
+    "a weight outside its layer": (Outside(), (6, 4), "used outside"),
+    "changed in place": (InPlace(given=True), (6, 4), "in place"),
+    "positions first": (SequenceFirst(), (6, 5, 4), "first dimension"),
+    "as many positions as examples": (SequenceFirst(), (6, 6, 4), "first dimension"),
+    "as many positions as are compared": (SequenceFirst(), (6, 3, 4), "first dimension"),
+    "no parameters": (nn.Tanh(), (6, 4), "no parameter"),
+    "nothing used": (nn.ModuleDict({"a": nn.Linear(2, 2)}), (6, 4), None),
+}
+
+
+@pytest.mark.parametrize("name", UNSUITABLE)
+def test_models_that_cannot_be_exact_are_refused(name):
+    torch.manual_seed(7)
+    model, shape, reason = UNSUITABLE[name]
+    if reason is None:
+        model.forward = lambda x: x
+
+    def run():
+        gradients = ClippedGradients(model, cross_entropy)
+        zero(model)
+        clipper = Flat(1.0).start(len(gradients.groups))
+        targets = torch.zeros(6, dtype=torch.long)
+        gradients.add(floats(*shape), targets, clipper=clipper, step=0, scale=1.0)
+
+    with pytest.raises(UnsuitableModel, match=reason or "does not depend"):
+        run()
+
+
+def test_recomputed_layers_are_exact():
+    torch.manual_seed(8)
+    assert_exact(Checkpointed(), floats(6, 4), torch.randint(0, 4, (6,)))
+
+
+def test_a_loss_that_averages_is_refused():
+    gradients = ClippedGradients(nn.Linear(4, 4), nn.functional.cross_entropy)
+    with pytest.raises(InvalidInput, match="one number for each example"):
+        gradients.add(floats(6, 4), torch.zeros(6, dtype=torch.long), clipper=Flat(1.0).start(1),
+                      step=0, scale=1.0)  # fmt: skip
+
+
+def test_dropout_in_a_layer_without_a_rule_is_refused_and_elsewhere_is_fine():
+    torch.manual_seed(9)
+    attends = Attend(dropout=0.5)
+    zero(attends)
+    batch = (floats(6, 4, 6), torch.zeros(6, dtype=torch.long))
+    gradients = ClippedGradients(attends, cross_entropy)
+    with pytest.raises(InvalidInput, match="one example at a time"):
+        gradients.add(*batch, clipper=Flat(1.0).start(2), step=0, scale=1.0)
+    drops = nn.Sequential(nn.Linear(4, 40), nn.Dropout(0.5), nn.Linear(40, 3))
+    zero(drops)
+    ClippedGradients(drops, cross_entropy).add(
+        floats(6, 4),
+        torch.zeros(6, dtype=torch.long),
+        clipper=Flat(1.0).start(2),
+        step=0,
+        scale=1.0,
+    )
+    assert bool((drops[2].weight.grad.abs().sum(0) > 0).any())

@@ -1,0 +1,189 @@
+"""Losses of a margin, and the conditions that private learning puts on them.
+
+The margin of a record is m = y·wᵀx with y = ±1. A loss here is given by its derivative alone: no
+learner in this package needs its value.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from pate.errors import ConditionsFail, InvalidInput
+
+FloatArray = NDArray[np.float64]
+
+_SLACK = 1e-9  # of the checks: rounding of a derivative is not a broken promise
+
+
+class MarginLoss(Protocol):
+    """A loss φ of the margin. Built in: :class:`Logistic`, :class:`Huber`, :class:`Hinge`.
+
+    A loss of your own has these members; ``clone`` copies it, so let it be a plain value.
+    """
+
+    @property
+    def convex(self) -> bool:
+        """Whether φ is convex."""
+
+    @property
+    def lipschitz(self) -> float:
+        """The largest |φ′|."""
+
+    @property
+    def smoothness(self) -> float:
+        """A Lipschitz constant of φ′ (the largest φ″); infinite where φ′ jumps."""
+
+    def derivative(self, margins: FloatArray) -> FloatArray:
+        """φ′, never above zero: a larger margin is never worse."""
+
+    def curvature(self, margins: FloatArray) -> FloatArray:
+        """φ″, where it exists; either one-sided value at a kink of φ′."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Logistic:
+    """log(1 + e^−m): φ′ = −1/(1 + e^m), φ″ ≤ 1/4.
+
+    >>> float(Logistic().derivative(np.zeros(1))[0])
+    -0.5
+    """
+
+    convex = True
+    lipschitz = 1.0
+    smoothness = 0.25
+
+    def derivative(self, margins: FloatArray) -> FloatArray:
+        return -np.asarray(expit(-margins))
+
+    def curvature(self, margins: FloatArray) -> FloatArray:
+        return np.asarray(expit(margins) * expit(-margins))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Huber:
+    """The hinge with its corner rounded over ``width``; Chaudhuri et al. 2011, Section 3.4.2.
+
+    0 for m > 1 + h, 1 − m for m < 1 − h, and (1 + h − m)²/(4h) between: φ″ ≤ 1/(2h).
+
+    >>> Huber(width=0.25).smoothness
+    2.0
+    """
+
+    width: float = 0.5
+    convex = True
+    lipschitz = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.width < math.inf:
+            raise InvalidInput(f"the width is {self.width}; it must be a finite number above zero")
+
+    @property
+    def smoothness(self) -> float:
+        return 1 / (2 * self.width)
+
+    def derivative(self, margins: FloatArray) -> FloatArray:
+        return -np.clip((1 + self.width - margins) / (2 * self.width), 0.0, 1.0)
+
+    def curvature(self, margins: FloatArray) -> FloatArray:
+        return np.where(np.abs(margins - 1) <= self.width, self.smoothness, 0.0)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Hinge:
+    """max(0, 1 − m): its derivative jumps at 1, so only gradient descent can use it."""
+
+    convex = True
+    lipschitz = 1.0
+    smoothness = math.inf
+
+    def derivative(self, margins: FloatArray) -> FloatArray:
+        return -(margins < 1).astype(np.float64)
+
+    def curvature(self, margins: FloatArray) -> FloatArray:
+        return np.zeros_like(margins)
+
+
+_BUILT_IN: dict[str, type[Logistic] | type[Huber] | type[Hinge]] = {
+    "logistic": Logistic,
+    "huber": Huber,
+    "hinge": Hinge,
+}
+
+
+def as_loss(loss: str | MarginLoss, *, smooth: bool) -> MarginLoss:
+    """The loss by its name, or the one given; what it declares is checked.
+
+    Guarantees:
+        The theorems need a convex φ with |φ′| ≤ ``lipschitz``, and perturbation needs a φ′ that
+        is Lipschitz (``smooth``). A promise that fails at one of some thousand margins is refused;
+        one that holds there is believed: no finite check can prove it.
+
+    >>> as_loss("hinge", smooth=True)
+    Traceback (most recent call last):
+    ...
+    pate.errors.ConditionsFail: the derivative of the loss jumps (its smoothness is infinite), ...
+    """
+    if isinstance(loss, str):
+        if loss not in _BUILT_IN:
+            names = ", ".join(_BUILT_IN)
+            raise InvalidInput(f"the loss is {loss!r}; it must be one of {names}, or an object")
+        chosen: MarginLoss = _BUILT_IN[loss]()
+    else:
+        chosen = loss
+        missing = [
+            name
+            for name in ("convex", "lipschitz", "smoothness", "derivative", "curvature")
+            if not hasattr(loss, name)
+        ]
+        if missing:
+            raise InvalidInput(f"the loss declares no {', '.join(missing)}; see MarginLoss")
+    _require(chosen, smooth=smooth)
+    return chosen
+
+
+def _require(loss: MarginLoss, *, smooth: bool) -> None:
+    if loss.convex is not True:
+        raise ConditionsFail(
+            "the loss does not declare itself convex; private convex learning proves nothing for it"
+        )
+    if not 0 < loss.lipschitz < math.inf:
+        raise ConditionsFail(
+            f"the loss has lipschitz {loss.lipschitz}; one record's influence is bounded only by a "
+            "finite number above zero"
+        )
+    if smooth and not 0 < loss.smoothness < math.inf:
+        raise ConditionsFail(
+            "the derivative of the loss jumps (its smoothness is infinite), and the theorem needs "
+            "a Lipschitz one; take 'huber' instead of 'hinge', or NoisyGradientDescent"
+        )
+    margins = np.unique(np.concatenate([np.linspace(-60, 60, 2401), np.linspace(-3, 3, 2401)]))
+    slopes = np.asarray(loss.derivative(margins), dtype=np.float64)
+    if slopes.shape != margins.shape or not np.isfinite(slopes).all():
+        raise ConditionsFail("the derivative of the loss is not a finite number at every margin")
+    room = _SLACK * loss.lipschitz
+    if slopes.max() > room or slopes.min() < -loss.lipschitz - room:
+        raise ConditionsFail(
+            f"the derivative of the loss leaves [-{loss.lipschitz:g}, 0]; declare a larger "
+            "lipschitz, and let the loss fall with the margin"
+        )
+    rises = np.diff(slopes)
+    if rises.min() < -room:
+        raise ConditionsFail("the derivative of the loss falls somewhere: the loss is not convex")
+    if smooth:
+        bends = np.asarray(loss.curvature(margins), dtype=np.float64)
+        most = loss.smoothness * (1 + _SLACK)
+        steep = (rises > most * np.diff(margins) + room).any()
+        if bends.shape != margins.shape or steep or not ((bends >= 0) & (bends <= most)).all():
+            raise ConditionsFail(
+                f"the curvature of the loss leaves [0, {loss.smoothness:g}]; declare a larger "
+                "smoothness"
+            )

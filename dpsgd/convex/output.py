@@ -1,0 +1,142 @@
+"""Output perturbation: minimise, then add noise as large as one record can move the minimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsgd.convex.estimator import PrivateLinearClassifier, PrivateWeights, check_positive
+from dpsgd.convex.losses import MarginLoss, as_loss
+from dpsgd.convex.noise import gaussian_noise_vector, rounded, spherical_noise
+from dpsgd.convex.records import Records
+from dpsgd.convex.scores import score_loss
+from dpsgd.convex.solver import RELATIVE_TOLERANCE, RegularisedRisk, minimise
+from pate.accounting import Event, Gaussian, Guarantee, Neighbours, PureDP
+from pate.accounting.composition import gaussian_noise
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputCalibration:
+    """The public numbers behind the noise; one of ``rate`` and ``sigma`` is set."""
+
+    tolerance: float  # τ: the gradient's norm at which the solver stops
+    sensitivity: float  # how far apart two neighbours' approximate minimisers can lie
+    rate: float | None  # δ = 0: noise of density ∝ exp(−rate·‖b‖)
+    sigma: float | None  # δ > 0: Gaussian noise
+
+
+def calibrate_output(
+    *, epsilon: float, delta: float, records: int, regularisation: float, gradient_norm: float
+) -> OutputCalibration:
+    """Noise for a minimiser of ``records`` losses whose gradients have at most this norm G.
+
+    Guarantees:
+        * Chaudhuri, Monteleoni & Sarwate 2011, Lemma 7 and Corollary 8: the exact minimisers of
+          neighbours (one record replaced) lie within 2G/(nΛ). For if F and F′ are their
+          objectives, ∇F′ at F's minimiser is a difference of two records' gradients over n, at
+          most 2G/n, and F′ is Λ-strongly convex.
+        * The solver stops at ‖∇F‖ ≤ τ, which is within τ/Λ of the minimiser: 2τ/Λ is added.
+        * δ = 0: their Theorem 6. δ > 0: the exact Gaussian calibration, Balle & Wang 2018,
+          Theorem 8.
+
+    >>> public = dict(records=1000, regularisation=0.01, gradient_norm=1.0)
+    >>> round(calibrate_output(epsilon=1.0, delta=0.0, **public).sensitivity, 6)
+    0.2
+    """
+    tolerance = RELATIVE_TOLERANCE * gradient_norm
+    sensitivity = 2 * (gradient_norm / records + tolerance) / regularisation
+    pure = delta == 0
+    return OutputCalibration(
+        tolerance=tolerance,
+        sensitivity=sensitivity,
+        rate=epsilon / sensitivity if pure else None,
+        sigma=None if pure else sensitivity * gaussian_noise(epsilon, delta=delta),
+    )
+
+
+@final
+class OutputPerturbation(PrivateLinearClassifier):
+    """Regularised linear classification; the minimiser is released with noise.
+
+    Minimises (1/n) Σ loss + Λ/2 ‖w‖², where Λ is ``regularisation``. Two classes have one vector of
+    weights. More have one each: softmax for the logistic loss, whose gradient has norm at most
+    √2·‖x‖ (derived in :class:`dpsgd.convex.scores.Softmax`), and one against the rest, learnt
+    jointly, for other losses (√K·L·‖x‖ for K classes).
+
+    Guarantees:
+        (ε, δ)-DP for replacing one record; the number of records is public. Chaudhuri, Monteleoni
+        & Sarwate 2011, Algorithm 1 and Theorem 6; see :func:`calibrate_output`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(2000, 2)) / 4
+    >>> y = (X @ [2.0, -1.0] > 0).astype(int)
+    >>> model = OutputPerturbation(epsilon=1.0, classes=[0, 1], clip_rows=True).fit(X, y)
+    >>> bool(model.score(X, y) > 0.8), model.guarantee_.neighbours.value
+    (True, 'replace-one')
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 1.0,
+        delta: float = 0.0,
+        classes: Sequence[Any] | NDArray[Any] | None = None,
+        regularisation: float = 0.01,
+        loss: str | MarginLoss = "logistic",
+        data_norm: float = 1.0,
+        clip_rows: bool = False,
+        fit_intercept: bool = True,
+        intercept_scaling: float = 1.0,
+        insecure_seed: int | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.classes = classes
+        self.regularisation = regularisation
+        self.loss = loss
+        self.data_norm = data_norm
+        self.clip_rows = clip_rows
+        self.fit_intercept = fit_intercept
+        self.intercept_scaling = intercept_scaling
+        self.insecure_seed = insecure_seed
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_positive("regularisation", self.regularisation)
+        as_loss(self.loss, smooth=True)
+
+    def _learn(self, records: Records, rng: np.random.Generator) -> PrivateWeights:
+        loss = score_loss(records, as_loss(self.loss, smooth=True))
+        noise = calibrate_output(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            records=len(records.rows),
+            regularisation=self.regularisation,
+            gradient_norm=loss.lipschitz * records.row_norm,
+        )
+        risk = RegularisedRisk(rows=records.rows, loss=loss, regularisation=self.regularisation)
+        best = minimise(risk, tolerance=noise.tolerance)
+        event: Event
+        if noise.sigma is not None:
+            event = Gaussian(noise_multiplier=noise.sigma / noise.sensitivity)
+            drawn = gaussian_noise_vector(risk.size, sigma=noise.sigma, rng=rng)
+            spread = noise.sigma
+        else:
+            assert noise.rate is not None
+            event = PureDP(epsilon=self.epsilon)
+            drawn = spherical_noise(risk.size, rate=noise.rate, rng=rng)
+            spread = 1 / noise.rate
+        weights = rounded(best + drawn, spread=spread)
+        return PrivateWeights(
+            weights=weights.reshape(loss.outputs, -1),
+            events=(event,),
+            guarantee=Guarantee(
+                epsilon=self.epsilon, delta=self.delta, neighbours=Neighbours.REPLACE_ONE
+            ),
+            calibration=noise,
+        )

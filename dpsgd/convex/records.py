@@ -1,0 +1,121 @@
+"""Private rows and labels, checked: the norm of every row is bounded by a public number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpsgd.convex.losses import FloatArray
+from pate.errors import InvalidInput
+
+_ROUNDING = 1e-9  # a row scaled to the bound may lie this much (relatively) above it
+
+
+def as_table(X: ArrayLike) -> FloatArray:
+    """A finite table (records, features); anything else is refused.
+
+    Guarantees:
+        A row that is not finite would have unbounded influence. The message does not say which.
+    """
+    try:
+        table = np.asarray(X, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput("X is not a dense table of numbers") from error
+    if table.ndim != 2 or not table.size:
+        raise InvalidInput(f"X has {table.ndim} dimensions; give a filled table: records, features")
+    if not np.isfinite(table).all():
+        raise InvalidInput("X holds numbers that are not finite; remove or replace them first")
+    return table
+
+
+def scaled_rows(table: FloatArray, norm: float) -> FloatArray:
+    """Every row, scaled down to ``norm`` where it is longer; a row is scaled by itself alone.
+
+    >>> scaled_rows(np.array([[3.0, 4.0], [0.3, 0.4]]), 1.0)
+    array([[0.6, 0.8],
+           [0.3, 0.4]])
+    """
+    largest = np.abs(table).max(axis=1, keepdims=True)  # first: the square of 1e200 is no number
+    unit = table / np.where(largest > 0, largest, 1.0)
+    lengths = largest * np.linalg.norm(unit, axis=1, keepdims=True)
+    long = np.asarray(lengths > norm)
+    shrunk = unit * (norm / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1.0))
+    return np.where(long, shrunk, table)
+
+
+def check_classes(classes: Sequence[Any] | NDArray[Any] | None) -> NDArray[Any]:
+    """The public classes, in order.
+
+    Guarantees:
+        They are asked for, never read off the labels: a class that one record alone has would show
+        in the shape of the released weights, with certainty.
+    """
+    if classes is None:
+        raise InvalidInput(
+            "classes is not given; name the possible labels (they are public): reading them off "
+            "private labels would show that a record of a rare class is there"
+        )
+    given = np.asarray(classes)
+    known = np.unique(given)
+    if given.ndim != 1 or len(known) < 2 or len(known) != len(given):
+        raise InvalidInput(f"classes has {len(known)} different labels; list two or more, once")
+    return known
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Records:
+    """What a learner sees: rows with the intercept's column, and labels as 0 … classes − 1."""
+
+    rows: FloatArray
+    labels: NDArray[np.intp]
+    classes: NDArray[Any]
+    row_norm: float  # public bound on the norm of a row, the intercept's column included
+
+    @classmethod
+    def read(
+        cls,
+        X: ArrayLike,
+        y: ArrayLike,
+        *,
+        classes: Sequence[Any] | NDArray[Any] | None,
+        data_norm: float,
+        clip_rows: bool,
+        intercept: float | None,
+    ) -> Self:
+        """Checks private data against its public description; ``intercept`` is a column's value.
+
+        Guarantees:
+            * ‖(x, intercept)‖ ≤ ``row_norm`` = √(data_norm² + intercept²) for every row.
+            * A refusal depends on the data and is not covered by any ε: where rows are not known
+              to keep ``data_norm``, ask for ``clip_rows``, which never refuses a finite row.
+        """
+        known = check_classes(classes)
+        table, given = as_table(X), np.asarray(y)
+        if given.shape != (len(table),):
+            raise InvalidInput("y must hold one label for every row of X")
+        if (known.dtype.kind in "biuf") != (given.dtype.kind in "biuf"):
+            raise InvalidInput("y and classes do not hold the same kind of labels")
+        places = np.minimum(np.searchsorted(known, given), len(known) - 1)
+        if not (known[places] == given).all():
+            raise InvalidInput("y holds a label that is not among the classes; list every class")
+        room = data_norm * (1 + _ROUNDING)
+        if not clip_rows and not np.array_equal(scaled_rows(table, room), table):
+            raise InvalidInput(
+                f"a row is longer than data_norm = {data_norm:g}; set clip_rows=True to scale "
+                "such rows, or state a larger public bound"
+            )
+        rows = scaled_rows(table, data_norm)
+        if intercept is not None:
+            rows = np.column_stack([rows, np.full(len(rows), intercept)])
+        return cls(
+            rows=rows,
+            labels=places,
+            classes=known,
+            row_norm=math.hypot(data_norm, intercept or 0.0),
+        )

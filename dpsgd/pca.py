@@ -1,0 +1,265 @@
+"""Private principal components: the directions in which records vary, with noise on their matrix.
+
+A projection to few dimensions before training means fewer weights, so less noise in every step.
+The share of variance that the components explain is not given: it would be one more answer about
+the records, and nobody has paid for it.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pate.accounting.events import Event, SampledGaussian
+from pate.artifacts import StoreError
+from pate.errors import InvalidInput
+from pate.randomness import Randomness
+
+LARGEST_WIDTH = 8192  # features; a matrix of their products then takes half a gigabyte
+SEEDED = "seeded noise: not private"
+
+_CHUNK = 1 << 20  # numbers of a data set held at a time
+_GRID = 1 << 14  # coordinates of a unit row are whole multiples of 1/_GRID
+
+FloatMatrix = NDArray[np.float64]
+Projection = NDArray[np.float32]
+
+
+@final
+class PrivatePCA:
+    """The leading eigenvectors of AᵀA plus noise, where A holds a sample of unit-norm records.
+
+    One object makes one release: a second ``fit`` is refused, for it would cost a second time.
+
+    Guarantees:
+        * Abadi et al. 2016, Section 4, after Dwork, Talwar, Thakurta & Zhang 2014 ("Analyze
+          Gauss"), Algorithm 1. A record joins with probability ``sample_rate`` on its own, and
+          every entry on and above the diagonal gets its own N(0, noise_multiplier²).
+        * A record x more or less changes the released triangle by that of xxᵀ, and
+          ‖triu(xxᵀ)‖₂ ≤ ‖xxᵀ‖₂ = ‖x‖² ≤ 1 (reached by a record with one feature), so a fit
+          costs one ``SampledGaussian``, for add/remove neighbours, at any sampling rate.
+        * Every record is scaled to norm one, whatever its size; one that is zero stays zero, and
+          one that is not finite counts as zero. Coordinates are cut towards zero to multiples of
+          2⁻¹⁴, so ‖x‖ ≤ 1 holds to the last bit, and sums of up to 2²⁵ records are exact: no
+          rounding depends on who else is in the data.
+        * The noise is drawn in doubles. Eigenvectors rounded to single precision leave, not the
+          noised sums; that the gaps between doubles give nothing away (Mironov 2012) is
+          believed, not proved.
+
+    >>> rows = np.random.default_rng(0).normal(size=(5000, 20)) * np.linspace(3.0, 0.1, 20)
+    >>> pca = PrivatePCA(4, noise_multiplier=7.0).fit(rows)
+    >>> pca.transform(rows).shape, pca.events
+    ((5000, 4), (SampledGaussian(sample_rate=1.0, noise_multiplier=7.0),))
+    """
+
+    def __init__(
+        self, dimension: int, *, noise_multiplier: float, sample_rate: float = 1.0
+    ) -> None:
+        if isinstance(dimension, bool) or not isinstance(dimension, int) or dimension < 1:
+            raise InvalidInput(f"dimension is {dimension!r}; it must be a whole number, 1 or more")
+        self.dimension = dimension
+        self._event = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
+        self._components: Projection | None = None
+        self._caveats: tuple[str, ...] = ()
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What the one fit costs; known before it happens."""
+        return (self._event,)
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Why the guarantee does not hold, if it does not; () for a secure fit."""
+        return self._caveats
+
+    @property
+    def components_(self) -> Projection:
+        """The directions as columns, (features, dimension): strongest first, of unit norm.
+
+        The largest coordinate of each is positive. Released: they may be published at the cost
+        in ``events``.
+        """
+        if self._components is None:
+            raise InvalidInput("this PCA has no components yet; call fit(X) first")
+        return self._components
+
+    def fit(self, X: ArrayLike, *, insecure_seed: int | None = None) -> Self:
+        """Finds the directions in records (n, …); of a memory-mapped file a part at a time.
+
+        With a seed the result repeats on one machine, and is marked as not private.
+        """
+        if self._components is not None:
+            raise InvalidInput("this PCA is fitted; another fit costs again: make a new PrivatePCA")
+        records, width = _records(X)
+        if width > LARGEST_WIDTH:
+            raise InvalidInput(
+                f"records have {width} features, and the matrix of their products would not fit "
+                f"in memory; use at most {LARGEST_WIDTH}"
+            )
+        if self.dimension > width:
+            raise InvalidInput(
+                f"dimension is {self.dimension} and records have {width} features; choose at "
+                f"most {width}"
+            )
+        randomness = Randomness.open(insecure_seed=insecure_seed)
+        rate = self._event.sample_rate
+        matrix = _sum_of_products(records, width, sample_rate=rate, generator=randomness.generator)
+        add_symmetric_noise(
+            matrix, std=self._event.noise_multiplier, generator=randomness.generator
+        )
+        self._components = _leading_eigenvectors(matrix, self.dimension)
+        self._caveats = () if randomness.secure else (SEEDED,)
+        return self
+
+    def transform(self, X: ArrayLike) -> Projection:
+        """Projects records as they are, not scaled; of private records this is private.
+
+        A record that is not finite has a projection that is not finite.
+        """
+        components = self.components_
+        records, width = _records(X)
+        if width != len(components):
+            raise InvalidInput(
+                f"records have {width} features; this PCA was fitted on {len(components)}"
+            )
+        projected = np.empty((len(records), self.dimension), dtype=np.float32)
+        # A warning would tell of a private record; clipping leaves out those that are not finite.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for rows in _chunks(len(records), width):
+                part = np.asarray(records[rows], dtype=np.float32).reshape(-1, width)
+                np.matmul(part, components, out=projected[rows])
+        return projected
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the components and their cost as npz, without pickle; whole or not at all."""
+        stored = io.BytesIO()
+        np.savez(
+            stored,
+            components=self.components_,
+            noise_multiplier=np.float64(self._event.noise_multiplier),
+            sample_rate=np.float64(self._event.sample_rate),
+            caveats=np.array(self._caveats, dtype=np.str_),
+        )
+        _write(Path(path), stored.getvalue())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The fitted PCA that ``save`` wrote; anything else is refused."""
+        place = Path(path)
+        try:
+            with place.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+                components = np.asarray(stored["components"])
+                caveats = tuple(str(caveat) for caveat in stored["caveats"])
+                noise = float(stored["noise_multiplier"])
+                rate = float(stored["sample_rate"])
+            if components.ndim != 2 or not 1 <= components.shape[1] <= components.shape[0]:
+                raise ValueError
+            if components.dtype != np.float32 or not np.isfinite(components).all():
+                raise ValueError
+            pca = cls(components.shape[1], noise_multiplier=noise, sample_rate=rate)
+        except OSError as error:
+            why = error.strerror or "it is damaged"
+            raise InvalidInput(f"{place} cannot be read: {why.lower()}") from None
+        except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
+            raise InvalidInput(f"{place} is not a saved PCA; fit and save it again") from None
+        pca._components, pca._caveats = components, caveats
+        return pca
+
+
+def add_symmetric_noise(matrix: FloatMatrix, *, std: float, generator: np.random.Generator) -> None:
+    """Adds N(0, std²) to every entry on and above the diagonal, and mirrors them below it."""
+    for i in range(len(matrix)):
+        matrix[i, i:] += std * generator.standard_normal(len(matrix) - i)
+        matrix[i + 1 :, i] = matrix[i, i + 1 :]
+
+
+def _sum_of_products(
+    records: NDArray[Any], width: int, *, sample_rate: float, generator: np.random.Generator
+) -> FloatMatrix:
+    """AᵀA of a Poisson sample of the records, each of norm at most one."""
+    total = np.zeros((width, width))
+    for rows in _chunks(len(records), width):
+        part = records[rows]
+        if sample_rate < 1:
+            part = part[generator.random(len(part)) < sample_rate]
+        units = _unit_rows(np.array(part, dtype=np.float64).reshape(len(part), width))
+        total += units.T @ units
+    return total / _GRID**2  # a power of two: exact
+
+
+def _unit_rows(rows: FloatMatrix) -> FloatMatrix:
+    """Rows scaled to norm one, in whole multiples of 1/_GRID, changed in place.
+
+    Scaling is off by some 1e-12 at most, and the squared norm in units of the grid is a whole
+    number below _GRID² · (1 + 1e-12) < _GRID² + 1: it is at most _GRID².
+    """
+    largest = np.maximum(rows.max(axis=1), -rows.min(axis=1))
+    strange = ~np.isfinite(largest)
+    if strange.any():
+        rows[strange] = 0.0
+        largest[strange] = 0.0
+    rows /= np.where(largest > 0, largest, 1.0)[:, None]  # so that no square overflows
+    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    rows *= (_GRID / np.maximum(norms, 1.0))[:, None]
+    return np.trunc(rows, out=rows)
+
+
+def _leading_eigenvectors(matrix: FloatMatrix, count: int) -> Projection:
+    """As columns, largest eigenvalue first, with the sign that makes the largest entry positive."""
+    from scipy.linalg import eigh
+
+    width = len(matrix)
+    _, vectors = eigh(
+        matrix, subset_by_index=(width - count, width - 1), overwrite_a=True, check_finite=False
+    )
+    vectors = vectors[:, ::-1]
+    peaks = vectors[np.abs(vectors).argmax(axis=0), np.arange(count)]
+    return np.ascontiguousarray(vectors * np.sign(peaks), dtype=np.float32)
+
+
+def _records(X: ArrayLike) -> tuple[NDArray[Any], int]:
+    """The records as they are stored, and how many features one has when it is flat."""
+    records = np.asanyarray(X)  # a map of a file stays one
+    if records.dtype.kind not in "biuf":
+        raise InvalidInput(f"records are of type {records.dtype}; they must be real numbers")
+    width = math.prod(records.shape[1:])
+    if records.ndim < 2 or width < 1:
+        raise InvalidInput(
+            f"records have {records.ndim} axes and {width} features; give an array "
+            "(records, features)"
+        )
+    return records, width
+
+
+def _chunks(count: int, width: int) -> Iterator[slice]:
+    step = max(1, _CHUNK // width)
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Under another name first, so that a full disk or a crash leaves what was there."""
+    temporary: Path | None = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+            temporary = Path(file.name)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        why = (error.strerror or type(error).__name__).lower()
+        raise StoreError(
+            f"cannot write {path}: {why}; what was there before is unchanged"
+        ) from None

@@ -1,0 +1,271 @@
+"""Public help: what is learned without private records costs nothing, and lightens what does.
+
+Guarantees:
+    Differential privacy is closed under post-processing, and what is fixed before any private
+    record is read is part of the mechanism, not of its answer (Dwork & Roth 2014, Proposition
+    2.1). So weights and features from public data cause no event, on one condition that no code
+    can check: no private record was used in making them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Collection, Iterator
+from difflib import get_close_matches
+from typing import Any, Self, TypeVar, final
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from pate.errors import InvalidInput
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@final
+class Frozen(nn.Module):
+    """A public module that private training cannot change: neither weights nor statistics.
+
+    It belongs in front of the layers that are trained: no gradient passes through it.
+
+    Guarantees:
+        The inner module stays in evaluation mode whatever ``train()`` says, so BatchNorm takes
+        no statistics from private records and dropout is off; each record is treated on its own
+        if the inner module in evaluation mode does so.
+
+    >>> Frozen(nn.BatchNorm1d(3)).train().module.training
+    False
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.module.eval()
+        return self
+
+    @torch.no_grad()
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        self.module.eval()  # also after somebody walked through all modules() with train()
+        return self.module(*inputs, **named)
+
+
+def freeze(
+    model: Model, *, except_last: int | None = None, except_names: Collection[str] | None = None
+) -> Model:
+    """Freezes a model but for its last layers, or the parts named; returns the same model.
+
+    ``except_last`` counts layers that own parameters, in the order in which they were
+    registered; a name is that of a module, with all in it, or of a parameter. Only weights are
+    frozen: a layer that keeps statistics, as BatchNorm does, belongs in :class:`Frozen`.
+
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    >>> [p.requires_grad for p in freeze(model, except_last=1).parameters()]
+    [False, False, True, True]
+    """
+    if (except_last is None) == (except_names is None):
+        raise InvalidInput("give exactly one of except_last and except_names")
+    kept = _last(model, except_last) if except_last is not None else _named(model, except_names)
+    if not any(parameter.requires_grad for parameter in kept):
+        raise InvalidInput("this would freeze every parameter; keep at least one that is trained")
+    stay = {id(parameter) for parameter in kept}
+    for parameter in model.parameters():
+        if id(parameter) not in stay:
+            parameter.requires_grad_(False)
+    return model
+
+
+def _last(model: nn.Module, count: int) -> list[nn.Parameter]:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InvalidInput(f"except_last is {count!r}; it must be a whole number, 1 or more")
+    owned = [list(module.parameters(recurse=False)) for module in model.modules()]
+    layers = [parameters for parameters in owned if parameters]
+    if count > len(layers):
+        raise InvalidInput(
+            f"except_last is {count}; the model has {len(layers)} layers with parameters"
+        )
+    return [parameter for layer in layers[-count:] for parameter in layer]
+
+
+def _named(model: nn.Module, names: Collection[str] | None) -> list[nn.Parameter]:
+    if not names or isinstance(names, str):
+        raise InvalidInput("except_names is empty or one string; give a list of names")
+    every = dict(model.named_parameters(remove_duplicate=False))
+    modules = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+    kept = []
+    for name in names:
+        found = [p for full, p in every.items() if full == name or full.startswith(f"{name}.")]
+        if not found:
+            near = get_close_matches(name, [*modules, *every], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InvalidInput(f"nothing with parameters is named {name!r} in the model{hint}")
+        kept += found
+    return kept
+
+
+def pretrain(
+    model: Model,
+    inputs: ArrayLike | torch.Tensor,
+    labels: ArrayLike | torch.Tensor,
+    *,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+) -> Model:
+    """Trains a classifier in the ordinary way, by AdamW and cross entropy; returns the model.
+
+    The data must be public: nothing here is private, and nothing is accounted.
+
+    A tensor is given to the model as it is, an array as float32. Frozen parameters stay as they
+    are. The same seed gives the same weights on one thread of one machine; torch's own random
+    state is left as it was.
+    """
+    records, classes = _as_tensor(inputs), _as_tensor(labels, torch.int64)
+    if not len(records) == len(classes) >= 1:
+        raise InvalidInput(
+            f"there are {len(records)} inputs and {len(classes)} labels; give one label for each"
+        )
+    if classes.ndim != 1 or int(classes.min()) < 0:
+        raise InvalidInput("labels must be one whole number for each input, counted from 0")
+    for name, value in (("epochs", epochs), ("batch_size", batch_size)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidInput(f"{name} is {value!r}; it must be a whole number, 1 or more")
+    if not 0 < learning_rate < math.inf:
+        raise InvalidInput(f"learning_rate is {learning_rate}; it must be a number above zero")
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise InvalidInput("every parameter of the model is frozen; there is nothing to train")
+    optimizer = torch.optim.AdamW(trained, lr=learning_rate)
+    order = torch.Generator().manual_seed(seed)
+    device = trained[0].device
+    with _mode(model, training=True), _own_random_state(seed, device):
+        for epoch in range(epochs):
+            total = 0.0
+            for batch in _batches(torch.randperm(len(classes), generator=order), batch_size):
+                optimizer.zero_grad()
+                logits = _checked(model(records[batch].to(device)), int(classes.max()) + 1)
+                loss = nn.functional.cross_entropy(logits, classes[batch].to(device))
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                total += float(loss.detach())
+            if not math.isfinite(total):
+                raise InvalidInput(
+                    f"the loss is not finite in epoch {epoch + 1}; lower learning_rate"
+                )
+    optimizer.zero_grad()
+    return model
+
+
+def encode(encoder: Any, X: ArrayLike, *, batch_size: int = 1024) -> NDArray[np.float32]:
+    """Features of records by a public encoder, a batch at a time; of private records, private.
+
+    An encoder is a torch module (run in evaluation mode, without gradients, on float32), an
+    object with ``transform``, or a function from an array of records to one of features.
+
+    Guarantees:
+        Free if the encoder was made without private records and treats each record on its own:
+        then the features of one record depend on that record alone, and neighbouring data sets
+        stay neighbours. The components of a private PCA are not public; their cost is theirs.
+
+    >>> encode(lambda rows: rows.mean(axis=1, keepdims=True), np.eye(3), batch_size=2).shape
+    (3, 1)
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InvalidInput(f"batch_size is {batch_size!r}; it must be a whole number, 1 or more")
+    records = np.asanyarray(X)  # a map of a file stays one
+    if records.ndim < 1:
+        raise InvalidInput("there is one number and no axis of records; give an array (records, …)")
+    features: NDArray[np.float32] | None = None
+    run = encoder.transform if hasattr(encoder, "transform") else encoder
+    with contextlib.ExitStack() as stack:
+        if isinstance(encoder, nn.Module):
+            stack.enter_context(_mode(encoder, training=False))
+            run = _Forward(encoder)
+        elif not callable(run):
+            raise InvalidInput(
+                f"the encoder is a {type(encoder).__name__}; it must be a torch module, a "
+                "function, or an object with a method transform"
+            )
+        for start in range(0, max(len(records), 1), batch_size):  # once even if there is none
+            rows = records[start : start + batch_size]
+            part = np.asarray(run(rows))
+            if part.ndim < 1 or len(part) != len(rows):
+                raise InvalidInput(
+                    "the encoder returned another number of rows than it was given; it must "
+                    "return one row of features for each record"
+                )
+            if features is None:
+                features = np.empty((len(records), *part.shape[1:]), dtype=np.float32)
+            features[start : start + len(rows)] = part
+    assert features is not None
+    return features
+
+
+class _Forward:
+    """A torch module as a function from arrays to arrays."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        first = next(module.parameters(), None)
+        self._device = torch.device("cpu") if first is None else first.device
+
+    @torch.no_grad()
+    def __call__(self, rows: NDArray[Any]) -> NDArray[Any]:
+        given = torch.from_numpy(np.array(rows, dtype=np.float32)).to(self._device)
+        return np.asarray(self._module(given).float().cpu().numpy())
+
+
+@contextlib.contextmanager
+def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Inside, the model is in this mode; outside, each module is in the one it had."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was in before:
+            module.training = was
+
+
+@contextlib.contextmanager
+def _own_random_state(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, dropout draws from ``seed``; outside, torch's generators are as they were."""
+    forked = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=forked):
+        torch.default_generator.manual_seed(seed)
+        if forked:
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+def _as_tensor(data: ArrayLike | torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    if isinstance(data, torch.Tensor):
+        return data if dtype is None else data.to(dtype)
+    # A copy: torch has no read-only tensors, and data may be a read-only map of a file.
+    return torch.from_numpy(np.array(data)).to(dtype or torch.float32)
+
+
+def _checked(logits: torch.Tensor, classes: int) -> torch.Tensor:
+    if logits.ndim != 2 or logits.shape[1] < classes:
+        raise InvalidInput(
+            f"the model returned {tuple(logits.shape)} where labels need logits of shape "
+            f"(records, {classes}) or wider; change its last layer"
+        )
+    return logits
+
+
+def _batches(order: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """The order cut into batches; a single record left over joins the batch before.
+
+    BatchNorm has no variance of one record.
+    """
+    batches = list(torch.split(order, size))
+    if size > 1 and len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
