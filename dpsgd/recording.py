@@ -63,7 +63,6 @@ class _Record:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     edges: list[GradientEdge]  # of the outputs as they were, whatever is done to them in place
-    shapes: list[Tensor]  # of the outputs; without memory of their own
     versions: list[tuple[Tensor, int]]  # of the inputs, whose values are needed
 
 
@@ -95,8 +94,9 @@ def trace_pass(
         grads = iter(torch.autograd.grad(losses.sum(), edges, allow_unused=True))
     calls: dict[int, list[Any]] = {id(site): [] for site in sites}
     for record in records:
-        came_back: list[Tensor | None] = [next(grads) for _ in record.edges]
-        if any(grad is not None for grad in came_back):
+        found = enumerate(next(grads) for _ in record.edges)
+        came_back = {place: grad for place, grad in found if grad is not None}
+        if came_back:
             calls[id(record.site)].append(_call(record, came_back, len(targets)))
     with torch.no_grad():
         return [_trace(site, calls[id(site)]) for site in sites]
@@ -109,19 +109,14 @@ def _trace(site: Site, calls: list[Any]) -> Trace | None:
     return fallback(site, calls) if rule is None else rule(site, calls)
 
 
-def _call(record: _Record, came_back: list[Tensor | None], examples: int) -> Call | LooseCall:
-    device = next(grad.device for grad in came_back if grad is not None)
-    grads = [
-        torch.zeros_like(shape, device=device) if grad is None else grad
-        for shape, grad in zip(record.shapes, came_back, strict=True)
-    ]
+def _call(record: _Record, came_back: dict[int, Tensor], examples: int) -> Call | LooseCall:
+    tensors = list(came_back.values())
     if rule_for(record.site.module) is None:
-        tensors = grads
-        call: Call | LooseCall = LooseCall(record.args, record.kwargs, grads, examples)
+        call: Call | LooseCall = LooseCall(record.args, record.kwargs, came_back, examples)
     else:
         (given,) = (*record.args, *record.kwargs.values())
-        tensors = [given, *grads]
-        call = Call(given, grads[0])
+        tensors.append(given)
+        call = Call(given, came_back[0])
     for tensor in tensors:
         if tensor.dim() == 0 or tensor.shape[0] != examples:
             raise UnsuitableModel(
@@ -188,7 +183,6 @@ def _record(
             args=args,
             kwargs=kwargs,
             edges=[get_gradient_edge(each) for each in outputs],
-            shapes=[torch.empty_like(each, device="meta") for each in outputs],
             versions=[(each, each._version) for each in float_outputs((args, kwargs))],
         )
     )

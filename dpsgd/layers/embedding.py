@@ -7,16 +7,16 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from dpsgd.layers.trace import Call, Site, Trace, blocks, gradient_of
+from dpsgd.layers.trace import Call, Site, Trace, blocks, gradient_of, joined
 
 
 def embedding(site: Site, calls: list[Call]) -> Trace:
     """Indices (examples, …); the row of ``padding_idx`` is not trained."""
     module = site.module
     assert isinstance(module, nn.Embedding)
-    rows = torch.cat([call.inputs.reshape(len(call.inputs), -1) for call in calls], 1)
-    grads = torch.cat(
-        [call.grads.reshape(len(call.grads), -1, module.embedding_dim) for call in calls], 1
+    rows = joined([call.inputs.reshape(len(call.inputs), -1) for call in calls])
+    grads = joined(
+        [call.grads.reshape(len(call.grads), -1, module.embedding_dim) for call in calls]
     )
     if module.padding_idx is not None:
         grads = grads.masked_fill((rows == module.padding_idx).unsqueeze(2), 0.0)

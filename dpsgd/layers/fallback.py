@@ -24,11 +24,11 @@ _SHARED = frozenset({"attn_mask", "mask", "src_mask", "tgt_mask", "memory_mask"}
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class LooseCall:
-    """One use of a layer with any arguments; gradients of its float outputs, in order."""
+    """One use of a layer with any arguments; gradients of its float outputs, by their place."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    grads: list[Tensor]
+    grads: dict[int, Tensor]
     examples: int
 
 
@@ -65,17 +65,17 @@ def _one_by_one(site: Site, call: LooseCall) -> dict[str, Tensor]:
     }
     values = {name: parameter.detach() for name, parameter in site.parameters.items()}
 
-    def aligned(values: dict[str, Tensor], own_leaves: list[Tensor], grads: list[Tensor]) -> Tensor:
+    def aligned(
+        values: dict[str, Tensor], own_leaves: list[Tensor], grads: dict[int, Tensor]
+    ) -> Tensor:
         rest = iter(own_leaves)
         filled = [next(rest).unsqueeze(0) if o else x for x, o in zip(leaves, own, strict=True)]
         args, kwargs = pytree.tree_unflatten(filled, shape)
         output = torch.func.functional_call(
             site.module, {**others, **values}, args, {**kwargs, **shared}
         )
-        return added(
-            (each.squeeze(0) * grad).sum()
-            for each, grad in zip(float_outputs(output), grads, strict=True)
-        )
+        outputs = float_outputs(output)
+        return added((outputs[place].squeeze(0) * grad).sum() for place, grad in grads.items())
 
     each = torch.func.vmap(torch.func.grad(aligned), in_dims=(None, 0, 0), randomness="error")
     try:

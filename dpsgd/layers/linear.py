@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from dpsgd.layers.outer import outer_trace
-from dpsgd.layers.trace import Call, Site, Trace
+from dpsgd.layers.trace import Call, Site, Trace, joined
 
 
 def linear(site: Site, calls: list[Call]) -> Trace:
@@ -14,8 +13,8 @@ def linear(site: Site, calls: list[Call]) -> Trace:
     weight, bias = site.parameters.get("weight"), site.parameters.get("bias")
     if len(calls) == 1 and calls[0].inputs.dim() == 2:
         return outer_trace(calls[0].inputs, calls[0].grads, weight, bias)
-    inputs = torch.cat([_positions(call.inputs) for call in calls], 1)
-    grads = torch.cat([_positions(call.grads) for call in calls], 1)
+    inputs = joined([_positions(call.inputs) for call in calls])
+    grads = joined([_positions(call.grads) for call in calls])
     return outer_trace(inputs, grads, weight, bias)
 
 

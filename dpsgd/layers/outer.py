@@ -24,6 +24,8 @@ from dpsgd.layers.trace import (
     squared_norms,
 )
 
+_KEPT = 4  # gradients are kept where they take at most this part of the inputs and outputs
+
 
 def outer_trace(
     inputs: Tensor, grads: Tensor, weight: nn.Parameter | None, bias: nn.Parameter | None
@@ -32,7 +34,7 @@ def outer_trace(
     if inputs.dim() == 2:
         return _Single(inputs, grads, weight, bias)
     positions, wide, high = inputs.shape[1], inputs.shape[2], grads.shape[2]
-    if wide * high <= positions * (wide + high):
+    if _KEPT * wide * high <= positions * (wide + high):
         return Materialised(_laid_out(inputs, grads, weight, bias))
     return _Sequence(inputs, grads, weight, bias)
 
@@ -104,8 +106,14 @@ class _Sequence:
         if self._bias is not None:
             total += squared_norms(self._grads.sum(1))
         if self._weight is not None:
-            for block in blocks(len(total), 2 * self._inputs.shape[1] ** 2):
-                total[block] += paired(self._inputs[block], self._grads[block])
+            positions, wide, high = *self._inputs.shape[1:], self._grads.shape[2]
+            if positions * (wide + high) < wide * high:
+                for block in blocks(len(total), 2 * positions**2):
+                    total[block] += paired(self._inputs[block], self._grads[block])
+            else:
+                for block in blocks(len(total), wide * high):
+                    grads = self._grads[block].transpose(1, 2)
+                    total[block] += squared_norms(torch.bmm(grads, self._inputs[block]))
         return total
 
     def add_sum(self, factors: Tensor) -> None:

@@ -14,7 +14,7 @@ from typing import Protocol, final
 import torch
 from torch import Tensor, nn
 
-BLOCK = 1 << 22  # numbers in a temporary: some 16 MiB, so that it stays near the processor
+BLOCK = 1 << 20  # numbers in a temporary: some 16 MiB, so that it stays near the processor
 
 
 @final
@@ -90,6 +90,11 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
     """Where the sum goes; the caller has put noise or zeros there."""
     assert parameter.grad is not None
     return parameter.grad
+
+
+def joined(uses: list[Tensor]) -> Tensor:
+    """The positions of several uses of a layer, one after another; of one use, without a copy."""
+    return uses[0] if len(uses) == 1 else torch.cat(uses, 1)
 
 
 def blocks(examples: int, numbers: int) -> Iterator[slice]:

@@ -33,6 +33,7 @@ from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
 from pate.accounting.ledger import Charge, Ledger
 from pate.accounting.moments import LogMoments, compose, integer_moments, log_moments
 from pate.accounting.noisy_max import confident_total, gaussian_total, laplace_total
+from pate.accounting.odometer import odometer_epsilon
 from pate.accounting.pld import pld_guarantee
 from pate.accounting.sampled_gaussian import abadi_log_moments
 from pate.accounting.sanitise import ReleasePlan, Sanitised, sanitise
@@ -71,6 +72,7 @@ __all__ = [
     "laplace_total",
     "log_moments",
     "most",
+    "odometer_epsilon",
     "pld_guarantee",
     "sanitise",
     "smallest_noise",

@@ -15,7 +15,6 @@ Two ways to compose, and no mixing of them:
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +30,7 @@ from pate.accounting import ledger_file
 from pate.accounting.events import Event, Repeated, event_from_json, event_to_json, tally
 from pate.accounting.guarantee import Guarantee
 from pate.accounting.moments import LogMoments, compose, epsilon_at
+from pate.accounting.odometer import odometer_epsilon
 from pate.accounting.terms import Basis, Mode, Terms, agree
 from pate.errors import (
     BudgetExceeded,
@@ -221,8 +221,7 @@ class Ledger:
             * filter at a fixed moment: the budget (a lower running figure is not covered, because
               when to stop may have depended on answers);
             * plan: the ε of its caps;
-            * odometer: a reading valid at all times at once, by a union bound over a geometric
-              ladder of filters (Feldman & Zrnic 2021, Section 5), the k-th with δ·6/(π²k²).
+            * odometer: a reading valid at all times at once (:mod:`pate.accounting.odometer`).
         """
         if self.terms.basis is Basis.PLAN:
             return self._guarantee(self._epsilon(tally(self.terms.plan)))
@@ -231,14 +230,16 @@ class Ledger:
         counts = self._read(self._tally)
         if not counts:
             return self._guarantee(0.0)
-        total = float(self._compose(counts).values[0])
-        if math.isinf(total):
-            return self._guarantee(math.inf)
-        step = -math.log(self.terms.budget.delta) / 8
-        rung = max(1, math.ceil(2 * math.log2(total / step)) + 1) if total > step else 1
-        level = max(step * 2 ** ((rung - 1) / 2), total)
-        delta = self.terms.budget.delta * 6 / (math.pi * rung) ** 2
-        return self._guarantee(self._convert(level, delta))
+        budget = self.terms.budget
+        assert budget.moment is not None
+        assert budget.conversion is not None
+        reading = odometer_epsilon(
+            float(self._compose(counts).values[0]),
+            moment=budget.moment,
+            delta=budget.delta,
+            conversion=budget.conversion,
+        )
+        return self._guarantee(reading)
 
     def charges(self) -> list[Charge]:
         """Everything that was paid for, in order."""

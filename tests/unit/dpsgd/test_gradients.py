@@ -118,6 +118,18 @@ class Product(nn.Module):
         return self.both(x, x.flip(1))
 
 
+class Reads(nn.Module):
+    """A recurrent layer whose state at the end is not used."""
+
+    def __init__(self):
+        super().__init__()
+        self.recur = nn.LSTM(5, 4, batch_first=True)
+        self.read = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.read(self.recur(x)[0][:, -1])
+
+
 class Attend(nn.Module):
     def __init__(self, **options):
         super().__init__()
@@ -252,6 +264,7 @@ LAYERS = {
         floats(6, 5),
     ),
     "a bilinear layer": lambda: (Product(), floats(6, 5)),
+    "a recurrent layer": lambda: (Reads(), floats(6, 4, 5)),
     "attention": lambda: (Attend(), floats(6, 4, 6)),
     "attention with a mask as large as the batch": lambda: (Causal(), floats(6, 6, 6)),
     "a transformer layer": lambda: (

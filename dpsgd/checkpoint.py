@@ -1,0 +1,223 @@
+"""A run on disk: one safetensors file that is whole, or is the one before.
+
+Tensors (weights, buffers, the optimiser's memory) are stored as tensors, everything else as JSON in
+the file's header. Nothing is pickled. The weights in it cost what the steps cost, but a *seeded*
+run stores its generators too, and a run that is under way is nobody's business: the file can be
+read by its owner only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pate.artifacts import StoreError
+from pate.errors import InvalidInput
+
+_VERSION = 1
+_OPTIMIZER = "optimizer"
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+    """Puts a checkpoint in the place of the one before, in one step.
+
+    Guarantees:
+        The new file is on disk before it takes the old one's name, and the name is on disk before
+        this returns. A crash, or a full disk, leaves the old file as it was.
+    """
+    from safetensors.torch import save
+
+    # Copies: every tensor whole and in memory of its own, also tied weights.
+    stored = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+    header = {
+        "version": str(_VERSION),
+        "record": json.dumps(record, sort_keys=True),
+        "digest": _digest(stored, json.dumps(record, sort_keys=True)),
+    }
+    content = save(stored, metadata=header)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            part.unlink()  # of a process that was killed
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        why = (os.strerror(error.errno) if error.errno else "not all was written").lower()
+        raise StoreError(
+            f"cannot write the checkpoint {path}: {why}; the one before is unchanged"
+        ) from error
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the record of a checkpoint; a damaged file is refused."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        known = header.get("version") == str(_VERSION)
+        whole = known and _digest(tensors, header["record"]) == header["digest"]
+        record: dict[str, Any] = json.loads(header["record"]) if whole else {}
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path) from error
+    if not known and "record" in header:
+        raise InvalidInput(f"the checkpoint {path} was written by another version of dpsgd")
+    if not whole:
+        raise _damaged(path)
+    return tensors, record
+
+
+def revision(path: Path) -> str | None:
+    """Which writing of a checkpoint is on disk; None where there is none."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            return str(json.loads(file.metadata()["record"])["revision"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path) from error
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Inside, no other trainer that uses the same checkpoint takes a step.
+
+    Two that did would draw the noise of one step twice and pay for it once.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        why = os.strerror(error.errno or 0).lower()
+        raise StoreError(f"cannot hold the checkpoint {path}: {why}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise StoreError(
+            f"another process is training with the checkpoint {path}; wait for it, or give this "
+            "run a checkpoint of its own"
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def require_same(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint of another configuration, and names what differs.
+
+    >>> require_same(Path("run"), {"delta": 1e-5, "loss": "a"}, {"delta": 1e-5, "loss": "a"})
+    """
+    differs = [name for name in {**stored, **given} if stored.get(name) != given.get(name)]
+    if differs:
+        raise InvalidInput(
+            f"the checkpoint {path} belongs to another run: {', '.join(sorted(differs))} "
+            f"{'differs' if len(differs) == 1 else 'differ'}; give the same settings to go on, or "
+            "another checkpoint to begin anew"
+        )
+
+
+# --- the optimiser --------------------------------------------------------------------------------
+
+
+def pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimiser's memory as tensors and plain values."""
+    state = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, dict[str, Any]] = {}
+    for index, memory in state["state"].items():
+        scalars[str(index)] = {}
+        for key, value in memory.items():
+            if isinstance(value, Tensor):
+                tensors[f"{_OPTIMIZER}.{index}.{key}"] = value
+            else:
+                scalars[str(index)][key] = _plain(value, optimizer)
+    groups = [
+        {k: _plain(v, optimizer) for k, v in group.items()} for group in state["param_groups"]
+    ]
+    return tensors, {"state": scalars, "param_groups": groups}
+
+
+def unpack_optimizer(
+    optimizer: Optimizer, tensors: Mapping[str, Tensor], record: Mapping[str, Any]
+) -> None:
+    """Brings back what :func:`pack_optimizer` took, into an optimiser of the same kind."""
+    fresh = optimizer.state_dict()
+    groups = [
+        {key: _like(now.get(key), value) for key, value in stored.items()}
+        for now, stored in zip(fresh["param_groups"], record["param_groups"], strict=True)
+    ]
+    state: dict[int, dict[str, Any]] = {int(k): dict(v) for k, v in record["state"].items()}
+    for name, value in tensors.items():
+        place, _, rest = name.partition(".")
+        if place == _OPTIMIZER:
+            index, _, key = rest.partition(".")
+            state.setdefault(int(index), {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _plain(value: Any, optimizer: Optimizer) -> Any:
+    if isinstance(value, Tensor) and value.dim() == 0:
+        return {"tensor": value.item()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(each, optimizer) for each in value]
+    raise InvalidInput(
+        f"{type(optimizer).__name__} keeps a {type(value).__name__}, and only tensors, numbers and "
+        "text can be stored; train without a checkpoint, or with another optimiser"
+    )
+
+
+def _like(now: Any, value: Any) -> Any:
+    """A stored value in the type that the optimiser itself has for it."""
+    if isinstance(value, dict):
+        return torch.tensor(value["tensor"], dtype=now.dtype if isinstance(now, Tensor) else None)
+    return tuple(value) if isinstance(now, tuple) else value
+
+
+def _digest(tensors: Mapping[str, Tensor], record: str) -> str:
+    """Of names, shapes, types and bytes: safetensors itself has no check of what it holds."""
+    found = hashlib.sha256(record.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _damaged(path: Path) -> InvalidInput:
+    return InvalidInput(
+        f"the checkpoint {path} is damaged or not one of dpsgd; bring it back from a copy, or "
+        "remove it to begin anew (which costs anew)"
+    )
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,118 @@
+"""``make_private``: a trainer from a target, with the argument names of Opacus."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from dpsgd.records import as_records
+from dpsgd.sampling import rate_of
+from dpsgd.schedules import Schedule
+from dpsgd.spending import method_named
+from dpsgd.trainer import Trainer
+from pate.accounting import Event, smallest_noise
+from pate.accounting.calibrate import dpsgd_step
+from pate.accounting.dpsgd import DpsgdAccountant, Method
+from pate.errors import InvalidInput
+
+# Of the noise found: it is never too small, and at most this much too large. Loss distributions
+# take half a second for each guess.
+_TOLERANCE = {Method.MOMENTS: 1e-4, Method.ABADI: 1e-4, Method.PLD: 1e-3}
+
+
+def make_private(
+    *,
+    model: nn.Module,
+    optimizer: Optimizer,
+    dataset: Any,
+    target_delta: float,
+    epochs: int,
+    max_grad_norm: float | Schedule | None = None,
+    target_epsilon: float | None = None,
+    noise_multiplier: float | Schedule | None = None,
+    lot_size: float | None = None,
+    accountant: str = "moments",
+    prior_events: Iterable[Event] = (),
+    **more: Any,
+) -> Trainer:
+    """A trainer whose ``fit(epochs=epochs)`` ends within ``target_epsilon`` at ``target_delta``.
+
+    The noise is the smallest that does, with what was paid before counted in (``prior_events``);
+    or give a ``noise_multiplier``. A lot holds √examples on average unless ``lot_size`` is given
+    (Abadi et al. 2016, Section 5.3). ``more`` goes to :class:`dpsgd.trainer.Trainer` as it is. With
+    a target the trainer is a filter as well: no step beyond the target is ever taken.
+
+    >>> import numpy as np, torch
+    >>> model = nn.Linear(2, 2)
+    >>> trainer = make_private(
+    ...     model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    ...     dataset=(np.eye(2).repeat(50, 0), np.arange(100) // 50),
+    ...     target_epsilon=1.0, target_delta=1e-3, epochs=2, max_grad_norm=1.0)
+    >>> 0.999 < trainer.fit(epochs=2).epsilon().epsilon <= 1.0
+    True
+    """
+    if (target_epsilon is None) == (noise_multiplier is None):
+        raise InvalidInput("give exactly one of target_epsilon and noise_multiplier")
+    records = len(as_records(dataset))
+    if lot_size is None:
+        lot_size = max(1, round(math.sqrt(records)))
+    prior = tuple(prior_events)
+    if target_epsilon is not None:
+        noise_multiplier = noise_for(
+            target_epsilon=target_epsilon,
+            delta=target_delta,
+            sample_rate=rate_of(records, lot_size),
+            steps=epochs * math.ceil(records / lot_size),
+            accountant=accountant,
+            prior=prior,
+        )
+        more.setdefault("max_epsilon", target_epsilon)
+    return Trainer(
+        model,
+        optimizer,
+        dataset=dataset,
+        lot_size=lot_size,
+        noise_multiplier=noise_multiplier,
+        delta=target_delta,
+        max_grad_norm=max_grad_norm,
+        accountant=accountant,
+        prior_events=prior,
+        **more,
+    )
+
+
+def noise_for(
+    *,
+    target_epsilon: float,
+    delta: float,
+    sample_rate: float,
+    steps: int,
+    accountant: str = "moments",
+    prior: tuple[Event, ...] = (),
+) -> float:
+    """The smallest noise multiplier with which steps and prior events stay within a target.
+
+    >>> z = noise_for(target_epsilon=1.0, delta=1e-5, sample_rate=0.01, steps=1000)
+    >>> round(z, 3)
+    1.513
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise InvalidInput(f"the number of steps is {steps!r}; it must be whole, 1 or more")
+    account = DpsgdAccountant(delta=delta, method=method_named(accountant))
+    before = account.epsilon(list(prior)) if prior else 0.0
+    if prior and before >= target_epsilon:
+        raise InvalidInput(
+            f"what comes before the steps costs ε = {before:.4g} alone, and the target is "
+            f"{target_epsilon:g}; raise the target, or the noise of what comes before"
+        )
+    return smallest_noise(
+        dpsgd_step(sample_rate),
+        count=steps,
+        target=target_epsilon,
+        epsilon=lambda events: account.epsilon([*prior, *events]),
+        tolerance=_TOLERANCE[account.method],
+    )

@@ -1,0 +1,115 @@
+"""The training data, asked for by number: a lot at once where the data allow it."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any, Protocol, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+from dpsgd.sampling import IntArray
+from pate.errors import InvalidInput
+
+
+class Records(Protocol):
+    """Examples by number."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: IntArray) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the examples, in this order."""
+
+
+def as_records(dataset: Any, *, dtype: torch.dtype = torch.float32) -> Records:
+    """A pair of arrays or tensors, a ``TensorDataset``, or any map-style data set of pairs.
+
+    Inputs that are not whole numbers come out as ``dtype``, that of the model.
+
+    >>> records = as_records((np.eye(3), np.array([0, 1, 2])))
+    >>> records.take(np.array([2, 0]))[1]
+    tensor([2, 0])
+    """
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        return _Whole(*dataset.tensors, dtype=dtype)
+    if isinstance(dataset, Subset):
+        return _Part(as_records(dataset.dataset, dtype=dtype), dataset.indices)
+    if isinstance(dataset, (tuple, list)) and len(dataset) == 2:
+        return _Whole(*dataset, dtype=dtype)
+    if isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"):
+        return _OneByOne(dataset, dtype=dtype)
+    raise InvalidInput(
+        f"the data set is a {type(dataset).__name__}; give a pair of arrays (inputs, targets) or a "
+        "map-style torch data set of such pairs: a lot is drawn by number"
+    )
+
+
+def first_inputs(records: Records, *, count: int = 4) -> Tensor | None:
+    """A few inputs to try a model on; None where there are not enough different ones."""
+    if len(records) < count:
+        return None
+    inputs, _ = records.take(np.arange(count))
+    return None if bool((inputs == inputs[0]).all()) else inputs
+
+
+@final
+class _Whole:
+    """All of it in memory; a lot is one look-up."""
+
+    def __init__(self, inputs: Any, targets: Any, *, dtype: torch.dtype) -> None:
+        self.inputs, self.targets = _tensor(inputs, dtype), _tensor(targets, dtype)
+        if self.inputs.dim() == 0 or len(self.inputs) != len(self.targets):
+            raise InvalidInput("the inputs and the targets of the data set differ in number")
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def take(self, indices: IntArray) -> tuple[Tensor, Tensor]:
+        chosen = torch.from_numpy(indices).to(self.inputs.device)
+        return self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen)
+
+
+@final
+class _Part:
+    """Some examples of other records."""
+
+    def __init__(self, whole: Records, indices: Any) -> None:
+        self.whole = whole
+        self.indices = np.asarray(indices, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def take(self, indices: IntArray) -> tuple[Tensor, Tensor]:
+        return self.whole.take(self.indices[indices])
+
+
+@final
+class _OneByOne:
+    """A data set that hands out one example at a time."""
+
+    def __init__(self, dataset: Any, *, dtype: torch.dtype) -> None:
+        self.dataset = dataset
+        self.dtype = dtype
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def take(self, indices: IntArray) -> tuple[Tensor, Tensor]:
+        pairs = default_collate([self.dataset[index] for index in indices.tolist()])
+        if not isinstance(pairs, (tuple, list)) or len(pairs) != 2:
+            raise InvalidInput("an example of the data set is not a pair (input, target)")
+        return _tensor(pairs[0], self.dtype), _tensor(pairs[1], self.dtype)
+
+
+def _tensor(values: Any, dtype: torch.dtype) -> Tensor:
+    if not isinstance(values, Tensor):
+        array = np.asarray(values)
+        if array.dtype.kind not in "fiub":
+            raise InvalidInput(f"the data set holds {array.dtype}; numbers are needed")
+        # A copy where the array is read-only (a map of a file): torch knows no such tensors.
+        values = torch.from_numpy(array if array.flags.writeable else array.copy())
+    tensor: Tensor = values
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor.long()

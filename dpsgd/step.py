@@ -1,0 +1,176 @@
+"""One private step: a lot, its clipped gradients, noise once, and the optimiser."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dpsgd import checkpoint
+from dpsgd.clipping import Clipper
+from dpsgd.gradients import ClippedGradients
+from dpsgd.noise import Noise
+from dpsgd.records import Records
+from dpsgd.sampling import Lots, generator_state, restore_generator
+from dpsgd.schedules import Schedule
+from pate.errors import InvalidInput
+from pate.randomness import Randomness
+
+
+@final
+@dataclass(kw_only=True, eq=False)
+class PrivateStep:
+    """Takes steps of Abadi et al. 2016, Algorithm 1.
+
+    Guarantees:
+        * The noise goes in first and once, whatever the number of batches that the lot is cut into;
+          nothing but the noised sum reaches the optimiser.
+        * The sum is divided by the *expected* lot size, which is public, never by the lot's own.
+        * An empty lot is a step like any other: pure noise.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    gradients: ClippedGradients
+    clipper: Clipper
+    records: Records
+    lots: Lots
+    noise: Noise
+    randomness: Randomness  # of the lots
+    lot_size: float
+    learning_rate: Schedule | None
+    batch_size: int | None
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self._parameters = [each for group in self.gradients.groups for each in group]
+        self._sums = [torch.zeros_like(each) for each in self._parameters]
+        trained = {id(each) for each in self._parameters}
+        self._others = [each for each in self.model.parameters() if id(each) not in trained]
+
+    def take(self, step: int, *, noise_multiplier: float) -> None:
+        lot = self.lots.lot()
+        stds = self.clipper.noise_stds(step, noise_multiplier)
+        self.noise.fill(self._sums, [std / self.lot_size for std in self._spread(stds)])
+        for parameter, noised in zip(self._parameters, self._sums, strict=True):
+            parameter.grad = noised
+        for parameter in self._others:
+            parameter.grad = None  # frozen: what an earlier training left must not move it
+        size = self.batch_size or max(1, len(lot))
+        for start in range(0, len(lot), size):
+            inputs, targets = self.records.take(lot[start : start + size])
+            self.gradients.add(
+                inputs.to(self.device),
+                targets.to(self.device),
+                clipper=self.clipper,
+                step=step,
+                scale=1 / self.lot_size,
+            )
+        self.clipper.end_lot(step, lot_size=self.lot_size, normal=self.noise.normal)
+        if self.learning_rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.learning_rate(step)
+        self.optimizer.step()
+
+    def forget_lot(self) -> None:
+        """Drops what an interrupted lot left behind."""
+        self.clipper.restore(self.clipper.state())
+
+    def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that the next step depends on, as tensors and plain values.
+
+        The state of a secure generator is not among it: a resumed run opens a new one.
+        """
+        memory, optimizer = checkpoint.pack_optimizer(self.optimizer)
+        weights = {f"model.{name}": value for name, value in self._tensors().items()}
+        record: dict[str, Any] = {"optimizer": optimizer, "clipper": self.clipper.state()}
+        if not self.randomness.secure:
+            record["generator"] = generator_state(self.randomness.generator)
+            record["lots"] = self.lots.state()
+            record["noise"] = self.noise.state()
+        return {**weights, **memory}, record
+
+    def unpack(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+        """Brings back what :meth:`pack` took."""
+        with torch.no_grad():
+            for name, value in self._tensors().items():
+                value.copy_(tensors[f"model.{name}"])
+        checkpoint.unpack_optimizer(self.optimizer, tensors, record["optimizer"])
+        self.clipper.restore(record["clipper"])
+        if not self.randomness.secure:
+            restore_generator(self.randomness.generator, record["generator"])
+            self.lots.restore(record["lots"])
+            self.noise.restore(record["noise"])
+
+    def describe(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to fit."""
+        settings = checkpoint.pack_optimizer(self.optimizer)[1]["param_groups"]
+        return {
+            "model": {k: f"{v.dtype} {list(v.shape)}" for k, v in self._tensors().items()},
+            "trained parameters": [list(names) for names in self.gradients.names],
+            "optimizer": [type(self.optimizer).__name__, settings],
+            "data set": len(self.records),
+            "lot_size": self.lot_size,
+            "learning_rate": repr(self.learning_rate),
+        }
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+
+    def _spread(self, stds: tuple[float, ...]) -> list[float]:
+        """The noise of each group, for each of its parameters."""
+        per_group = stds if self.clipper.per_layer else stds * len(self.gradients.groups)
+        groups = zip(per_group, self.gradients.groups, strict=True)
+        return [std for std, group in groups for _ in group]
+
+
+def require_fitting(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuses an optimiser that trains something else, or needs more than a noised gradient."""
+    name = type(optimizer).__name__
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise InvalidInput(
+            f"{name} looks at the loss several times in a step, which would cost several times; "
+            "use SGD, Adam or another that takes one gradient"
+        )
+    sparse = any(getattr(module, "sparse", False) for module in model.modules())
+    if sparse or isinstance(optimizer, torch.optim.SparseAdam):
+        raise InvalidInput("noise fills every entry of a gradient; train without sparse gradients")
+    held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    named = dict(model.named_parameters())
+    missing = [key for key, each in named.items() if each.requires_grad and id(each) not in held]
+    if missing:
+        raise InvalidInput(
+            f"the optimiser does not hold {', '.join(missing[:3])}"
+            f"{' and others' if len(missing) > 3 else ''} of the model; make it with "
+            "model.parameters(), after every change of the model"
+        )
+    if held - {id(each) for each in named.values()}:
+        raise InvalidInput(
+            "the optimiser holds parameters that the model does not have; make it with "
+            "model.parameters(), after every change of the model (dpsgd.fix returns a new model)"
+        )
+
+
+@contextlib.contextmanager
+def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Inside, the model is in training or evaluation mode; after, every module is as it was."""
+    before = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was in before.items():
+            module.training = was
+
+
+def float_type(model: nn.Module) -> torch.dtype:
+    """The precision that a model works in."""
+    floats: list[Tensor] = [each for each in model.parameters() if each.is_floating_point()]
+    return floats[0].dtype if floats else torch.float32

@@ -1,0 +1,88 @@
+"""Every module of a model with what its surroundings mean for it.
+
+Three things decide how a module is treated: whether something around it keeps it in evaluation mode
+for good, whether the gradient pass knows its type, and, where it does not, which module is handed
+over as a whole to ``torch.func.vmap`` (the slow path).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import nn
+
+from dpsgd.layers import rule_for
+from dpsgd.recording import find_sites
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Place:
+    """A module under its first name; shared modules have one place."""
+
+    name: str
+    module: nn.Module
+    kept_in_eval: bool  # inside dpsgd.public.Frozen under all its names
+    is_site: bool  # the gradient pass watches the calls of this very module
+    slow_root: str | None  # the site without a rule that this is, or is a part of
+
+    @property
+    def kind(self) -> str:
+        """The name of the type, as a problem shows it."""
+        return type(self.module).__name__
+
+    @property
+    def is_slow_root(self) -> bool:
+        """The module is handed to ``vmap`` as a whole."""
+        return self.slow_root == self.name
+
+
+def places(model: nn.Module) -> tuple[Place, ...]:
+    """One place for every module, in order of registration.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.PReLU())
+    >>> [(place.name, place.is_site, place.slow_root) for place in places(model)]
+    [('', False, None), ('0', True, None), ('1', True, '1')]
+    """
+    compiled = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    # Compiled modules do not show their parameters, so the gradient pass cannot look at them.
+    sites = {} if compiled else {id(site.module): site.name for site in find_sites(model)}
+    slow = {
+        id(part): sites[id(module)]
+        for module in model.modules()
+        if id(module) in sites and not _has_rule(module)
+        for part in module.modules()
+    }
+    named = dict(model.named_modules(remove_duplicate=False))  # a parent comes before its parts
+    kept: dict[str, bool] = {}
+    found: dict[int, Place] = {}
+    for name, module in named.items():
+        parent = name.rpartition(".")[0]
+        kept[name] = name != "" and (kept[parent] or _freezes(named[parent]))
+        earlier = found.get(id(module))
+        found[id(module)] = Place(
+            name=earlier.name if earlier else name,
+            module=module,
+            kept_in_eval=kept[name] and (earlier is None or earlier.kept_in_eval),
+            is_site=id(module) in sites,
+            slow_root=slow.get(id(module)),
+        )
+    return tuple(found.values())
+
+
+def owns_trainable(module: nn.Module) -> bool:
+    """Whether a parameter that is trained is registered on the module itself."""
+    return any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+
+
+def _has_rule(module: nn.Module) -> bool:
+    # A lazy layer turns into another type at its first call.
+    return rule_for(module) is not None or getattr(module, "cls_to_become", None) is not None
+
+
+def _freezes(module: nn.Module) -> bool:
+    # By name, so that this rule does not load the module that defines the wrapper.
+    kinds = type(module).__mro__
+    return any((k.__module__, k.__name__) == ("dpsgd.public", "Frozen") for k in kinds)
