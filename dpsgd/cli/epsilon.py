@@ -1,67 +1,132 @@
-"""The command line of ``dpsgd``."""
+"""``dpsgd epsilon``: what a training run costs, with no training and no data."""
 
 from __future__ import annotations
 
 import json as encoder
-import sys
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pate.errors import PateError
+from pate.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pate.accounting import Event, Guarantee
 
 
 class AccountantName(StrEnum):
     abadi = "abadi"
     moments = "moments"
     pld = "pld"
+    strong = "strong"
 
 
-app = typer.Typer(
-    name="dpsgd",
-    help="DP-SGD that is exact.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help, without the time that loading rich takes
-)
-
-
-@app.callback()
-def _root() -> None:
-    pass
-
-
-@app.command()
 def epsilon(
     sample_rate: Annotated[float, typer.Option(help="q: chance of a record to be in a lot.")],
-    noise_multiplier: Annotated[float, typer.Option(help="σ over the clipping norm.")],
-    steps: Annotated[int, typer.Option(min=1, help="Lots.")],
     delta: Annotated[float, typer.Option(help="δ: well below one over the records.")],
-    accountant: Annotated[AccountantName, typer.Option()] = AccountantName.moments,
+    steps: Annotated[int | None, typer.Option(min=1, help="Lots.", show_default=False)] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="σ over the clipping norm.", show_default=False)
+    ] = None,
+    target_epsilon: Annotated[
+        float | None,
+        typer.Option(help="Find the noise for this ε; or, where the noise is given, how many "
+                     "lots it allows.", show_default=False),
+    ] = None,
+    accountant: Annotated[
+        AccountantName,
+        typer.Option(help="abadi: whole λ ≤ 32, classic; moments: fine grid; pld: tightest; "
+                     "strong: strong composition, to compare with."),
+    ] = AccountantName.moments,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
-) -> None:
-    """ε of a training run."""
+) -> None:  # fmt: skip
+    """ε of a training run; or the noise, or the number of lots, for an ε."""
     from pate.accounting import Repeated, SampledGaussian
-    from pate.accounting.dpsgd import DpsgdAccountant, Method
 
-    step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
-    method = DpsgdAccountant(delta=delta, method=Method(accountant.value))
-    guarantee = method.guarantee([Repeated(step, steps)])
+    def step(noise: float) -> SampledGaussian:
+        return SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise)
+
+    def cost(events: list[Event]) -> Guarantee:
+        return _guarantee(events, accountant, delta)
+
+    noise, count, found = _solve(noise_multiplier, steps, target_epsilon, step, cost)
+    guarantee = cost([Repeated(step(noise), count)])
     if json:
-        typer.echo(encoder.dumps(guarantee.as_json()))
-    else:
-        typer.echo(
-            f"ε = {guarantee.epsilon:.6g} at δ = {delta:g}, for records added or removed "
-            f"({accountant} accountant)"
+        report = {
+            **guarantee.as_json(),
+            "sample_rate": sample_rate,
+            "noise_multiplier": noise,
+            "steps": count,
+            "accountant": accountant.value,
+            "target_epsilon": target_epsilon,
+            "found": found,
+        }
+        told = {key: "inf" if value == float("inf") else value for key, value in report.items()}
+        typer.echo(encoder.dumps(told, allow_nan=False))
+        return
+    if found is not None:
+        value = f"{noise:.7g}" if found == "noise_multiplier" else str(count)
+        typer.echo(f"{found.replace('_', ' ')} = {value}")
+    typer.echo(
+        f"ε = {guarantee.epsilon:.6g} at δ = {delta:g}, for records added or removed "
+        f"({_NAMES.get(accountant, f'{accountant} accountant')})"
+    )
+
+
+_NAMES = {AccountantName.strong: "strong composition; the other accountants are tighter"}
+
+
+def _guarantee(events: list[Event], accountant: AccountantName, delta: float) -> Guarantee:
+    """What steps of one kind cost."""
+    from pate.accounting import Guarantee, Neighbours, SampledGaussian
+    from pate.accounting.composition import sampled_gaussian_strong
+    from pate.accounting.dpsgd import DpsgdAccountant, Method
+    from pate.accounting.events import tally
+    from pate.accounting.guarantee import check_delta
+
+    check_delta(delta)
+    if accountant is not AccountantName.strong:
+        return DpsgdAccountant(delta=delta, method=Method(accountant.value)).guarantee(events)
+    ((step, count),) = tally(events).items()
+    assert isinstance(step, SampledGaussian)
+    spent = sampled_gaussian_strong(
+        sample_rate=step.sample_rate,
+        noise_multiplier=step.noise_multiplier,
+        steps=count,
+        delta=delta,
+        exact_gaussian=True,  # both together make it a guarantee
+        exact_amplification=True,
+    )
+    return Guarantee(epsilon=spent, delta=delta, neighbours=Neighbours.ADD_REMOVE)
+
+
+def _solve(  # type: ignore[no-untyped-def]
+    noise: float | None, steps: int | None, target: float | None, step, cost
+) -> tuple[float, int, str | None]:
+    """Noise and steps; whichever is missing is found for the target. Also says which it was."""
+    from pate.accounting.calibrate import most, smallest_noise
+
+    def epsilon(events: list[Event]) -> float:
+        return float(cost(events).epsilon)
+
+    if noise is not None and steps is not None:
+        if target is not None:
+            raise InvalidInput(
+                "--target-epsilon needs one of --noise-multiplier and --steps left open"
+            )
+        return noise, steps, None
+    if target is None:
+        flags = {"--noise-multiplier": noise, "--steps": steps}
+        missing = " and ".join(flag for flag, given in flags.items() if given is None)
+        raise InvalidInput(f"give {missing}, or --target-epsilon to find it")
+    if steps is not None:
+        found = smallest_noise(step, count=steps, target=target, epsilon=epsilon)
+        return found, steps, "noise_multiplier"
+    if noise is None:
+        raise InvalidInput("--target-epsilon needs --noise-multiplier or --steps")
+    count = most(step(noise), target=target, epsilon=epsilon)
+    if count == 0:
+        raise InvalidInput(
+            f"with --noise-multiplier {noise:g} not even one step stays within ε {target:g}"
         )
-
-
-def main() -> None:
-    """Runs a command; a user's mistake is one sentence and exit code 2."""
-    try:
-        app()
-    except PateError as error:
-        print(f"dpsgd: {error}", file=sys.stderr)
-        sys.exit(2)
+    return noise, count, "steps"

@@ -65,9 +65,9 @@ def status(
 
 def recipes() -> None:
     """The recipes that come with the package."""
-    from pate.pipeline.reading import shipped_recipes
+    from pate.reading import shipped_recipes
 
-    for name, path in sorted(shipped_recipes().items()):
+    for name, path in sorted(shipped_recipes("pate").items()):
         first = path.read_text().partition("\n")[0].lstrip("# ")
         typer.echo(f"{name:12} {first}")
 
@@ -75,7 +75,7 @@ def recipes() -> None:
 def new(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> None:
     """Writes a recipe to start from."""
     from pate.errors import InvalidInput
-    from pate.pipeline.reading import find_recipe
+    from pate.reading import find_recipe
 
     if path.exists():
         raise InvalidInput(f"{path} is there already; choose another name")

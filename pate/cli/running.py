@@ -50,12 +50,13 @@ def make_run(
     from pate.datasets import data_root as default_root
     from pate.engines import make_engine, terminal_progress
     from pate.errors import InvalidInput
-    from pate.pipeline.reading import read_recipe
+    from pate.pipeline.recipe import Recipe
     from pate.pipeline.runner import Run
     from pate.pipeline.stage import Options
+    from pate.reading import read_recipe
     from pate.stages.catalogue import STAGES
 
-    name, checked = read_recipe(recipe, settings)
+    name, checked = read_recipe(recipe, settings, Recipe)
     if plugin_path is not None and not plugin_path.exists():
         raise InvalidInput(f"there is nothing at --plugin-path {plugin_path}")
     if insecure_seed is not None:

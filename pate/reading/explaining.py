@@ -11,8 +11,6 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from pate.pipeline.recipe import Recipe
-
 Where = tuple[str | int, ...]
 
 _MOST_SHOWN = 60  # characters of a value in a message
@@ -47,12 +45,15 @@ def numbers_without_end(content: Any, where: Where = ()) -> Iterator[tuple[Where
         yield from numbers_without_end(value, (*where, key))
 
 
-def explained(problem: Any) -> str:
-    """A problem of a recipe in one sentence: the key, its value, the rule."""
+def explained(problem: Any, model: type[BaseModel]) -> str:
+    """A problem of a recipe in one sentence: the key, its value, the rule.
+
+    ``model`` is what the recipe was checked against: it knows which keys there are.
+    """
     where, kind = problem["loc"], problem["type"]
     key = ".".join(map(str, where))
     if kind == "extra_forbidden":
-        return _unknown(where, problem["input"])
+        return _unknown(where, problem["input"], model)
     if kind == "missing":
         target = f"the section [{key}]" if len(where) == 1 else f"it to [{where[0]}]"
         return f"{key} is missing; add {target}"
@@ -69,13 +70,13 @@ def explained(problem: Any) -> str:
     return f"{key} is {_shown(problem['input'])}; {rule}{_nearest_choice(problem)}"
 
 
-def _unknown(where: Where, value: Any) -> str:
-    key, known = ".".join(map(str, where)), _keys_at(where[:-1])
+def _unknown(where: Where, value: Any, model: type[BaseModel]) -> str:
+    key, known = ".".join(map(str, where)), _keys_at(where[:-1], model)
     what = f"section [{key}]" if len(where) == 1 and isinstance(value, dict) else f"key {key}"
     near = difflib.get_close_matches(str(where[-1]), known, n=1)
     if near:
         return f"unknown {what}; did you mean {near[0]}?"
-    homes = [name for name in Recipe.model_fields if str(where[-1]) in _keys_at((name,))]
+    homes = [name for name in model.model_fields if str(where[-1]) in _keys_at((name,), model)]
     if homes:
         return f"unknown {what}; {where[-1]} belongs to [{'] or ['.join(homes)}]"
     return f"unknown {what}; known are {', '.join(known)}"
@@ -102,8 +103,8 @@ def _lowered(message: str) -> str:
     return f"{message[:1].lower()}{message[1:]}"
 
 
-def _keys_at(where: Where) -> list[str]:
-    model: Any = Recipe
+def _keys_at(where: Where, top: type[BaseModel]) -> list[str]:
+    model: Any = top
     for part in where:
         if isinstance(part, int):
             continue

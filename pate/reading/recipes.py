@@ -5,37 +5,47 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from pate.errors import InvalidInput
-from pate.pipeline.explaining import explained, numbers_without_end, worst_problem
-from pate.pipeline.places import line_of
-from pate.pipeline.recipe import Recipe
+from pate.reading.explaining import explained, numbers_without_end, worst_problem
+from pate.reading.kinds import PATE, check_kind, is_kind, kind_for, shipped_recipes
+from pate.reading.places import line_of
+
+M = TypeVar("M", bound=BaseModel)
 
 
-def read_recipe(name: str, settings: list[str] | None = None) -> tuple[str, Recipe]:
-    """The name of a run, and its recipe: a shipped one by name, or a file by path."""
-    path = find_recipe(name)
+def read_recipe(name: str, settings: list[str] | None, model: type[M]) -> tuple[str, M]:
+    """The name of a run, and its recipe: a shipped one by name, or a file by path.
+
+    ``model`` says what a recipe of this kind holds; a recipe of another kind is refused, with the
+    command it is for.
+    """
+    kind = kind_for(model)
+    path = find_recipe(name, kind=kind)
     text, content = _read(path)
+    check_kind(name, content, wanted=kind)
     set_by = {_apply(content, setting): setting for setting in settings or []}
     try:
-        recipe = Recipe.model_validate(content)
+        recipe = model.model_validate(content)
     except ValidationError as error:
         problem = worst_problem(error, content)
         place = _place(path, text, problem["loc"], set_by)
-        raise InvalidInput(f"{place}: {explained(problem)}") from error
+        raise InvalidInput(f"{place}: {explained(problem, model)}") from error
     for where, value in numbers_without_end(content):  # in params anything else goes
         place = _place(path, text, where, set_by)
         raise InvalidInput(f"{place}: {'.'.join(map(str, where))} is {value}; give a finite number")
     return path.stem, recipe
 
 
-def find_recipe(name: str) -> Path:
-    """The file of a recipe: a path as it is, a bare name among the shipped ones."""
+def find_recipe(name: str, *, kind: str = PATE) -> Path:
+    """The file of a recipe: a path as it is, a bare name among the shipped ones.
+
+    A shipped recipe is found whatever its kind; what is suggested is of the kind asked for.
+    """
     given, shipped = Path(name), shipped_recipes()
     is_path = given.suffix == ".toml" or given.parent != Path() or name.endswith("/")
     if not is_path and name in shipped:
@@ -48,20 +58,13 @@ def find_recipe(name: str) -> Path:
         beside = [str(file) for file in given.parent.glob("*.toml")]
     except OSError as error:
         raise InvalidInput(f"the recipe {name} cannot be read: {error.strerror}") from error
+    shipped = shipped_recipes(kind)
     own = f"{name}.toml"
+    beside = [file for file in beside if is_kind(Path(file), kind)]
     near = [own] if own in beside else difflib.get_close_matches(name, [*shipped, *beside], n=1)
     hint = f"did you mean {near[0]}?" if near else f"shipped are {', '.join(sorted(shipped))}"
     what = "recipe file" if is_path else "recipe named"
     raise InvalidInput(f"there is no {what} {name or repr(name)}; {hint}")
-
-
-def shipped_recipes() -> dict[str, Path]:
-    """Recipes that come with the package (in a checkout: the folder ``pipelines``)."""
-    package = Path(str(resources.files("pate")))
-    for folder in (package / "recipes", package.parent / "pipelines"):
-        if folder.is_dir():
-            return {path.stem: path for path in sorted(folder.glob("*.toml"))}
-    return {}
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:

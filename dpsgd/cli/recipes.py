@@ -1,0 +1,34 @@
+"""``dpsgd recipes`` and ``dpsgd new``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_TO_START_FROM = "digits-dpsgd"
+
+
+def recipes() -> None:
+    """The recipes that come with the package."""
+    from pate.reading import shipped_recipes
+
+    for name, path in sorted(shipped_recipes("dpsgd").items()):
+        first = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        typer.echo(f"{name:20} {first}")
+
+
+def new(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> None:
+    """Writes a recipe to start from."""
+    from pate.errors import InvalidInput
+    from pate.reading import find_recipe
+
+    if path.exists():
+        raise InvalidInput(f"{path} is there already; choose another name")
+    source = find_recipe(_TO_START_FROM, kind="dpsgd")
+    try:
+        path.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
+    typer.echo(f"wrote {path}; next: dpsgd train {path}")

@@ -1,0 +1,76 @@
+"""What a run has come to, for people and for machines. Only released figures."""
+
+from __future__ import annotations
+
+import json as encoder
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from dpsgd.outcome import Outcome
+
+_BETWEEN = {"add-remove": "one record added or removed", "replace-one": "one record replaced"}
+
+
+class Epochs:
+    """A table that grows by a line for each epoch."""
+
+    def __init__(self, *, silent: bool) -> None:
+        self._silent = silent
+        self._begun = False
+
+    def show(self, row: dict[str, Any]) -> None:
+        if self._silent:
+            return
+        if not self._begun:
+            typer.echo(f"{'epoch':>5}  {'ε':>8}  test accuracy")
+            self._begun = True
+        typer.echo(f"{row['epoch']:>5}  {row['epsilon']:8.4f}  {_percent(row['accuracy']):>13}")
+
+
+def show_outcome(outcome: Outcome, *, json: bool) -> None:
+    """The guarantee in a sentence, the accuracy, what the data set has spent, and the files."""
+    report = outcome.report
+    if json:
+        told = {
+            **report,
+            "folder": str(outcome.artifact.path),
+            "files": sorted(outcome.artifact.manifest["files"]),
+            "ledger": outcome.ledger,
+            "new": outcome.new,
+        }
+        typer.echo(encoder.dumps(told, allow_nan=False))
+        return
+    if not outcome.new:
+        typer.echo(f"nothing to do: {outcome.artifact.path} is complete")
+        table = Epochs(silent=False)
+        for row in report["epochs"]:
+            table.show(row)
+    typer.echo("")
+    typer.echo(f"Test accuracy {_percent(report['accuracy'])} of {report['test_records']} records.")
+    for line in _guarantee(report):
+        typer.echo(line)
+    if outcome.ledger is not None:
+        typer.echo(f"Ledger: {outcome.ledger}.")
+    files = ", ".join(sorted(outcome.artifact.manifest["files"]))
+    typer.echo(f"Written to {outcome.artifact.path}: {files}")
+
+
+def _guarantee(report: dict[str, Any]) -> list[str]:
+    guarantee = report["guarantee"]
+    between = _BETWEEN.get(guarantee["neighbours"], guarantee["neighbours"])
+    parts = "PCA and training" if report["pca"] else "training"
+    lines = [
+        f"Guarantee: ε = {guarantee['epsilon']:.4g} at δ = {guarantee['delta']:g} for {between}; "
+        f"it covers {parts}, all that was released ({report['accountant']} accountant; noise "
+        f"multiplier {report['noise_multiplier']:.4g}, sampling rate "
+        f"{report['sample_rate']:.4g}, {report['steps']} steps)."
+    ]
+    if guarantee["caveats"]:
+        lines.append(f"NOT TO BE PUBLISHED AS PRIVATE: {'; '.join(guarantee['caveats'])}.")
+    return lines
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f} %"

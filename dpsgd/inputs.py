@@ -1,0 +1,138 @@
+"""Records as a model takes them: scaled, encoded and projected, each on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpsgd.models import call_with
+from dpsgd.pca import PrivatePCA
+from dpsgd.public import encode
+from dpsgd.recipe import FeaturesSpec, Recipe
+from pate.datasets import Splits, Table
+from pate.errors import InvalidInput
+from pate.plugins import resolve
+
+_TEST_BATCH = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Inputs:
+    """What is trained on, and what is tested on. PRIVATE, but for the test records."""
+
+    features: Tensor
+    labels: Tensor
+    test_features: Tensor
+    test_labels: Tensor
+    classes: int
+    pca: PrivatePCA | None
+
+    @property
+    def records(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.features.shape[1:])
+
+    def accuracy(self, model: nn.Module) -> float:
+        """The share of test records that a model gets right; they are public."""
+        right = 0
+        with torch.no_grad():
+            for start in range(0, len(self.test_labels), _TEST_BATCH):
+                rows = slice(start, start + _TEST_BATCH)
+                said = model(self.test_features[rows]).argmax(dim=1)
+                right += int((said == self.test_labels[rows]).sum())
+        return right / len(self.test_labels)
+
+
+def prepare(
+    recipe: Recipe,
+    splits: Splits,
+    *,
+    pca_file: Path,
+    plugin_path: Path | None = None,
+    insecure_seed: int | None = None,
+) -> Inputs:
+    """Turns records into inputs; a PCA is fitted once and kept in ``pca_file``, which is private.
+
+    Guarantees:
+        * Scaling and encoding treat each record on its own and learn nothing from others, so
+          neighbouring data sets stay neighbours.
+        * The PCA is drawn once: a run that goes on after a crash reads it back. Its cost
+          (``events``) must be charged before anything that rests on it is shown.
+    """
+    each = _each(recipe, plugin_path)
+    private, test = each(splits.private), each(splits.test)
+    pca = None
+    if recipe.features.pca is not None:
+        pca = _fitted(recipe.features, private, file=pca_file, insecure_seed=insecure_seed)
+        private, test = pca.transform(private), pca.transform(test)
+    return Inputs(
+        features=torch.from_numpy(private),
+        labels=torch.from_numpy(_labels(splits.private)),
+        test_features=torch.from_numpy(test),
+        test_labels=torch.from_numpy(_labels(splits.test)),
+        classes=splits.classes,
+        pca=pca,
+    )
+
+
+def _each(recipe: Recipe, plugin_path: Path | None) -> Callable[[Table], NDArray[np.float32]]:
+    spec = recipe.features
+    encoder = _encoder(spec, plugin_path)
+
+    def one_by_one(table: Table) -> NDArray[np.float32]:
+        records = np.multiply(table.features, spec.scale, dtype=np.float32)
+        if encoder is not None:
+            records = encode(encoder, records)
+        if recipe.model.kind == "cnn" and spec.pca is None:
+            records = _channels_first(records)
+        return np.ascontiguousarray(records, dtype=np.float32)
+
+    return one_by_one
+
+
+def _encoder(spec: FeaturesSpec, plugin_path: Path | None) -> Any:
+    if spec.encoder is None:
+        return None
+    found = resolve(spec.encoder, path=plugin_path)
+    if isinstance(found, type) or spec.params:
+        return call_with(found, spec.params, offered={}, what=spec.encoder)
+    return found
+
+
+def _channels_first(images: NDArray[Any]) -> NDArray[Any]:
+    """(n, h, w) and (n, h, w, c) as torch has them: (n, c, h, w)."""
+    if images.ndim == 3:
+        return images[:, None]
+    return images.transpose(0, 3, 1, 2) if images.ndim == 4 else images
+
+
+def _fitted(
+    spec: FeaturesSpec, private: NDArray[Any], *, file: Path, insecure_seed: int | None
+) -> PrivatePCA:
+    if file.exists():
+        return PrivatePCA.load(file)
+    assert spec.pca is not None
+    pca = PrivatePCA(
+        spec.pca.dimension,
+        noise_multiplier=spec.pca.noise_multiplier,
+        sample_rate=spec.pca.sample_rate,
+    )
+    pca.fit(private, insecure_seed=insecure_seed)
+    pca.save(file)
+    return pca
+
+
+def _labels(table: Table) -> NDArray[np.int64]:
+    if table.labels is None:
+        raise InvalidInput("these records have no labels; training and testing need them")
+    return np.ascontiguousarray(table.labels, dtype=np.int64)

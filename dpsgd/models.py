@@ -1,0 +1,122 @@
+"""The model and the optimiser that a recipe asks for."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpsgd.activations import activation
+from dpsgd.recipe import ModelSpec, TrainingSpec
+from pate.errors import InvalidInput
+from pate.plugins import resolve
+
+_HIDDEN = (1000,)
+_SMALLEST_IMAGE = 14  # pixels a side that the convolutional network can do with
+
+
+def build_model(
+    spec: ModelSpec, *, shape: tuple[int, ...], classes: int, plugin_path: Path | None = None
+) -> nn.Module:
+    """A model for records of this shape; equal settings give equal first weights.
+
+    The state of torch's own generator is left as it was.
+
+    >>> build_model(ModelSpec(hidden=[8]), shape=(4, 4), classes=3)
+    Sequential(
+      (0): Flatten(start_dim=1, end_dim=-1)
+      (1): Linear(in_features=16, out_features=8, bias=True)
+      (2): ReLU()
+      (3): Linear(in_features=8, out_features=3, bias=True)
+    )
+    """
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(spec.init)
+        if spec.entry is not None:
+            return _own(spec, shape=shape, classes=classes, plugin_path=plugin_path)
+        if spec.kind == "cnn":
+            return _small_cnn(spec.activation or "tanh", shape=shape, classes=classes)
+        hidden = _HIDDEN if spec.hidden is None else spec.hidden
+        return _layers(hidden, spec.activation or "relu", shape=shape, classes=classes)
+
+
+def build_optimizer(spec: TrainingSpec, model: nn.Module) -> torch.optim.Optimizer:
+    """Steps over the model's trainable weights."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    rate = spec.learning_rate.start
+    if spec.optimizer == "adam":
+        return torch.optim.Adam(weights, lr=rate)
+    return torch.optim.SGD(weights, lr=rate, momentum=spec.momentum)
+
+
+def _layers(
+    hidden: tuple[int, ...] | list[int], name: str, *, shape: tuple[int, ...], classes: int
+) -> nn.Module:
+    width = 1
+    for side in shape:
+        width *= side
+    parts: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
+    for units in hidden:
+        parts += [nn.Linear(width, units), activation(name)]
+        width = units
+    return nn.Sequential(*parts, nn.Linear(width, classes))
+
+
+def _small_cnn(name: str, *, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The network of Papernot, Thakurta, Song, Chien & Erlingsson 2021 for images of digits."""
+    if len(shape) != 3 or min(shape[1:]) < _SMALLEST_IMAGE:
+        raise InvalidInput(
+            f'model.kind "cnn" is for images of {_SMALLEST_IMAGE} by {_SMALLEST_IMAGE} pixels or '
+            f'more, and records have the shape {shape}; use kind = "mlp"'
+        )
+    body = nn.Sequential(
+        nn.Conv2d(shape[0], 16, 8, stride=2, padding=3),
+        activation(name),
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        activation(name),
+        nn.MaxPool2d(2, stride=1),
+        nn.Flatten(),
+    )
+    with torch.no_grad():
+        width = body(torch.zeros(1, *shape)).shape[1]
+    return nn.Sequential(*body, nn.Linear(width, 32), activation(name), nn.Linear(32, classes))
+
+
+def _own(
+    spec: ModelSpec, *, shape: tuple[int, ...], classes: int, plugin_path: Path | None
+) -> nn.Module:
+    """The user's module, or what their class or function makes; never the shared original."""
+    assert spec.entry is not None
+    found = resolve(spec.entry, path=plugin_path)
+    if isinstance(found, nn.Module):
+        if spec.params:
+            raise InvalidInput(f"model.entry {spec.entry} is a module; it takes no params")
+        return copy.deepcopy(found)
+    made = call_with(
+        found, spec.params, offered={"shape": shape, "classes": classes}, what=spec.entry
+    )
+    if not isinstance(made, nn.Module):
+        raise InvalidInput(
+            f"model.entry {spec.entry} gives a {type(made).__name__}; it must give a torch module"
+        )
+    return made
+
+
+def call_with(maker: Any, params: dict[str, Any], *, offered: dict[str, Any], what: str) -> Any:
+    """Calls what a recipe names with its params, and with what is offered if it asks for it."""
+    if not callable(maker):
+        raise InvalidInput(f"{what} is a {type(maker).__name__}; it must be a class or a function")
+    try:
+        takes = set(inspect.signature(maker).parameters)
+    except (TypeError, ValueError):  # built in, and without a signature
+        takes = set()
+    arguments = {key: value for key, value in offered.items() if key in takes} | params
+    try:
+        return maker(**arguments)
+    except TypeError as error:
+        raise InvalidInput(f"{what} cannot be called with these params: {error}") from error

@@ -1,0 +1,222 @@
+"""From a recipe to a released model: prepare in private → charge → train → publish.
+
+    FOLDER/private/NAME/     PCA and checkpoint of a run that is under way; open to its owner only
+    FOLDER/released/training/NAME/   model, guarantee, curve and recipe, once it has ended
+
+NAME is a fingerprint of the recipe alone. Nothing of the private records goes into it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import nn
+
+from dpsgd.clipping import AdaptiveQuantile, Automatic, Clipping, Flat, PerLayer
+from dpsgd.curves import Row, write_curve
+from dpsgd.inputs import Inputs, prepare
+from dpsgd.ledgers import ledger_path, open_ledger
+from dpsgd.models import build_model, build_optimizer
+from dpsgd.outcome import STAGE, Outcome, find_outcome, name_of_run
+from dpsgd.recipe import ClippingSpec, Recipe
+from dpsgd.run_plan import RunPlan, plan_run
+from dpsgd.trainer import Trainer
+from dpsgd.validation import validate
+from dpsgd.workplace import CHECKPOINT, at_home, private_folder, require_consent, working_in
+from pate.accounting import Guarantee, Ledger, event_to_json
+from pate.artifacts import Level, Store
+from pate.datasets import load
+from pate.errors import BudgetExceeded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run: of these, the insecure seed alone is part of a run's fingerprint."""
+
+    data_root: Path
+    plugin_path: Path | None = None
+    insecure_seed: int | None = None
+    spend: bool = False
+    say: Callable[[str], None] = print
+    show: Callable[[dict[str, Any]], None] = lambda row: None  # each epoch, once it may be seen
+
+
+def train(recipe: Recipe, folder: Path, options: Options) -> Outcome:
+    """Trains, or goes on where an earlier run was killed, or finds that all is done.
+
+    Guarantees:
+        * The PCA is fitted and the plan written down in private; then everything the plan can cost
+          is charged (:class:`dpsgd.trainer.Trainer`); then training starts. A charge that is
+          refused leaves nothing behind.
+        * A run that was killed goes on from its checkpoint, under its one charge. Only one process
+          at a time works on it, so that one charge never pays for two draws of noise.
+        * What is published follows from noised sums, public settings and public test records.
+    """
+    seed, root = options.insecure_seed, options.data_root
+    done = find_outcome(recipe, folder, data_root=root, insecure_seed=seed)
+    if done is not None:
+        return done
+    name = name_of_run(recipe, seed)
+    private = private_folder(folder, name)
+    if not options.spend:
+        require_consent(recipe, folder, private)
+    splits = load(recipe.data, root=root, plugin_path=options.plugin_path)
+    plan = plan_run(recipe, records=splits.private.records)
+    path = ledger_path(recipe, root, seeded=seed is not None)
+    with working_in(private, folder):
+        at_home(private, recipe, path)
+        store = Store(root=folder)
+        store.sweep()
+        inputs = prepare(
+            recipe,
+            splits,
+            pca_file=private / "pca.npz",
+            plugin_path=options.plugin_path,
+            insecure_seed=seed,
+        )
+        model = build_model(
+            recipe.model,
+            shape=inputs.shape,
+            classes=inputs.classes,
+            plugin_path=options.plugin_path,
+        )
+        validate(model)  # before there is a ledger whose terms never change
+        with open_ledger(recipe, plan, path) as ledger:
+            trainer = _trainer(recipe, plan, inputs, options, model, ledger, private)
+            _announce(recipe, plan, trainer, options)
+            try:
+                _fit(trainer, recipe, plan, inputs, options)
+            except BudgetExceeded:
+                shutil.rmtree(private, ignore_errors=True)
+                raise
+        _release(store, name, recipe, plan, inputs, trainer)
+    outcome = find_outcome(recipe, folder, data_root=root, insecure_seed=seed, new=True)
+    assert outcome is not None
+    return outcome
+
+
+def _announce(recipe: Recipe, plan: RunPlan, trainer: Trainer, options: Options) -> None:
+    """What is about to be done and spent, in a few lines."""
+    other = options.data_root / "ledgers" / f"{recipe.data.name}.ledger"
+    if other.exists():
+        options.say(
+            f"what PATE released from these data is in {other}; to publish both costs both: their "
+            "ε add up, and so do their δ"
+        )
+    if trainer.steps:
+        options.say(f"going on after step {trainer.steps} of {plan.steps}")
+        return
+    options.say(
+        f"{plan.steps} steps in lots of {plan.lot_size} on average, noise multiplier "
+        f"{plan.noise_multiplier:.4g}"
+    )
+
+
+def _clipping(spec: ClippingSpec) -> Clipping:
+    first = spec.max_norm[0]
+    match spec.rule:
+        case "flat":
+            return Flat(first)
+        case "per-layer":
+            return PerLayer(first if len(spec.max_norm) == 1 else tuple(spec.max_norm))
+        case "automatic":
+            return Automatic(first)
+        case "adaptive":
+            return AdaptiveQuantile(first, quantile=spec.quantile or 0.5)
+
+
+def _trainer(
+    recipe: Recipe,
+    plan: RunPlan,
+    inputs: Inputs,
+    options: Options,
+    model: nn.Module,
+    ledger: Ledger,
+    private: Path,
+) -> Trainer:
+    return Trainer(
+        model,
+        build_optimizer(recipe.training, model),
+        dataset=(inputs.features, inputs.labels),
+        lot_size=plan.lot_size,
+        noise_multiplier=plan.noise_multiplier,
+        delta=recipe.privacy.delta,
+        clipping=_clipping(recipe.clipping),
+        learning_rate=plan.learning_rate,
+        batch_size=recipe.training.batch_size,
+        sampling=recipe.training.sampling,
+        noise=recipe.privacy.noise,
+        insecure_seed=options.insecure_seed,
+        accountant=recipe.privacy.accountant,
+        prior_events=plan.prior,
+        ledger=ledger,
+        checkpoint=private / CHECKPOINT,
+    )
+
+
+def _fit(trainer: Trainer, recipe: Recipe, plan: RunPlan, inputs: Inputs, options: Options) -> None:
+    """Trains to the end of the plan, and hands on each epoch's row once a checkpoint holds it."""
+    for row in trainer.history:  # of the run that was killed: these are on disk
+        options.show(as_public(row))
+    evaluate = inputs.accuracy if recipe.evaluate.each_epoch else None
+
+    def report(row: Row) -> None:
+        options.show(as_public(row))
+
+    if recipe.training.epochs is not None:
+        trainer.fit(epochs=recipe.training.epochs, evaluate=evaluate, report=report)
+    else:
+        trainer.fit(steps=plan.steps, evaluate=evaluate, report=report)
+
+
+def as_public(row: Row) -> dict[str, Any]:
+    """An epoch without how long it took: that follows from how many records its lots held."""
+    told = dataclasses.asdict(row)
+    told.pop("seconds")
+    return told
+
+
+def _release(
+    store: Store,
+    name: str,
+    recipe: Recipe,
+    plan: RunPlan,
+    inputs: Inputs,
+    trainer: Trainer,
+) -> None:
+    """Publishes what was paid for: the model, its guarantee, its curve, and the recipe."""
+    model = trainer.model.eval()
+    guarantee = _with_caveats(trainer.planned(), inputs)
+    report = {
+        "guarantee": guarantee.as_json(),
+        "accountant": recipe.privacy.accountant,
+        "noise_multiplier": plan.noise_multiplier,
+        "sample_rate": plan.sample_rate,
+        "lot_size": plan.lot_size,
+        "steps": plan.steps,
+        "events": [event_to_json(event) for event in plan.events],
+        "accuracy": inputs.accuracy(model),
+        "test_records": len(inputs.test_labels),
+        "epochs": [as_public(row) for row in trainer.history],
+        "pca": inputs.pca is not None,
+    }
+    with store.draft(STAGE, name, level=Level.RELEASED) as draft:
+        weights = {key: value.detach().clone() for key, value in model.state_dict().items()}
+        save_file(weights, draft.path / "model.safetensors")
+        if inputs.pca is not None:
+            inputs.pca.save(draft.path / "pca.npz")
+        draft.save_json("guarantee.json", report)
+        draft.save_json("recipe.json", recipe.model_dump(mode="json"))
+        write_curve([dataclasses.replace(row, seconds=0.0) for row in trainer.history], draft.path)
+
+
+def _with_caveats(guarantee: Guarantee, inputs: Inputs) -> Guarantee:
+    """What the steps lack, and what the PCA lacks."""
+    more = () if inputs.pca is None else inputs.pca.caveats
+    return dataclasses.replace(guarantee, caveats=tuple(dict.fromkeys((*guarantee.caveats, *more))))

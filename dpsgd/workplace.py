@@ -1,0 +1,109 @@
+"""The private folder of a run that is under way: whose it is, and who works in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dpsgd.recipe import Recipe
+from pate.artifacts import Level, StoreError
+from pate.errors import InvalidInput, LedgerError
+
+CHECKPOINT = "checkpoint.safetensors"
+_HOME, _LOCK = "home.json", "lock"
+
+
+class SpendNeeded(LedgerError):
+    """Going on would pay again; the user must say so with ``--spend``."""
+
+    exit_code = 3
+
+
+def private_folder(folder: Path, made_from: str) -> Path:
+    """Where the PCA and the checkpoint of a run are kept."""
+    return folder / Level.PRIVATE.folder / made_from[:20]
+
+
+def require_consent(recipe: Recipe, folder: Path, private: Path) -> None:
+    """Refuses to train anew in a folder where something else was trained, unless told to pay."""
+    runs = folder / Level.PRIVATE.folder
+    # A checkpoint is written just before the charge: without one nothing was paid for.
+    others = [file.parent for file in runs.glob(f"*/{CHECKPOINT}") if file.parent != private]
+    if not others:
+        return
+    newest = max(others, key=lambda path: path.stat().st_mtime)
+    try:
+        before = json.loads((newest / _HOME).read_text())["recipe"]
+    except (OSError, ValueError, KeyError, TypeError):
+        before = {}
+    now = recipe.model_dump(mode="json")
+    changed = [key for key, value in _leaves(now) if dict(_leaves(before)).get(key) != value]
+    what = f"{', '.join(changed[:3])} changed" if changed and before else "other settings"
+    raise SpendNeeded(
+        f"{folder} holds a run of another recipe ({what}); training again costs again: choose "
+        "another --out, or add --spend to train and pay here"
+    )
+
+
+def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting by its name.
+
+    >>> list(_leaves({"a": {"b": 1, "c": [2]}}))
+    [('a.b', 1), ('a.c', [2])]
+    """
+    if isinstance(settings, dict) and settings:
+        for key, value in settings.items():
+            yield from _leaves(value, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, settings
+
+
+@contextlib.contextmanager
+def working_in(private: Path, folder: Path) -> Iterator[None]:
+    """The run's private folder, made where it is missing, and held by this process alone."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        private.parent.mkdir(mode=0o700, exist_ok=True)
+        private.parent.chmod(0o700)
+        private.mkdir(mode=0o700, exist_ok=True)
+        handle = os.open(private / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StoreError(f"cannot write to {folder}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InvalidInput(
+                f"another process is training in {folder}; wait for it, or choose another --out"
+            ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def at_home(private: Path, recipe: Recipe, ledger_file: Path) -> None:
+    """A run that was begun under one ledger is not finished under another."""
+    path, ledger = private / _HOME, str(ledger_file.absolute())
+    if path.exists():
+        try:
+            begun = json.loads(path.read_text())["ledger"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"{path} is damaged; choose another --out") from error
+        if begun != ledger:
+            raise InvalidInput(
+                f"this run was begun with the ledger at {begun}, and not with the one at {ledger}; "
+                "give its --data-root, or another --out"
+            )
+        return
+    home = {"ledger": ledger, "recipe": recipe.model_dump(mode="json")}
+    draft = path.with_suffix(".draft")
+    try:
+        draft.write_text(json.dumps(home, indent=1) + "\n")
+        draft.replace(path)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,468 @@
+"""``dpsgd train`` through the command line: whole runs, killed ones, refused ones."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import fcntl
+import io
+import json
+import os
+import random
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from dpsgd.cli import main
+from pate.accounting import Ledger, compose, event_from_json
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """\
+kind = "dpsgd"
+
+[data]
+name = "tiny"
+source = "tiny.npz"
+public = 20
+test = 60
+
+[features]
+pca = { dimension = 5, noise_multiplier = 8.0 }
+
+[model]
+hidden = [8]
+
+[training]
+epochs = 4
+lot_size = 20
+learning_rate = 0.5
+
+[clipping]
+rule = "per-layer"
+max_norm = 2.0
+
+[privacy]
+epsilon = 6.0
+delta = 1e-3
+"""
+RELEASED = {
+    "curve.csv", "curve.png", "guarantee.json", "manifest.json", "model.safetensors", "pca.npz",
+    "recipe.json",
+}  # fmt: skip
+
+
+@dataclass
+class Place:
+    """A folder with data and a recipe, and the command line to run in it."""
+
+    folder: Path
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "runs" / "tiny"
+
+    @property
+    def released(self) -> Path:
+        (manifest,) = self.run_folder.glob("released/training/*/manifest.json")
+        return manifest.parent
+
+    @property
+    def report(self):
+        return json.loads((self.released / "guarantee.json").read_text())
+
+    def ledger(self, kind="dpsgd.ledger") -> Path:
+        return self.folder / "data" / "ledgers" / f"tiny.{kind}"
+
+    def charges(self, kind="dpsgd.ledger"):
+        if not self.ledger(kind).exists():
+            return []
+        with Ledger.open(self.ledger(kind)) as ledger:
+            return ledger.charges()
+
+    def change(self, old, new):
+        path = self.folder / "tiny.toml"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new, 1))
+
+    def call(self, *words, code=0):
+        """Runs a command in this process; it must end with ``code``, and with one line if not 0."""
+        out, err = io.StringIO(), io.StringIO()
+        before, sys.argv = sys.argv, ["dpsgd", *map(str, words)]
+        try:
+            with (
+                contextlib.chdir(self.folder),
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+                pytest.raises(SystemExit) as stop,
+            ):
+                main()
+        finally:
+            sys.argv = before
+        assert (stop.value.code or 0) == code, out.getvalue() + err.getvalue()
+        if code:
+            assert err.getvalue().startswith("dpsgd: "), err.getvalue()
+            assert err.getvalue().count("\n") == 1, err.getvalue()
+        return out.getvalue() if code == 0 else err.getvalue()
+
+    def train(self, *words, code=0):
+        return self.call("train", "tiny.toml", *words, code=code)
+
+    def process(self, *words):
+        """The command as a process of its own."""
+        clean = {key: value for key, value in os.environ.items() if key != "PATE_DATA"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "dpsgd", *map(str, words)],
+            cwd=self.folder,
+            env=clean | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Blobs of three classes in six dimensions; 320 of 400 records are private."""
+    monkeypatch.delenv("PATE_DATA", raising=False)
+    rng = np.random.default_rng(11)
+    labels = np.arange(400) % 3
+    features = rng.normal(size=(400, 6)) + 4 * np.eye(6)[labels]
+    np.savez(tmp_path / "tiny.npz", X=features, y=labels)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def quick(place, monkeypatch):
+    """The same, without the picture, which takes longer than the training."""
+
+    def table_alone(history, folder):
+        (folder / "curve.csv").write_text(f"{len(history)} rows\n")
+
+    monkeypatch.setattr("dpsgd.training.write_curve", table_alone)
+    return place
+
+
+# --- whole runs -------------------------------------------------------------------------------
+
+
+def test_a_run_tells_its_guarantee_and_releases_what_was_paid_for(place):
+    told = place.train()
+    report = place.report
+    rows = [line.split() for line in told.splitlines() if line.lstrip()[:1].isdigit()]
+    assert [row[0] for row in rows if len(row) == 4] == ["1", "2", "3", "4"]
+    assert "δ = 0.001 for one record added or removed" in told
+    assert "PCA and training" in told
+    assert "moments accountant" in told
+    assert 5.99 < report["guarantee"]["epsilon"] <= 6.0
+    assert report["guarantee"]["neighbours"] == "add-remove"
+    assert report["guarantee"]["publishable"]
+    assert report["accuracy"] > 0.8
+    # One charge, for exactly what the guarantee was worked out from.
+    (charge,) = place.charges()
+    events = [event_from_json(text) for text in report["events"]]
+    spent = compose(list(charge.events)).guarantee(delta=1e-3).epsilon
+    assert spent == report["guarantee"]["epsilon"] == compose(events).guarantee(delta=1e-3).epsilon
+    assert len(events) == 2
+
+
+def test_what_is_released_holds_nothing_private(place):
+    place.train()
+    assert {file.name for file in place.released.iterdir()} == RELEASED
+    private = place.run_folder / "private"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    (checkpoint,) = private.glob("*/checkpoint.safetensors")
+    assert stat.S_IMODE(checkpoint.stat().st_mode) == 0o600
+    assert {path.name for path in place.run_folder.iterdir()} == {"private", "released"}
+    weights = load_file(place.released / "model.safetensors")
+    assert {name: value.shape for name, value in weights.items()} == {
+        "0.weight": (8, 5), "0.bias": (8,), "2.weight": (3, 8), "2.bias": (3,),
+    }  # fmt: skip
+    with np.load(place.released / "pca.npz") as pca:
+        assert pca["components"].shape == (6, 5)
+    with (place.released / "curve.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["1", "2", "3", "4"]
+    assert {row["seconds"] for row in rows} == {"0.0"}  # how long a lot took tells its size
+    # No number of a private record, and no path of this machine, is anywhere in the texts.
+    texts = "".join(file.read_text() for file in place.released.glob("*.json"))
+    with np.load(place.folder / "tiny.npz") as data:
+        assert not any(f"{value:.6f}"[:8] in texts for value in data["X"].ravel()[:600])
+    assert str(place.folder) not in texts
+
+
+def test_a_finished_run_is_found_again_without_torch(quick):
+    quick.train()
+    before = {file: file.stat().st_mtime_ns for file in quick.run_folder.rglob("*")}
+    told = quick.train()
+    assert told.startswith("nothing to do: ")
+    assert "Guarantee: ε = 6 at δ = 0.001" in told
+    assert len(quick.charges()) == 1
+    assert before == {file: file.stat().st_mtime_ns for file in quick.run_folder.rglob("*")}
+    code = (
+        "import sys; sys.argv = ['dpsgd', 'train', 'tiny.toml', '--quiet']\n"
+        "from dpsgd.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "assert not {'torch', 'sklearn', 'matplotlib'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=quick.folder, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0
+
+
+def test_json_for_machines(place):
+    first, again = json.loads(place.train("--json")), json.loads(place.train("--json"))
+    assert first["guarantee"]["delta"] == 1e-3
+    assert [row["epoch"] for row in first["epochs"]] == [1, 2, 3, 4]
+    assert set(first["files"]) == RELEASED - {"manifest.json"}
+    assert (first.pop("new"), again.pop("new")) == (True, False)
+    assert first == again
+
+
+def test_quiet_says_the_result_alone(quick):
+    told = quick.train("--quiet")
+    assert told.lstrip().startswith("Test accuracy")
+    assert "epoch" not in told
+
+
+def test_every_rule_and_way_to_say_it(quick):
+    variants = [
+        ("--set", 'clipping.rule="flat"'),
+        ("--set", 'clipping.rule="automatic"', "--set", 'privacy.accountant="abadi"'),
+        ("--set", 'clipping.rule="adaptive"', "--set", "clipping.quantile=0.6"),
+        ("--set", "clipping.max_norm=[1.0, 2.0]", "--set", "evaluate.each_epoch=false"),
+        ("--set", 'training.optimizer="adam"', "--set", "training.batch_size=7"),
+    ]
+    for number, words in enumerate(variants):
+        report = json.loads(quick.train("--json", "--out", f"runs/{number}", *words))
+        assert report["guarantee"]["epsilon"] <= 6.0
+        assert report["accuracy"] > 0.5
+    assert len(quick.charges()) == len(variants)
+
+
+def test_caveats_are_told(quick):
+    fast = quick.train("--out", "fast", "--set", 'privacy.noise="fast"')
+    assert "NOT TO BE PUBLISHED AS PRIVATE: noise from torch's fast generator" in fast
+    shuffled = quick.train("--out", "shuffled", "--set", 'training.sampling="shuffle"')
+    assert "guarantee does not hold for shuffling" in shuffled
+    report = json.loads(quick.train("--json", "--out", "fast", "--set", 'privacy.noise="fast"'))
+    assert not report["guarantee"]["publishable"]
+
+
+def test_a_seeded_run_repeats_itself_and_is_kept_apart(quick):
+    first = quick.train("--insecure-seed", "3")
+    assert "NOT TO BE PUBLISHED AS PRIVATE: seeded noise: not private" in first
+    assert quick.charges() == []
+    assert len(quick.charges("dpsgd.not-private.ledger")) == 1
+    weights = (quick.released / "model.safetensors").read_bytes()
+    quick.train("--insecure-seed", "3", "--out", "again")
+    (again,) = quick.folder.glob("again/released/training/*/model.safetensors")
+    assert again.read_bytes() == weights
+
+
+def test_what_pate_released_is_pointed_out(quick):
+    quick.ledger("ledger").parent.mkdir(parents=True)
+    quick.ledger("ledger").touch()
+    told = quick.train()
+    assert "what PATE released from these data is in" in told
+    assert "add up" in told
+
+
+# --- budgets and changes ----------------------------------------------------------------------
+
+
+def test_over_budget_is_refused_and_leaves_nothing(quick):
+    quick.change("delta = 1e-3", "delta = 1e-3\nbudget = 1.0")
+    refused = quick.train(code=3)
+    assert "past the budget of 1" in refused
+    assert quick.charges() == []
+    assert not list(quick.run_folder.glob("released/*/*"))
+    assert not list(quick.run_folder.glob("private/*"))
+    quick.train("--epsilon", "0.8")  # less fits, and no consent is asked for
+    assert len(quick.charges()) == 1
+    assert "a budget never changes" in quick.train("--set", "privacy.budget=9.0", "--out", "b",
+                                                   code=2)  # fmt: skip
+
+
+def test_another_recipe_in_the_same_folder_costs_again(quick):
+    quick.train()
+    refused = quick.train("--epsilon", "3", code=3)
+    assert "privacy.epsilon changed" in refused
+    assert "--out" in refused
+    assert "--spend" in refused
+    assert len(quick.charges()) == 1
+    quick.train("--epsilon", "3", "--spend")
+    assert len(quick.charges()) == 2
+    assert quick.train().startswith("nothing to do")  # the first is still there
+    quick.train("--epsilon", "2", "--out", "elsewhere")
+    assert len(quick.charges()) == 3
+
+
+def test_a_mistake_found_late_costs_nothing_and_asks_for_no_consent(quick):
+    assert "did you mean relu" in quick.train("--set", 'model.activation="rellu"', code=2)
+    assert "features" in quick.train("--set", "features.pca.dimension=7", code=2)
+    assert "lot_size is 900" in quick.train("--set", "training.lot_size=900", code=2)
+    assert not quick.ledger().exists()
+    quick.train("--quiet")
+
+
+def test_one_process_at_a_time(quick):
+    quick.train("--quiet")
+    (private,) = quick.run_folder.glob("private/*")
+    for file in quick.released.iterdir():
+        file.unlink()
+    quick.run_folder.joinpath("released/training", private.name).rmdir()
+    with (private / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "another process is training" in quick.train(code=2)
+    told = quick.train()  # publishes what was trained, once more
+    assert "going on after step 64 of 64" in told
+    assert len(quick.charges()) == 1
+
+
+def test_a_run_is_finished_with_the_ledger_it_was_begun_with(quick):
+    quick.train("--quiet")
+    for file in quick.released.iterdir():
+        file.unlink()
+    assert "was begun with the ledger at" in quick.train("--data-root", "other", code=2)
+
+
+# --- killed and interrupted -------------------------------------------------------------------
+
+LONG = ("--set", "training.epochs=60", "--set", "privacy.epsilon=20.0")
+
+
+def epochs_in(text):
+    """Epoch → ε and accuracy, as they were shown."""
+    rows = [line.split() for line in text.splitlines()]
+    return {row[0]: tuple(row[1:3]) for row in rows if len(row) == 4 and row[0].isdigit()}
+
+
+def stopped(place, how, *, after):
+    """A long run that ends by a signal some time after its second epoch: what it showed and said"""
+    process = place.process("train", "tiny.toml", *LONG)
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.split()[:1] == ["2"]:
+            break
+    time.sleep(after)
+    process.send_signal(how)
+    out, err = process.communicate()
+    return process.returncode, epochs_in("".join(lines) + out), err
+
+
+def test_stopped_at_random_moments_a_run_goes_on_under_one_charge(quick):
+    rng = random.Random(5)
+    code, shown, err = stopped(quick, signal.SIGINT, after=rng.random() / 4)
+    assert (code, err) == (
+        130,
+        "dpsgd: interrupted; run the same command again to go on where it was\n",
+    )
+    code, again, _ = stopped(quick, signal.SIGKILL, after=rng.random() / 4)
+    assert code == -signal.SIGKILL
+    assert 2 <= len(shown) < 60
+    assert 2 <= len(again) < 60
+    assert len(quick.charges()) == 1
+    assert not list(quick.run_folder.glob("released/*/*"))
+    told = quick.train(*LONG)
+    assert "going on after step" in told
+    # What anybody saw of an epoch is what became of it: no step was drawn twice.
+    assert set(shown.items()) <= set(epochs_in(told).items())
+    assert set(again.items()) <= set(epochs_in(told).items())
+    assert list(epochs_in(told)) == [str(epoch) for epoch in range(1, 61)]
+    (charge,) = quick.charges()
+    assert quick.report["steps"] == 16 * 60
+    spent = compose(list(charge.events)).guarantee(delta=1e-3).epsilon
+    assert quick.report["guarantee"]["epsilon"] == spent
+
+
+# --- the rest of the command line -------------------------------------------------------------
+
+
+def test_the_shipped_digits_recipe(quick):
+    report = json.loads(quick.call("train", "digits-dpsgd", "--json", "--data-root", "data"))
+    assert report["guarantee"]["epsilon"] <= 4.0
+    assert report["accuracy"] > 0.85
+
+
+def test_recipes_are_for_one_command_each(place):
+    told = place.call("train", "digits", code=2)
+    assert "digits is a recipe for `pate run`, not for `dpsgd train`" in told
+    for name in ("digits-dpsgd", "tiny.toml"):
+        process = subprocess.run(
+            [sys.executable, "-m", "pate", "run", name],
+            cwd=place.folder, env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert process.returncode == 2
+        assert process.stderr == (
+            f"pate: {name} is a recipe for `dpsgd train`, not for `pate run`; "
+            f"run `dpsgd train {name}`\n"
+        )
+
+
+def test_recipes_and_new(quick):
+    listed = [line.split()[0] for line in quick.call("recipes").splitlines()]
+    assert "digits-dpsgd" in listed
+    assert not {"digits", "tabular"} & set(listed)
+    assert quick.call("new", "my.toml") == "wrote my.toml; next: dpsgd train my.toml\n"
+    assert "is there already" in quick.call("new", "my.toml", code=2)
+    quick.call("train", "my.toml", "--set", "training.epochs=1", "--quiet")
+
+
+def test_version_and_light_help(place):
+    assert place.call("--version").startswith("dpsgd 0")
+    code = (
+        "import sys; sys.argv = ['dpsgd', 'train', '--help']\n"
+        "from dpsgd.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "assert not {'torch', 'numpy', 'rich'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "--insecure-seed" in done.stdout
+
+
+STEP = ("epsilon", "--sample-rate", "0.01", "--delta", "1e-5")
+
+
+def test_epsilon_finds_what_is_missing(place):
+    noise = place.call(*STEP, "--steps", "1000", "--target-epsilon", "2")
+    assert re.search(r"^noise multiplier = 1\.0222\d*\nε = (1\.9999\d*|2) at δ = 1e-05", noise)
+    given = ("--noise-multiplier", "4", "--target-epsilon", "1")
+    most = json.loads(place.call(*STEP, *given, "--json"))
+    assert (most["found"], most["steps"]) == ("steps", 9376)
+    assert "left open" in place.call(*STEP, *given, "--steps", "5", code=2)
+    assert "give --steps" in place.call(*STEP, "--noise-multiplier", "4", code=2)
+    assert "not even one" in place.call(*STEP, "--noise-multiplier", "0.1", "--target-epsilon",
+                                        "0.01", code=2)  # fmt: skip
+
+
+def test_epsilon_by_every_accountant(place):
+    words = (*STEP, "--steps", "10000", "--noise-multiplier", "4", "--json", "--accountant")
+    spent = {
+        name: json.loads(place.call(*words, name))["epsilon"]
+        for name in ("pld", "moments", "abadi", "strong")
+    }
+    assert list(spent) == sorted(spent, key=spent.__getitem__)
+    assert spent["abadi"] == pytest.approx(1.2586, abs=1e-4)
+    assert spent["strong"] > 4
+    strong = place.call(*words[:-2], "--accountant", "strong")
+    assert "strong composition; the other accountants are tighter" in strong
