@@ -34,6 +34,9 @@ check: lint types test
 bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/accounting.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/pipeline.py
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[bench]'
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/dpsgd_step.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

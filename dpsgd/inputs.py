@@ -126,6 +126,7 @@ def _fitted(
         spec.pca.dimension,
         noise_multiplier=spec.pca.noise_multiplier,
         sample_rate=spec.pca.sample_rate,
+        whiten=spec.pca.whiten,
     )
     pca.fit(private, insecure_seed=insecure_seed)
     pca.save(file)

@@ -1,8 +1,9 @@
 """Private principal components: the directions in which records vary, with noise on their matrix.
 
 A projection to few dimensions before training means fewer weights, so less noise in every step.
-The share of variance that the components explain is not given: it would be one more answer about
-the records, and nobody has paid for it.
+The eigenvalues of the *noised* matrix leave with its eigenvectors at no further cost, and can bring
+the components to a like scale, which spares training many steps. The share of variance that the
+components explain is not given: it would be one more answer about the records.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ LARGEST_WIDTH = 8192  # features; a matrix of their products then takes half a g
 SEEDED = "seeded noise: not private"
 
 _CHUNK = 1 << 20  # numbers of a data set held at a time
+_LEAST_SHARE = 1e-6  # of the largest eigenvalue: what a weak component is taken to have
 _GRID = 1 << 14  # coordinates of a unit row are whole multiples of 1/_GRID
 
 FloatMatrix = NDArray[np.float64]
@@ -39,6 +41,8 @@ class PrivatePCA:
     """The leading eigenvectors of AᵀA plus noise, where A holds a sample of unit-norm records.
 
     One object makes one release: a second ``fit`` is refused, for it would cost a second time.
+    ``whiten`` from 0 (projections as they are) to 1 (all components of about one size) scales
+    component j by (eigenvalue 1 / eigenvalue j)^(whiten/2), from the noised eigenvalues.
 
     Guarantees:
         * Abadi et al. 2016, Section 4, after Dwork, Talwar, Thakurta & Zhang 2014 ("Analyze
@@ -51,6 +55,7 @@ class PrivatePCA:
           one that is not finite counts as zero. Coordinates are cut towards zero to multiples of
           2⁻¹⁴, so ‖x‖ ≤ 1 holds to the last bit, and sums of up to 2²⁵ records are exact: no
           rounding depends on who else is in the data.
+        * Directions and scales are worked out from the noised matrix alone: post-processing.
         * The noise is drawn in doubles. Eigenvectors rounded to single precision leave, not the
           noised sums; that the gaps between doubles give nothing away (Mironov 2012) is
           believed, not proved.
@@ -62,13 +67,22 @@ class PrivatePCA:
     """
 
     def __init__(
-        self, dimension: int, *, noise_multiplier: float, sample_rate: float = 1.0
+        self,
+        dimension: int,
+        *,
+        noise_multiplier: float,
+        sample_rate: float = 1.0,
+        whiten: float = 0.0,
     ) -> None:
         if isinstance(dimension, bool) or not isinstance(dimension, int) or dimension < 1:
             raise InvalidInput(f"dimension is {dimension!r}; it must be a whole number, 1 or more")
+        if not 0 <= whiten <= 1:
+            raise InvalidInput(f"whiten is {whiten!r}; it must lie between 0 and 1")
         self.dimension = dimension
+        self.whiten = float(whiten)
         self._event = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
         self._components: Projection | None = None
+        self._eigenvalues = np.ones(dimension)
         self._caveats: tuple[str, ...] = ()
 
     @property
@@ -91,6 +105,15 @@ class PrivatePCA:
         if self._components is None:
             raise InvalidInput("this PCA has no components yet; call fit(X) first")
         return self._components
+
+    @property
+    def scales_(self) -> Projection:
+        """What each component is multiplied with; released like the components."""
+        largest = self._eigenvalues[0]
+        if largest <= 0:  # nothing but noise
+            return np.ones(self.dimension, dtype=np.float32)
+        shares = np.maximum(self._eigenvalues / largest, _LEAST_SHARE)
+        return np.asarray(shares ** (-self.whiten / 2), dtype=np.float32)
 
     def fit(self, X: ArrayLike, *, insecure_seed: int | None = None) -> Self:
         """Finds the directions in records (n, …); of a memory-mapped file a part at a time.
@@ -116,16 +139,16 @@ class PrivatePCA:
         add_symmetric_noise(
             matrix, std=self._event.noise_multiplier, generator=randomness.generator
         )
-        self._components = _leading_eigenvectors(matrix, self.dimension)
+        self._eigenvalues, self._components = _leading_eigenvectors(matrix, self.dimension)
         self._caveats = () if randomness.secure else (SEEDED,)
         return self
 
     def transform(self, X: ArrayLike) -> Projection:
-        """Projects records as they are, not scaled; of private records this is private.
+        """Projects records as they are, not brought to norm one; of private records it is private.
 
         A record that is not finite has a projection that is not finite.
         """
-        components = self.components_
+        components = self.components_ * self.scales_
         records, width = _records(X)
         if width != len(components):
             raise InvalidInput(
@@ -145,6 +168,8 @@ class PrivatePCA:
         np.savez(
             stored,
             components=self.components_,
+            eigenvalues=self._eigenvalues,
+            whiten=np.float64(self.whiten),
             noise_multiplier=np.float64(self._event.noise_multiplier),
             sample_rate=np.float64(self._event.sample_rate),
             caveats=np.array(self._caveats, dtype=np.str_),
@@ -158,6 +183,8 @@ class PrivatePCA:
         try:
             with place.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 components = np.asarray(stored["components"])
+                eigenvalues = np.asarray(stored["eigenvalues"], dtype=np.float64)
+                whiten = float(stored["whiten"])
                 caveats = tuple(str(caveat) for caveat in stored["caveats"])
                 noise = float(stored["noise_multiplier"])
                 rate = float(stored["sample_rate"])
@@ -165,13 +192,15 @@ class PrivatePCA:
                 raise ValueError
             if components.dtype != np.float32 or not np.isfinite(components).all():
                 raise ValueError
-            pca = cls(components.shape[1], noise_multiplier=noise, sample_rate=rate)
+            if eigenvalues.shape != components.shape[1:] or not np.isfinite(eigenvalues).all():
+                raise ValueError
+            pca = cls(components.shape[1], noise_multiplier=noise, sample_rate=rate, whiten=whiten)
         except OSError as error:
             why = error.strerror or "it is damaged"
             raise InvalidInput(f"{place} cannot be read: {why.lower()}") from None
         except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
             raise InvalidInput(f"{place} is not a saved PCA; fit and save it again") from None
-        pca._components, pca._caveats = components, caveats
+        pca._components, pca._eigenvalues, pca._caveats = components, eigenvalues, caveats
         return pca
 
 
@@ -213,17 +242,17 @@ def _unit_rows(rows: FloatMatrix) -> FloatMatrix:
     return np.trunc(rows, out=rows)
 
 
-def _leading_eigenvectors(matrix: FloatMatrix, count: int) -> Projection:
-    """As columns, largest eigenvalue first, with the sign that makes the largest entry positive."""
+def _leading_eigenvectors(matrix: FloatMatrix, count: int) -> tuple[FloatMatrix, Projection]:
+    """Eigenvalues, largest first, and vectors as columns, whose largest entry is positive."""
     from scipy.linalg import eigh
 
     width = len(matrix)
-    _, vectors = eigh(
+    values, vectors = eigh(
         matrix, subset_by_index=(width - count, width - 1), overwrite_a=True, check_finite=False
     )
     vectors = vectors[:, ::-1]
     peaks = vectors[np.abs(vectors).argmax(axis=0), np.arange(count)]
-    return np.ascontiguousarray(vectors * np.sign(peaks), dtype=np.float32)
+    return values[::-1].copy(), np.ascontiguousarray(vectors * np.sign(peaks), dtype=np.float32)
 
 
 def _records(X: ArrayLike) -> tuple[NDArray[Any], int]:

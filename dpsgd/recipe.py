@@ -50,6 +50,7 @@ class PcaSpec(Section):
     dimension: AtLeastOne
     noise_multiplier: Positive
     sample_rate: Share = 1.0
+    whiten: Annotated[float, Field(ge=0, le=1)] = 0.0  # from the noised eigenvalues: free
 
 
 class FeaturesSpec(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -15,7 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import dpsgd.pca as module
-from dpsgd.pca import LARGEST_WIDTH, SEEDED, PrivatePCA, _sum_of_products, _unit_rows
+from dpsgd.pca import (
+    LARGEST_WIDTH,
+    SEEDED,
+    PrivatePCA,
+    _sum_of_products,
+    _unit_rows,
+    add_symmetric_noise,
+)
 from pate.accounting import Repeated, SampledGaussian, compose
 from pate.accounting.dpsgd import DpsgdAccountant, Method
 from pate.accounting.guarantee import Conversion, Neighbours
@@ -332,7 +340,14 @@ def test_saved_and_loaded_it_is_the_same(tmp_path, seed):
     with pytest.raises(InvalidInput, match="costs again"):
         loaded.fit(rows)
     with np.load(tmp_path / "pca.npz", allow_pickle=False) as stored:
-        assert set(stored) == {"components", "noise_multiplier", "sample_rate", "caveats"}
+        assert set(stored) == {
+            "components",
+            "eigenvalues",
+            "whiten",
+            "noise_multiplier",
+            "sample_rate",
+            "caveats",
+        }
 
 
 def test_what_is_not_a_saved_pca_is_refused(tmp_path):
@@ -400,3 +415,36 @@ def test_it_needs_no_torch():
     code = "import dpsgd.pca, sys; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
+
+
+def test_whitening_brings_components_to_a_like_size():
+    rows = np.random.default_rng(4).normal(size=(4000, 6)) * [8.0, 4.0, 2.0, 1.0, 0.5, 0.25]
+    plain = PrivatePCA(6, noise_multiplier=1e-6).fit(rows, insecure_seed=1)
+    half = PrivatePCA(6, noise_multiplier=1e-6, whiten=0.5).fit(rows, insecure_seed=1)
+    whole = PrivatePCA(6, noise_multiplier=1e-6, whiten=1.0).fit(rows, insecure_seed=1)
+    units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    sizes = [np.sqrt((pca.transform(units) ** 2).mean(axis=0)) for pca in (plain, half, whole)]
+    assert np.ptp(sizes[2]) < 0.01 * sizes[2][0]
+    assert sizes[1] == pytest.approx(np.sqrt(sizes[0] * sizes[0][0]), rel=0.01)
+    assert plain.scales_.tolist() == [1.0] * 6
+    assert np.array_equal(half.components_, plain.components_)  # directions stay of norm one
+
+
+def test_whitening_uses_the_noised_eigenvalues_only():
+    """The same noised matrix gives the same scales, whatever the records were."""
+    rows = np.eye(5).repeat(40, axis=0)
+    noisy = PrivatePCA(3, noise_multiplier=50.0, whiten=1.0).fit(rows, insecure_seed=7)
+    matrix = matrix_of(rows)
+    generator = np.random.default_rng(7)
+    add_symmetric_noise(matrix, std=50.0, generator=generator)
+    values = np.linalg.eigvalsh(matrix)[::-1][:3]
+    expected = np.maximum(values / values[0], 1e-6) ** -0.5
+    assert noisy.scales_ == pytest.approx(expected, rel=1e-5)
+
+
+def test_weak_and_negative_eigenvalues_stay_finite():
+    nothing = PrivatePCA(4, noise_multiplier=3.0, whiten=1.0).fit(np.zeros((10, 4)))
+    assert np.isfinite(nothing.scales_).all()
+    for whiten in (-0.1, 1.5, math.nan):
+        with pytest.raises(InvalidInput, match="whiten is"):
+            PrivatePCA(2, noise_multiplier=1.0, whiten=whiten)
