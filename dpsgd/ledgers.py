@@ -1,14 +1,13 @@
-"""The ledger of a private data set: where it lies, how a run opens it, and what it says."""
+"""The ledger of a private data set: where it lies, and how a run opens it."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from dpsgd.recipe import Recipe
 from dpsgd.run_plan import RunPlan
-from pate.accounting import Conversion, Guarantee, Ledger, Mode, Neighbours, compose
-from pate.errors import LedgerError
+from pate.accounting import Ledger, Neighbours, compose
+from pate.accounting.data_ledger import open_data_ledger
 
 
 def ledger_path(recipe: Recipe, data_root: Path, *, seeded: bool = False) -> Path:
@@ -28,42 +27,10 @@ def open_ledger(recipe: Recipe, plan: RunPlan, path: Path) -> Ledger:
     for the first plan, which was made without a look at any record.
     """
     privacy = recipe.privacy
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LedgerError(f"cannot make the folder {path.parent}: {error.strerror}") from error
-    if path.exists():
-        ledger = Ledger.open(path)
-        agreed = ledger.terms.budget
-        if privacy.budget is not None and privacy.budget != agreed.epsilon:
-            ledger.close()
-            raise LedgerError(
-                f"the ledger at {path} was agreed on with a budget of ε {agreed.epsilon:g}; "
-                f"privacy.budget is {privacy.budget:g}, and a budget never changes"
-            )
-        return ledger
-    moment = None
-    if privacy.budget is None:
-        moment = compose(plan.events).guarantee(delta=privacy.delta).moment
-    budget = Guarantee(
-        epsilon=math.inf if privacy.budget is None else privacy.budget,
+    return open_data_ledger(
+        path,
+        budget=privacy.budget,
         delta=privacy.delta,
-        moment=moment,
         neighbours=Neighbours.ADD_REMOVE,
-        conversion=Conversion.IMPROVED,
+        moment=compose(plan.events).guarantee(delta=privacy.delta).moment,
     )
-    mode = Mode.ODOMETER if privacy.budget is None else Mode.FILTER
-    return Ledger.open(path, budget=budget, mode=mode)
-
-
-def ledger_line(ledger: Ledger) -> str:
-    """Spent and left, in a sentence, with the figure that may be published of it all."""
-    spent, whole = ledger.spent(), ledger.guarantee()
-    text = (
-        f"{ledger.path.name}, all releases: so far ε {spent.epsilon:.4g} at δ {spent.delta:g}; "
-        f"to be published: ε {whole.epsilon:.4g}"
-    )
-    if ledger.terms.mode is Mode.ODOMETER:
-        return f"{text}; no budget was set"
-    left = ledger.terms.budget.epsilon - spent.epsilon
-    return f"{text}; left {left:.4g} of {ledger.terms.budget.epsilon:g}"

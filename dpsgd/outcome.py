@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpsgd.ledgers import ledger_line, ledger_path
+from dpsgd.ledgers import ledger_path
 from dpsgd.recipe import Recipe
 from pate.accounting import Ledger
+from pate.accounting.data_ledger import budget_line
 from pate.artifacts import Artifact, Store, fingerprint
 
 STAGE = "training"
@@ -56,5 +57,5 @@ def find_outcome(
     line = None
     if path.exists():
         with Ledger.open(path) as ledger:
-            line = ledger_line(ledger)
+            line = budget_line(ledger)
     return Outcome(artifact=store.open(STAGE, name), new=new, ledger=line)

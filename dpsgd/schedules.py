@@ -43,9 +43,32 @@ class Constant:
         return f"{self.value:g}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """From ``start`` to ``end`` over ``steps``, then constant."""
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check(self.start, self.end)
+        _check_steps(self.steps)
+
+    def __call__(self, step: int) -> float:
+        return self.end if step >= self.steps else self.at(step / self.steps)
+
+    def at(self, share: float) -> float:
+        """Where a share of the way leads."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        return f"{self.start:g} to {self.end:g} over {self.steps} steps"
+
+
 @final
 @dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(_Way):
     """In a straight line from ``start`` to ``end`` over ``steps``, then constant.
 
     Abadi et al. 2016, Section 5.2, lower the learning rate from 0.1 to 0.052 in this way.
@@ -55,45 +78,21 @@ class Linear:
     (0.5, 0.375, 0.25, 0.25)
     """
 
-    start: float
-    end: float
-    steps: int
-
-    def __post_init__(self) -> None:
-        _check(self.start, self.end)
-        _check_steps(self.steps)
-
-    def __call__(self, step: int) -> float:
-        share = min(step / self.steps, 1.0)
-        return self.end if share == 1 else self.start + share * (self.end - self.start)
-
-    def describe(self) -> str:
-        return f"{self.start:g} to {self.end:g} over {self.steps} steps"
+    def at(self, share: float) -> float:
+        return self.start + share * (self.end - self.start)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Exponential:
+class Exponential(_Way):
     """By equal factors from ``start`` to ``end`` over ``steps``, then constant.
 
     >>> Exponential(4.0, 1.0, steps=2)(1)
     2.0
     """
 
-    start: float
-    end: float
-    steps: int
-
-    def __post_init__(self) -> None:
-        _check(self.start, self.end)
-        _check_steps(self.steps)
-
-    def __call__(self, step: int) -> float:
-        share = min(step / self.steps, 1.0)
-        return self.end if share == 1 else self.start * math.exp(share * self._logarithm())
-
-    def _logarithm(self) -> float:
-        return math.log(self.end / self.start)
+    def at(self, share: float) -> float:
+        return self.start * math.exp(share * math.log(self.end / self.start))
 
     def describe(self) -> str:
         return f"{self.start:g} to {self.end:g} by equal factors over {self.steps} steps"

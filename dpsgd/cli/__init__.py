@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import sys
-
 import typer
 
 from dpsgd.cli import epsilon, recipes, train
-from pate.errors import PateError
+from pate.console import run_command
 
 app = typer.Typer(
     name="dpsgd",
@@ -22,8 +19,6 @@ app.command("train")(train.train)
 app.command("epsilon")(epsilon.epsilon)
 app.command("recipes")(recipes.recipes)
 app.command("new")(recipes.new)
-
-_INTERRUPTED = 130
 
 
 def _version(wanted: bool) -> None:
@@ -45,22 +40,4 @@ def _root(
 
 def main() -> None:
     """Runs a command; a user's mistake is one sentence and exit code 2, never a traceback."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without ε gets a question mark
-    try:
-        app()
-    except PateError as error:
-        print(f"dpsgd: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except SystemExit as stop:
-        if stop.code == _INTERRUPTED:  # typer leaves silently on Ctrl-C
-            print(f"dpsgd: interrupted{train.how_to_go_on()}", file=sys.stderr)
-        raise
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output went away: nothing left to say
-        sys.exit(141)
-    except OSError as error:  # of a file no part had in mind: a name too long, a closed folder
-        reason = error.strerror or type(error).__name__
-        print(f"dpsgd: {error.filename or 'a file'}: {reason.lower()}", file=sys.stderr)
-        sys.exit(PateError.exit_code)
+    run_command("dpsgd", app, when_interrupted=train.how_to_go_on)

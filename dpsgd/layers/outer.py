@@ -50,9 +50,8 @@ def _laid_out(
     return laid_out
 
 
-@final
-class _Single:
-    """One position for each example."""
+class _Outer:
+    """Inputs and output gradients, and the parameters between them that are trained."""
 
     def __init__(
         self,
@@ -65,6 +64,11 @@ class _Single:
         self._grads = grads
         self._weight = weight
         self._bias = bias
+
+
+@final
+class _Single(_Outer):
+    """One position for each example."""
 
     def norms_squared(self) -> Tensor:
         lengths = squared_norms(self._grads)
@@ -86,20 +90,8 @@ class _Single:
 
 
 @final
-class _Sequence:
+class _Sequence(_Outer):
     """Several positions for each example, through their inner products."""
-
-    def __init__(
-        self,
-        inputs: Tensor,
-        grads: Tensor,
-        weight: nn.Parameter | None,
-        bias: nn.Parameter | None,
-    ) -> None:
-        self._inputs = inputs
-        self._grads = grads
-        self._weight = weight
-        self._bias = bias
 
     def norms_squared(self) -> Tensor:
         total = self._grads.new_zeros(len(self._grads))

@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pate.accounting import Ledger, Mode
+from pate.accounting import Ledger
+from pate.accounting.data_ledger import budget_line
 from pate.datasets import data_root as default_root
 from pate.pipeline.runner import Run, find_data_root, read_resolved
 from pate.pipeline.spending import ledger_path, open_ledger
@@ -134,19 +135,6 @@ def show_status(
         return
     with Ledger.open(place) as ledger:
         console.print(budget_line(ledger), soft_wrap=True)
-
-
-def budget_line(ledger: Ledger) -> str:
-    """Spent and left, in a sentence, with the figure that may be published of it all."""
-    spent, whole = ledger.spent(), ledger.guarantee()
-    text = (
-        f"{ledger.path.name}, all releases: so far ε {spent.epsilon:.4g} at δ "
-        f"{spent.delta:g}; to be published: ε {whole.epsilon:.4g}"
-    )
-    if ledger.terms.mode is Mode.ODOMETER:
-        return f"{text}; no budget was set"
-    left = ledger.terms.budget.epsilon - spent.epsilon
-    return f"{text}; left {left:.4g} of {ledger.terms.budget.epsilon:g}"
 
 
 def show_ledger(ledger: Ledger) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
-from pate.accounting import Conversion, Guarantee, Ledger, Mode, Neighbours
-from pate.errors import LedgerError
+from pate.accounting import Conversion, Ledger, Neighbours
+from pate.accounting.data_ledger import open_data_ledger
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Options
 
@@ -26,28 +25,12 @@ def open_ledger(recipe: Recipe, options: Options, *, moment: float | None = None
     Without a budget it is an odometer: it reports, and refuses nothing; its λ is then ``moment``,
     the best one for the first plan, which was made without a look at any vote.
     """
-    path = ledger_path(recipe, options.data_root, seeded=options.insecure_seed is not None)
     privacy = recipe.privacy
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LedgerError(f"cannot make the folder {path.parent}: {error.strerror}") from error
-    if path.exists():
-        ledger = Ledger.open(path)
-        agreed = ledger.terms.budget
-        if privacy.budget is not None and privacy.budget != agreed.epsilon:
-            ledger.close()
-            raise LedgerError(
-                f"the ledger at {path} was agreed on with a budget of ε {agreed.epsilon:g}; "
-                f"privacy.budget is {privacy.budget:g}, and a budget never changes"
-            )
-        return ledger
-    budget = Guarantee(
-        epsilon=math.inf if privacy.budget is None else privacy.budget,
+    return open_data_ledger(
+        ledger_path(recipe, options.data_root, seeded=options.insecure_seed is not None),
+        budget=privacy.budget,
         delta=privacy.delta,
-        moment=moment if privacy.budget is None else None,
         neighbours=Neighbours.REPLACE_ONE,
         conversion=Conversion(privacy.conversion),
+        moment=moment,
     )
-    mode = Mode.ODOMETER if privacy.budget is None else Mode.FILTER
-    return Ledger.open(path, budget=budget, mode=mode)

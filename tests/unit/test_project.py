@@ -26,13 +26,14 @@ LAYERS = [
     ["pipeline"],
     ["students", "testing"],
     ["partition", "teachers", "votes", "mechanisms", "encoders", "datasets"],
-    ["artifacts", "engines", "plugins", "reading", "vision"],
+    ["artifacts", "console", "engines", "plugins", "reading", "vision"],
     ["accounting", "randomness"],
     ["errors"],
 ]
 HEIGHT = {name: -level for level, names in enumerate(LAYERS) for name in names}
 OPEN_TO_DPSGD = {
-    "accounting", "artifacts", "datasets", "encoders", "errors", "plugins", "randomness", "reading",
+    "accounting", "artifacts", "console", "datasets", "encoders", "errors", "plugins", "randomness",
+    "reading",
 }  # fmt: skip
 
 
