@@ -25,6 +25,8 @@ from torch import Tensor
 from dpsgd.schedules import Schedule, as_schedule
 from pate.errors import InvalidInput
 
+_FARTHEST = 1e8  # of an adaptive norm from where it began, as a factor
+
 
 class Clipper(Protocol):
     """A clipping rule at work; what it learns it learns with noise, so its state is public."""
@@ -176,7 +178,10 @@ class _Shorten:
     shares: tuple[float, ...] = (1.0,)  # of the noise multipliers of the groups, relative
 
     def bounds(self, step: int) -> tuple[float, ...]:
-        return tuple(norm(step) for norm in self.norms)
+        found = tuple(norm(step) for norm in self.norms)
+        for each in found:
+            _check("a clipping norm", each)  # a user's own schedule may return anything
+        return found
 
     def factors(self, norms: Tensor, step: int) -> Tensor:
         return _shortened(norms, self.bounds(step))
@@ -222,7 +227,7 @@ class _Adapt:
         return (self.max_norm,)
 
     def factors(self, norms: Tensor, step: int) -> Tensor:
-        # An example without a finite norm counts as too long, as its gradient counts as nothing.
+        # An example without a finite gradient is not here: it moves the count by nothing at all.
         self._excess = self._excess + ((norms <= self.max_norm).to(norms.dtype) - 0.5).sum()
         return _shortened(norms, self.bounds(step))
 
@@ -241,7 +246,10 @@ class _Adapt:
         noised = float(self._excess) + self._count_noise * normal()
         share = noised / lot_size + 0.5
         change = self.rule.learning_rate * (share - self.rule.quantile)
-        self.max_norm *= math.exp(-max(-1.0, min(1.0, change)))
+        wanted = self.max_norm * math.exp(-max(-1.0, min(1.0, change)))
+        self.max_norm = min(
+            max(wanted, self.rule.initial / _FARTHEST), self.rule.initial * _FARTHEST
+        )
         self._excess = 0.0
 
     def state(self) -> dict[str, float]:

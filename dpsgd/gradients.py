@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Iterator
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from dpsgd.clipping import Clipper
-from dpsgd.layers import Materialised, Site, Trace
+from dpsgd.comparing import COMPARED, compare, without_chance
+from dpsgd.layers import Materialised, Site, Trace, UnsuitableModel
 from dpsgd.layers.trace import added
 from dpsgd.losses import Loss
-from dpsgd.recording import UnsuitableModel, find_sites, trace_pass
+from dpsgd.recording import find_sites, learn_arguments, trace_pass
 
 Inputs = Tensor | tuple[Tensor, ...]
-
-_COMPARED = 3  # examples that are held against ordinary autograd before the first step
-_ROUNDING = 1e-3  # float32 through a deep network; a wrong gradient is far off
 
 
 @final
@@ -67,15 +62,15 @@ class ClippedGradients:
         if len(targets) == 0:
             return
         given = inputs if isinstance(inputs, tuple) else (inputs,)
-        if not self._exact:
-            self._exact = self._compare(given, targets)
-        traces, norms = self._run(given, targets, per_layer=clipper.per_layer)
-        finite = torch.isfinite(norms).all(0)
-        if not bool(finite.all()):
+        self._exact = self._exact or self.check(given, targets)
+        while True:  # until all are finite: dropout may fall differently on the next pass
+            traces, norms = self._run(given, targets, per_layer=clipper.per_layer)
+            finite = torch.isfinite(norms).all(0)
+            if bool(finite.all()):
+                break
             given, targets = tuple(each[finite] for each in given), targets[finite]
             if len(targets) == 0:
                 return
-            traces, norms = self._run(given, targets, per_layer=clipper.per_layer)
         factors = clipper.factors(norms, step) * scale
         with torch.no_grad():
             for group, trace in enumerate(traces):
@@ -85,6 +80,7 @@ class ClippedGradients:
     def norms(self, inputs: Inputs, targets: Tensor, *, clipper: Clipper) -> Tensor:
         """How long each example's gradient is: (groups, examples), one group where all are one."""
         given = inputs if isinstance(inputs, tuple) else (inputs,)
+        self._exact = self._exact or self.check(given, targets)
         return self._run(given, targets, per_layer=clipper.per_layer)[1]
 
     def _run(
@@ -102,40 +98,29 @@ class ClippedGradients:
             rows = [nothing if each is None else each for each in squares]
             return traces, torch.stack(rows).sqrt_()
 
-    def _compare(self, inputs: tuple[Tensor, ...], targets: Tensor) -> bool:
-        """Holds a few examples against ordinary autograd, one at a time; True once that was done.
+    def fits(self, model: nn.Module) -> bool:
+        """Whether a model still has the layers and the trained parameters it had."""
+        found = {(site.module, *site.parameters.values()) for site in find_sites(model)}
+        return found == {(site.module, *site.parameters.values()) for site in self._sites}
 
-        Finds what no look at the layers' types can: a weight that is used outside its layer,
-        examples that are not in the first dimension, examples that change one another.
+    def check(self, inputs: Inputs, targets: Tensor) -> bool:
+        """Holds a few examples against ordinary autograd; True once there were enough.
+
+        Raises :class:`UnsuitableModel` where they differ. Every trainer's first lot is checked.
         """
-        few = tuple(each[:_COMPARED] for each in inputs)
-        labels = targets[:_COMPARED]
-        with _evaluating(self._model):
-            _, norms = self._run(few, labels, per_layer=True)
-            for index in range(len(labels)):
-                one = tuple(each[index : index + 1] for each in few)
-                lengths = self._one_by_autograd(one, labels[index : index + 1])
-                self._require_equal(norms[:, index].tolist(), lengths)
-        return len(labels) == _COMPARED
-
-    def _one_by_autograd(self, one: tuple[Tensor, ...], label: Tensor) -> list[float]:
-        loss = self._loss(self._model(*one), label).sum()
-        lengths = []
-        for parameters in self.groups:
-            grads = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
-            lengths.append(math.hypot(*(float(each.norm()) for each in grads if each is not None)))
-        return lengths
-
-    def _require_equal(self, found: list[float], lengths: list[float]) -> None:
-        rounding = _ROUNDING / 100 * math.hypot(*lengths)
-        for group, (ours, length) in enumerate(zip(found, lengths, strict=True)):
-            if abs(ours - length) > _ROUNDING * length + rounding:
-                raise UnsuitableModel(
-                    f"the gradient of {', '.join(self.names[group])} is not what ordinary "
-                    "differentiation of one example gives; is a weight used outside its layer, "
-                    "does an example change another, or are the examples not in the first "
-                    "dimension?"
-                )
+        given = inputs if isinstance(inputs, tuple) else (inputs,)
+        few, labels = tuple(each[:COMPARED] for each in given), targets[:COMPARED]
+        with without_chance(self._model, training=False):
+            learn_arguments(self._model, self._sites, few, len(labels))
+        return compare(
+            self._model,
+            self._loss,
+            lambda: self._run(few, labels, per_layer=True)[1],
+            few,
+            labels,
+            groups=self.groups,
+            names=self.names,
+        )
 
 
 def _named_parameters(group: list[Site]) -> dict[str, nn.Parameter]:
@@ -145,18 +130,6 @@ def _named_parameters(group: list[Site]) -> dict[str, nn.Parameter]:
             if all(parameter is not each for each in named.values()):
                 named[f"{site.name}.{local}" if site.name else local] = parameter
     return named
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation mode, so that nothing in it is left to chance."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _share_parameters(sites: list[Site]) -> list[list[Site]]:

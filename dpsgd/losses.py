@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -69,6 +71,27 @@ def checked_losses(losses: Tensor, examples: int) -> Tensor:
             'return one number for each example, shape (examples,): use reduction="none"'
         )
     return losses
+
+
+def require_apart(loss: Loss, outputs: Any, targets: Tensor, losses: Tensor) -> None:
+    """Refuses a user's loss in which one example's loss depends on the others.
+
+    Weights by class frequency, or a mean that was multiplied back, have the right shape; clipping
+    would not bound what one example does through the others' losses. Part of the batch must give
+    the same losses. Ours are known to.
+    """
+    if loss in LOSSES.values() or len(targets) < 2 or not isinstance(outputs, Tensor):
+        return
+    middle = len(targets) // 2
+    with torch.no_grad():
+        for part in (slice(0, 1), slice(0, middle), slice(middle, None)):
+            alone = loss(outputs[part].detach(), targets[part])
+            same = torch.isclose(alone, losses[part].detach(), rtol=1e-4, atol=1e-6, equal_nan=True)
+            if alone.shape != losses[part].shape or not bool(same.all()):
+                raise InvalidInput(
+                    "the loss of an example changes with the others in its batch; use a loss that "
+                    "looks at each example on its own"
+                )
 
 
 def _within(losses: Tensor) -> Tensor:

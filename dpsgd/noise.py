@@ -72,19 +72,18 @@ class _FromBytes:
     def fill(self, tensors: Sequence[Tensor], stds: Sequence[float]) -> None:
         for tensor, std in zip(tensors, stds, strict=True):
             if tensor.device.type == "cpu" and tensor.is_contiguous():
-                self._draw(tensor.view(-1))
-                tensor.mul_(std)
+                self._draw(tensor.view(-1), std)
             else:
                 drawn = torch.empty(tensor.shape, dtype=tensor.dtype)
-                self._draw(drawn.view(-1))
-                tensor.copy_(drawn.mul_(std))
+                self._draw(drawn.view(-1), std)
+                tensor.copy_(drawn)
 
     def normal(self) -> float:
         one = torch.empty(1, dtype=torch.float64)
-        self._draw(one)
+        self._draw(one, 1.0)
         return float(one)
 
-    def _draw(self, out: Tensor) -> None:
+    def _draw(self, out: Tensor, std: float) -> None:
         for start in range(0, len(out), 2 * _BLOCK):
             block = out[start : start + 2 * _BLOCK]
             pairs = (len(block) + 1) // 2
@@ -93,7 +92,7 @@ class _FromBytes:
             np.multiply(words, 2.0**-63, out=uniform.numpy())  # uniform on [−1, 1]
             radius, angle = uniform[:pairs], uniform[pairs:].mul_(math.pi)
             # |0| would have an infinite radius; half a step stands for it.
-            radius.abs_().clamp_(min=2.0**-64).log_().mul_(-2.0).sqrt_()
+            radius.abs_().clamp_(min=2.0**-64).log_().mul_(-2.0).sqrt_().mul_(std)
             cosine = torch.cos(angle, out=self._cosine[:pairs])
             block[:pairs] = cosine.mul_(radius)
             block[pairs:] = angle.sin_().mul_(radius)[: len(block) - pairs]

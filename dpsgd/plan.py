@@ -53,6 +53,8 @@ def requested(
         raise InvalidInput("give exactly one of epochs, steps and until_epsilon")
     name, value = chosen[0]
     whole = isinstance(value, int) and not isinstance(value, bool)
+    if name == "until_epsilon" and not isinstance(value, (int, float)):
+        raise InvalidInput(f"until_epsilon is {value!r}; it must be a number above zero")
     if name != "until_epsilon" and not (whole and value >= 1):
         raise InvalidInput(f"{name} is {value!r}; it must be a whole number, 1 or more")
     return name, value

@@ -18,14 +18,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
-from dpsgd.layers import Call, Site, Trace, rule_for
-from dpsgd.layers.fallback import LooseCall, detached, fallback, float_outputs
-from dpsgd.losses import Loss, checked_losses
-from pate.errors import PateError
-
-
-class UnsuitableModel(PateError):
-    """A model whose examples' gradients cannot be told apart, or not exactly."""
+from dpsgd.layers import Call, Site, Trace, UnsuitableModel, rule_for
+from dpsgd.layers.fallback import LooseCall, detached, fallback, float_outputs, rows_of
+from dpsgd.losses import Loss, checked_losses, require_apart
 
 
 def find_sites(model: nn.Module) -> list[Site]:
@@ -60,6 +55,7 @@ def _trains(module: nn.Module) -> bool:
 @dataclass(slots=True, eq=False)
 class _Record:
     site: Site
+    number: int  # of the use
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     edges: list[GradientEdge]  # of the outputs as they were, whatever is done to them in place
@@ -86,7 +82,9 @@ def trace_pass(
     """Runs the model forwards and backwards once; a trace for each site, None where unused."""
     records: list[_Record] = []
     with _held_fixed(model, sites), _recording(sites, records), torch.enable_grad():
-        losses = checked_losses(loss(model(*inputs), targets), len(targets))
+        outputs = model(*inputs)
+        losses = checked_losses(loss(outputs, targets), len(targets))
+        require_apart(loss, outputs, targets, losses)
         _require_untouched(records)
         edges = [edge for record in records for edge in record.edges]
         if not losses.requires_grad:
@@ -102,6 +100,31 @@ def trace_pass(
         return [_trace(site, calls[id(site)]) for site in sites]
 
 
+def learn_arguments(
+    model: nn.Module, sites: list[Site], inputs: tuple[Tensor, ...], examples: int
+) -> None:
+    """Notes which arguments of layers without a rule follow the number of examples.
+
+    Two numbers are tried: an argument that all examples share (a mask, a table) may happen to have
+    as many rows as there are examples, but not twice.
+    """
+    sizes = [examples] if examples == 1 else [examples, examples - 1]
+    found: dict[tuple[int, int], list[tuple[bool, ...]]] = {}
+    for size in sizes:
+        records: list[_Record] = []
+        with _held_fixed(model, sites), _recording(sites, records), torch.enable_grad():
+            model(*(each[:size] for each in inputs))
+        for record in records:
+            leaves = pytree.tree_leaves((record.args, record.kwargs))
+            key = id(record.site), record.number
+            found.setdefault(key, []).append(rows_of(leaves, size))
+    for site in sites:
+        site.per_example.clear()
+        uses = [(number, rows) for (key, number), rows in found.items() if key == id(site)]
+        for number, rows in uses:
+            site.per_example[number] = tuple(all(each) for each in zip(*rows, strict=True))
+
+
 def _trace(site: Site, calls: list[Any]) -> Trace | None:
     if not calls:
         return None
@@ -112,7 +135,9 @@ def _trace(site: Site, calls: list[Any]) -> Trace | None:
 def _call(record: _Record, came_back: dict[int, Tensor], examples: int) -> Call | LooseCall:
     tensors = list(came_back.values())
     if rule_for(record.site.module) is None:
-        call: Call | LooseCall = LooseCall(record.args, record.kwargs, came_back, examples)
+        call: Call | LooseCall = LooseCall(
+            record.number, record.args, record.kwargs, came_back, examples
+        )
     else:
         (given,) = (*record.args, *record.kwargs.values())
         tensors.append(given)
@@ -120,7 +145,7 @@ def _call(record: _Record, came_back: dict[int, Tensor], examples: int) -> Call 
     for tensor in tensors:
         if tensor.dim() == 0 or tensor.shape[0] != examples:
             raise UnsuitableModel(
-                f"layer {_named(record.site)} works on shape {tuple(tensor.shape)} in a batch of "
+                f"layer {record.site} works on shape {tuple(tensor.shape)} in a batch of "
                 f"{examples}; keep the examples in the first dimension throughout the model"
             )
     return call
@@ -167,7 +192,7 @@ def _record(
 ) -> Any:
     if not torch.is_grad_enabled():
         raise UnsuitableModel(
-            f"layer {_named(site)} is trained and runs without gradients (under no_grad, or in a "
+            f"layer {site} is trained and runs without gradients (under no_grad, or in a "
             "checkpoint that recomputes it); run it plainly, or freeze its parameters"
         )
     if rule_for(module) is None:  # what it returns may be what it was given
@@ -180,6 +205,7 @@ def _record(
     records.append(
         _Record(
             site=site,
+            number=sum(record.site is site for record in records),
             args=args,
             kwargs=kwargs,
             edges=[get_gradient_edge(each) for each in outputs],
@@ -198,10 +224,6 @@ def _require_untouched(records: list[_Record]) -> None:
     for record in records:
         if any(tensor._version != version for tensor, version in record.versions):
             raise UnsuitableModel(
-                f"what layer {_named(record.site)} was given is changed in place later on "
+                f"what layer {record.site} was given is changed in place later on "
                 "(x += …, relu_); write that without working in place"
             )
-
-
-def _named(site: Site) -> str:
-    return f"{site.name or 'model'} ({type(site.module).__name__})"

@@ -32,9 +32,9 @@ def as_records(dataset: Any, *, dtype: torch.dtype = torch.float32) -> Records:
     >>> records.take(np.array([2, 0]))[1]
     tensor([2, 0])
     """
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         return _Whole(*dataset.tensors, dtype=dtype)
-    if isinstance(dataset, Subset):
+    if type(dataset) is Subset:  # a subclass may hand out something else
         return _Part(as_records(dataset.dataset, dtype=dtype), dataset.indices)
     if isinstance(dataset, (tuple, list)) and len(dataset) == 2:
         return _Whole(*dataset, dtype=dtype)
@@ -47,11 +47,20 @@ def as_records(dataset: Any, *, dtype: torch.dtype = torch.float32) -> Records:
 
 
 def first_inputs(records: Records, *, count: int = 4) -> Tensor | None:
-    """A few inputs to try a model on; None where there are not enough different ones."""
-    if len(records) < count:
+    """A few inputs to try a model on; made up where there are not enough different ones.
+
+    None where they are whole numbers, all alike: what else a model takes cannot be known.
+    """
+    if not len(records):
         return None
-    inputs, _ = records.take(np.arange(count))
-    return None if bool((inputs == inputs[0]).all()) else inputs
+    inputs, _ = records.take(np.arange(min(len(records), 16 * count)))
+    others = (inputs != inputs[0]).flatten(1).any(1).nonzero().squeeze(1)
+    if len(others) >= count - 1:
+        return torch.cat([inputs[:1], inputs[others[: count - 1]]])
+    if not inputs.is_floating_point():
+        return None
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn((count, *inputs.shape[1:]), generator=generator, dtype=inputs.dtype)
 
 
 @final

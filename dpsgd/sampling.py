@@ -119,7 +119,8 @@ def rate_of(records: int, lot_size: float) -> float:
     """
     if records < 1:
         raise InvalidInput("the data set is empty; there is nothing to train on")
-    if isinstance(lot_size, bool) or not (math.isfinite(lot_size) and lot_size > 0):
+    number = isinstance(lot_size, (int, float)) and not isinstance(lot_size, bool)
+    if not (number and math.isfinite(lot_size) and lot_size > 0):
         raise InvalidInput(f"lot_size is {lot_size!r}; it must be a finite number above zero")
     if lot_size > records:
         raise InvalidInput(

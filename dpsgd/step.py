@@ -50,7 +50,10 @@ class PrivateStep:
 
     def __post_init__(self) -> None:
         self._parameters = [each for group in self.gradients.groups for each in group]
-        self._sums = [torch.zeros_like(each) for each in self._parameters]
+        self._sums = [
+            torch.zeros_like(each, memory_format=torch.contiguous_format)
+            for each in self._parameters
+        ]
         trained = {id(each) for each in self._parameters}
         self._others = [each for each in self.model.parameters() if id(each) not in trained]
 

@@ -27,6 +27,7 @@ from dpsgd.choices import (
 )
 from dpsgd.clipping import Clipping
 from dpsgd.curves import Row
+from dpsgd.first_look import look_first
 from dpsgd.gradients import ClippedGradients
 from dpsgd.losses import Loss, per_example_loss
 from dpsgd.plan import BARE, Plan, Plans, make_plan, requested
@@ -37,6 +38,7 @@ from dpsgd.step import PrivateStep, float_type, mode, require_fitting
 from dpsgd.validation import validate
 from pate.accounting import Event, Guarantee, Ledger, event_to_json
 from pate.accounting.terms import moment_for
+from pate.artifacts import StoreError
 from pate.errors import BudgetExceeded, InvalidInput
 from pate.randomness import Randomness
 
@@ -126,7 +128,8 @@ class Trainer:
         lots = choose_lots(
             sampling, records=len(records), lot_size=lot_size, generator=randomness.generator
         )
-        gradients = ClippedGradients(self.model, per_example_loss(loss))
+        measured = per_example_loss(loss)
+        gradients = ClippedGradients(self.model, measured)
         self._step = PrivateStep(
             model=self.model,
             optimizer=optimizer,
@@ -152,6 +155,15 @@ class Trainer:
             prior=tuple(prior_events),
             caveats=tuple(each for each in caveats if each),
             moment=moment_for(goal),
+        )
+        look_first(
+            self.model,
+            gradients,
+            records,
+            loss=measured,
+            clipper=self._step.clipper,
+            noise_multiplier=self.spending.multiplier(0),
+            device=torch.device(device),
         )
         self._settings = self._step.describe() | {
             "noise_multiplier": repr(self.spending.noise_multiplier),
@@ -193,6 +205,7 @@ class Trainer:
         goes on to the end it was planned to have; one that was finished takes no step.
         """
         request = requested(epochs=epochs, steps=steps, until_epsilon=until_epsilon)
+        self._require_unchanged()
         with self._alone():
             plan = self._plans.known(request, steps=self.steps)
             if plan is None:
@@ -209,6 +222,7 @@ class Trainer:
         With a checkpoint every such step is written to disk: whoever calls sees the model between
         steps.
         """
+        self._require_unchanged()
         with self._alone():
             last = self._plans.last
             if last is None or not last.first <= self.steps < last.end:
@@ -257,16 +271,31 @@ class Trainer:
         return any(charge.release == plan.release for charge in self.ledger.charges())
 
     def _pay(self) -> None:
-        """Writes the plan down, then charges it; a refused plan is forgotten again."""
+        """Writes the plan down, then charges it; one that is refused untouched is forgotten again.
+
+        A plan of which steps were taken stays: no later one is carried out until it is paid for.
+        """
+        self._save()
         if self.ledger is None:
             return
-        self._save()
         try:
             self._plans.charge(self.ledger, self.spending)
         except BudgetExceeded:
-            self._plans.drop_last()
-            self._save()
+            last = self._plans.last
+            if last is not None and last.first == self.steps:
+                self._plans.drop_last()
+                self._save()
             raise
+
+    def _require_unchanged(self) -> None:
+        """A model that was changed since could train what nobody checked."""
+        validate(self.model)
+        require_fitting(self.model, self.optimizer)
+        if not self._step.gradients.fits(self.model):
+            raise InvalidInput(
+                "the layers or the trained parameters of the model changed since the trainer was "
+                "made; make a new trainer"
+            )
 
     def _carry_out(self, plan: Plan, evaluate: Evaluate | None, report: Report | None) -> None:
         started = time.perf_counter()
@@ -298,7 +327,13 @@ class Trainer:
         accuracy = None
         if evaluate is not None:
             with mode(self.model, training=False), torch.no_grad():
-                accuracy = float(evaluate(self.model))
+                said: Any = evaluate(self.model)
+            try:
+                accuracy = float(said)
+            except (TypeError, ValueError, RuntimeError):
+                raise InvalidInput(
+                    f"evaluate returned a {type(said).__name__}; it must return a number"
+                ) from None
         return Row(
             epoch=math.ceil(self.steps / self.steps_per_epoch),
             step=self.steps,
@@ -346,7 +381,19 @@ class Trainer:
             yield
         finally:
             self._step.forget_lot()
-            self._save_if_needed()
+            try:
+                self._save_if_needed()
+            except StoreError:
+                self._go_back()
+                raise
+
+    def _go_back(self) -> None:
+        """Undoes what could not be written down: a resume would draw those steps anew."""
+        assert self._checkpoint is not None
+        tensors, record = files.read(self._checkpoint)
+        self._step.unpack(tensors, record["state"])
+        self.history = [Row(**row) for row in record["history"]]
+        self.steps = record["steps"]
 
     def _save_if_needed(self) -> None:
         if self._saved != self.steps:

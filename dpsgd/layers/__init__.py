@@ -7,5 +7,6 @@ example's gradient, and the sum for given factors. Layers without a rule take th
 
 from dpsgd.layers.rules import rule_for
 from dpsgd.layers.trace import Call, Materialised, Site, Trace
+from dpsgd.layers.unsuitable import UnsuitableModel
 
-__all__ = ["Call", "Materialised", "Site", "Trace", "rule_for"]
+__all__ = ["Call", "Materialised", "Site", "Trace", "UnsuitableModel", "rule_for"]

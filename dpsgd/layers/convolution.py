@@ -7,13 +7,14 @@ cut out for a few examples at a time, so that they never take the memory of the 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpsgd.layers.outer import paired
+from dpsgd.layers.outer import cancelling, paired
 from dpsgd.layers.trace import (
     Call,
     Materialised,
@@ -45,13 +46,13 @@ def convolution(site: Site, calls: list[Call]) -> Trace:
 def _laid_out(site: Site, calls: list[Call]) -> dict[nn.Parameter, Tensor]:
     laid_out = {}
     if "weight" in site.parameters:
-        laid_out[site.parameters["weight"]] = added(_weight(site.module, call) for call in calls)
+        laid_out[site.parameters["weight"]] = added(_kernels(site.module, call) for call in calls)
     if "bias" in site.parameters:
         laid_out[site.parameters["bias"]] = added(call.grads.flatten(2).sum(2) for call in calls)
     return laid_out
 
 
-def _weight(module: Any, call: Call) -> Tensor:
+def _kernels(module: Any, call: Call) -> Tensor:
     """Every example's gradient of the kernel."""
     gradients = call.grads.new_empty(len(call.grads), *module.weight.shape)
     inputs = _padded(module, call.inputs)
@@ -64,32 +65,50 @@ def _weight(module: Any, call: Call) -> Tensor:
 
 @final
 class _Patches:
-    """Lengths through inner products of positions; the sum as one ordinary convolution."""
+    """Lengths through inner products of positions; the sum as one ordinary convolution.
+
+    Examples whose positions nearly cancel are laid out, as in :mod:`dpsgd.layers.outer`.
+    """
 
     def __init__(self, site: Site, call: Call) -> None:
         self._site = site
         self._call = call
+        self._weight = site.parameters["weight"]
+        self._bias = site.parameters.get("bias")
 
     def norms_squared(self) -> Tensor:
         module, call = self._site.module, self._call
-        total = call.grads.new_zeros(len(call.grads))
-        if "bias" in self._site.parameters:
-            total += squared_norms(call.grads.flatten(2).sum(2))
+        total = call.grads.new_empty(len(call.grads))
+        doubtful = []
         inputs = _padded(module, call.inputs)
         for block in _patch_blocks(module, call):
             patches, grads = _patches(module, inputs[block]), _grouped(module, call.grads[block])
-            lengths = paired(
-                patches.flatten(0, 1).transpose(1, 2), grads.flatten(0, 1).transpose(1, 2)
-            )
-            total[block] += lengths.view(len(grads), -1).sum(1)
+            groups = patches.shape[1]
+            wide, high = (each.flatten(0, 1).transpose(1, 2) for each in (patches, grads))
+            lengths = paired(wide, high)
+            doubtful.append(cancelling(lengths, wide, high) // groups + block.start)
+            total[block] = lengths.view(-1, groups).sum(1)
+        self._cancelling = torch.unique(torch.cat(doubtful))
+        for row, gradients in self._one_by_one():
+            total[row] = squared_norms(gradients)
+        if self._bias is not None:
+            total += squared_norms(call.grads.flatten(2).sum(2))
         return total
+
+    def _one_by_one(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Examples that nearly cancel, and their gradients; the same to the bit every time."""
+        for row in self._cancelling:
+            one = slice(int(row), int(row) + 1)
+            call = Call(self._call.inputs[one], self._call.grads[one])
+            yield row, _kernels(self._site.module, call)
 
     def add_sum(self, factors: Tensor) -> None:
         module: Any = self._site.module
-        call, parameters = self._call, self._site.parameters
-        if "bias" in parameters:
-            add_rows(parameters["bias"], call.grads.flatten(2).sum(2), factors)
-        scaled = call.grads * factors.view(-1, *[1] * (call.grads.dim() - 1))
+        call = self._call
+        if self._bias is not None:
+            add_rows(self._bias, call.grads.flatten(2).sum(2), factors)
+        rest = factors.index_fill(0, self._cancelling, 0.0)
+        scaled = call.grads * rest.view(-1, *[1] * (call.grads.dim() - 1))
         dimensions = scaled.dim() - 2
         _, summed, _ = torch.ops.aten.convolution_backward(
             scaled,
@@ -104,7 +123,9 @@ class _Patches:
             module.groups,
             (False, True, False),
         )
-        gradient_of(parameters["weight"]).add_(summed)
+        gradient_of(self._weight).add_(summed)
+        for row, gradients in self._one_by_one():
+            add_rows(self._weight, gradients, factors[row].unsqueeze(0))
 
     def materialised(self) -> dict[nn.Parameter, Tensor]:
         return _laid_out(self._site, [self._call])
@@ -135,6 +156,6 @@ def _grouped(module: Any, grads: Tensor) -> Tensor:
     return grads.reshape(len(grads), module.groups, module.out_channels // module.groups, -1)
 
 
-def _patch_blocks(module: Any, call: Call) -> Any:
+def _patch_blocks(module: Any, call: Call) -> Iterator[slice]:
     positions = call.grads[0, 0].numel()
     return blocks(len(call.grads), positions * module.weight[0].numel() * module.groups)

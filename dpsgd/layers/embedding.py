@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from dpsgd.layers.trace import Call, Site, Trace, blocks, gradient_of, joined
+
+_CANCELS = 16  # times below the sum of its positions' squares, a squared length is doubtful
 
 
 def embedding(site: Site, calls: list[Call]) -> Trace:
@@ -39,11 +42,27 @@ class _Lookup:
             products = torch.bmm(grads, grads.transpose(1, 2))
             products *= rows.unsqueeze(2) == rows.unsqueeze(1)
             total[block] = products.flatten(1).sum(1).clamp_(min=0)
+        # Positions that looked up one row may cancel: then their sum is measured, and added.
+        spread = self._grads.square().sum((1, 2))
+        self._cancelling = (total * _CANCELS < spread).nonzero().squeeze(1)
+        for example, _, summed in self._one_by_one():
+            total[example] = summed.square().sum()
         return total
 
+    def _one_by_one(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Examples that nearly cancel: the rows they looked up, and their gradients there."""
+        for example in self._cancelling:
+            rows, places = torch.unique(self._rows[example], return_inverse=True)
+            summed = self._grads.new_zeros(len(rows), self._grads.shape[2])
+            yield example, rows, summed.index_add_(0, places, self._grads[example])
+
     def add_sum(self, factors: Tensor) -> None:
-        scaled = self._grads * factors.view(-1, 1, 1)
-        gradient_of(self._weight).index_add_(0, self._rows.flatten(), scaled.flatten(0, 1))
+        rest = factors.index_fill(0, self._cancelling, 0.0)
+        scaled = self._grads * rest.view(-1, 1, 1)
+        gradient = gradient_of(self._weight)
+        gradient.index_add_(0, self._rows.flatten(), scaled.flatten(0, 1))
+        for example, rows, summed in self._one_by_one():
+            gradient.index_add_(0, rows, summed * factors[example])
 
     def materialised(self) -> dict[nn.Parameter, Tensor]:
         laid_out = self._grads.new_zeros(len(self._rows), *self._weight.shape)

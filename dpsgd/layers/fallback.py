@@ -15,10 +15,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dpsgd.layers.trace import Materialised, Site, Trace, added
+from dpsgd.layers.unsuitable import UnsuitableModel
 from pate.errors import InvalidInput
-
-# Attention masks of (positions, positions): their first dimension is never the examples.
-_SHARED = frozenset({"attn_mask", "mask", "src_mask", "tgt_mask", "memory_mask"})
 
 
 @final
@@ -26,6 +24,7 @@ _SHARED = frozenset({"attn_mask", "mask", "src_mask", "tgt_mask", "memory_mask"}
 class LooseCall:
     """One use of a layer with any arguments; gradients of its float outputs, by their place."""
 
+    number: int  # of the use, in the order of a forward pass
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     grads: dict[int, Tensor]
@@ -53,10 +52,12 @@ def float_outputs(output: Any) -> list[Tensor]:
 
 
 def _one_by_one(site: Site, call: LooseCall) -> dict[str, Tensor]:
-    shared = {name: value for name, value in call.kwargs.items() if name in _SHARED}
-    own_kwargs = {name: value for name, value in call.kwargs.items() if name not in _SHARED}
-    leaves, shape = pytree.tree_flatten((call.args, own_kwargs))
-    own = [isinstance(leaf, Tensor) and _is_batch(leaf, call.examples) for leaf in leaves]
+    leaves, shape = pytree.tree_flatten((call.args, call.kwargs))
+    own = site.per_example.get(call.number, rows_of(leaves, call.examples))
+    if len(own) != len(leaves) or not all(
+        each or not theirs for each, theirs in zip(rows_of(leaves, call.examples), own, strict=True)
+    ):
+        raise UnsuitableModel(f"layer {site} is not always given the same kind of arguments")
     given = [leaf for leaf, each in zip(leaves, own, strict=True) if each]
     others = {
         name: parameter.detach()
@@ -71,9 +72,7 @@ def _one_by_one(site: Site, call: LooseCall) -> dict[str, Tensor]:
         rest = iter(own_leaves)
         filled = [next(rest).unsqueeze(0) if o else x for x, o in zip(leaves, own, strict=True)]
         args, kwargs = pytree.tree_unflatten(filled, shape)
-        output = torch.func.functional_call(
-            site.module, {**others, **values}, args, {**kwargs, **shared}
-        )
+        output = torch.func.functional_call(site.module, {**others, **values}, args, kwargs)
         outputs = float_outputs(output)
         return added((outputs[place].squeeze(0) * grad).sum() for place, grad in grads.items())
 
@@ -84,15 +83,15 @@ def _one_by_one(site: Site, call: LooseCall) -> dict[str, Tensor]:
             gradients: dict[str, Tensor] = each(values, given, call.grads)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        raise InvalidInput(
-            f"layer {site.name or 'model'} ({type(site.module).__name__}) cannot be run one "
-            f"example at a time: {reason}"
-        ) from error
+        raise InvalidInput(f"layer {site} cannot be run one example at a time: {reason}") from error
     return gradients
 
 
-def _is_batch(value: Tensor, examples: int) -> bool:
-    return value.dim() > 0 and value.shape[0] == examples
+def rows_of(leaves: list[Any], examples: int) -> tuple[bool, ...]:
+    """Which arguments have as many rows as there are examples."""
+    return tuple(
+        isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == examples for leaf in leaves
+    )
 
 
 def detached(value: Any) -> Any:

@@ -10,6 +10,7 @@ and outputs together, laying it out is less work than either.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import final
 
 import torch
@@ -24,6 +25,7 @@ from dpsgd.layers.trace import (
     squared_norms,
 )
 
+_CANCELS = 16
 _KEPT = 4  # gradients are kept where they take at most this part of the inputs and outputs
 
 
@@ -91,32 +93,68 @@ class _Single(_Outer):
 
 @final
 class _Sequence(_Outer):
-    """Several positions for each example, through their inner products."""
+    """Several positions for each example: neither their gradients nor a copy of them is kept.
+
+    Where an example's positions nearly cancel, its length is a small difference of large numbers,
+    and so is what it adds to a sum over all examples. Such an example is laid out, and added as
+    it was laid out: what is measured is then what is added, however it was rounded.
+    """
 
     def norms_squared(self) -> Tensor:
         total = self._grads.new_zeros(len(self._grads))
+        if self._weight is not None:
+            total += self._lengths()
+            self._cancelling = cancelling(total, self._inputs, self._grads)
+            for rows, gradients in self._one_by_one():
+                total[rows] = squared_norms(gradients)
         if self._bias is not None:
             total += squared_norms(self._grads.sum(1))
-        if self._weight is not None:
-            positions, wide, high = *self._inputs.shape[1:], self._grads.shape[2]
-            if positions * (wide + high) < wide * high:
-                for block in blocks(len(total), 2 * positions**2):
-                    total[block] += paired(self._inputs[block], self._grads[block])
-            else:
-                for block in blocks(len(total), wide * high):
-                    grads = self._grads[block].transpose(1, 2)
-                    total[block] += squared_norms(torch.bmm(grads, self._inputs[block]))
         return total
+
+    def _lengths(self) -> Tensor:
+        examples, positions, wide = self._inputs.shape
+        high = self._grads.shape[2]
+        lengths = self._grads.new_empty(examples)
+        through_pairs = positions * (wide + high) < wide * high
+        for block in blocks(examples, 2 * positions**2 if through_pairs else wide * high):
+            inputs, grads = self._inputs[block], self._grads[block]
+            if through_pairs:
+                lengths[block] = paired(inputs, grads)
+            else:
+                lengths[block] = squared_norms(torch.bmm(grads.transpose(1, 2), inputs))
+        return lengths
+
+    def _one_by_one(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Examples that nearly cancel, and their gradients; the same to the bit every time."""
+        for row in self._cancelling:
+            yield row, (self._grads[row].T @ self._inputs[row]).unsqueeze(0)
 
     def add_sum(self, factors: Tensor) -> None:
         if self._bias is not None:
             add_rows(self._bias, self._grads.sum(1), factors)
         if self._weight is not None:
-            inputs, grads = _scaled(self._inputs, self._grads, factors.view(-1, 1, 1))
+            rest = factors.index_fill(0, self._cancelling, 0.0).view(-1, 1, 1)
+            inputs, grads = _scaled(self._inputs, self._grads, rest)
             gradient_of(self._weight).addmm_(grads.flatten(0, 1).T, inputs.flatten(0, 1))
+            for row, gradients in self._one_by_one():
+                add_rows(self._weight, gradients, factors[row].unsqueeze(0))
 
     def materialised(self) -> dict[nn.Parameter, Tensor]:
         return _laid_out(self._inputs, self._grads, self._weight, self._bias)
+
+
+def cancelling(lengths: Tensor, inputs: Tensor, grads: Tensor) -> Tensor:
+    """Examples whose squared lengths are far below what their positions could add up to.
+
+    Of inputs (examples, positions, p) and output gradients (examples, positions, q). T positions
+    that have nothing to do with one another come to S²/T, S the sum of their single lengths; a
+    rounding error is some eps·S². Below S²/(16·T) an example counts as cancelling; above it the
+    squared length is right to some 16·T·eps.
+    """
+    lengths_of = torch.linalg.vector_norm
+    spread = (lengths_of(inputs, dim=2) * lengths_of(grads, dim=2)).sum(1)
+    doubtful: Tensor = lengths * (_CANCELS * inputs.shape[1]) < spread.square()
+    return doubtful.nonzero().squeeze(1)
 
 
 def paired(inputs: Tensor, grads: Tensor) -> Tensor:

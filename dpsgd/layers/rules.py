@@ -36,6 +36,8 @@ def rule_for(module: nn.Module) -> Rule | None:
     >>> rule_for(nn.Linear(2, 3)) is linear, rule_for(nn.Bilinear(2, 2, 3)) is None
     (True, True)
     """
-    if not set(module._parameters) <= {"weight", "bias"} or not module._parameters:
+    if not module._parameters or not set(module._parameters) <= {"weight", "bias"}:
+        return None
+    if module._modules:  # something was put into it, and may work on what it gives
         return None
     return _RULES.get(type(module))

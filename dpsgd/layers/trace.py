@@ -8,7 +8,7 @@ cut; where it has none they are laid out one by one (:class:`Materialised`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, final
 
 import torch
@@ -20,11 +20,19 @@ BLOCK = 1 << 20  # numbers in a temporary: some 16 MiB, so that it stays near th
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Site:
-    """A layer, and which of its parameters are trained, by their names within it."""
+    """A layer, and which of its parameters are trained, by their names within it.
+
+    ``per_example`` says of each use of a layer without a rule which of its arguments have one row
+    for each example; it is filled in when the model is first tried.
+    """
 
     name: str
     module: nn.Module
     parameters: dict[str, nn.Parameter]
+    per_example: dict[int, tuple[bool, ...]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.name or 'model'} ({type(self.module).__name__})"
 
 
 @final
@@ -83,7 +91,11 @@ def added(parts: Iterable[Tensor]) -> Tensor:
 
 def add_rows(parameter: nn.Parameter, rows: Tensor, factors: Tensor) -> None:
     """grad += Σ factorᵢ · rowᵢ."""
-    gradient_of(parameter).view(-1).addmv_(rows.flatten(1).T, factors)
+    gradient = gradient_of(parameter)
+    if gradient.is_contiguous():
+        gradient.view(-1).addmv_(rows.flatten(1).T, factors)
+    else:
+        gradient.add_((factors @ rows.flatten(1)).view(gradient.shape))
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor:

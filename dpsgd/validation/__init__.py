@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from dpsgd.recording import UnsuitableModel
+from dpsgd.layers import UnsuitableModel
 from dpsgd.validation.notes import NOTES, shared_parameters
 from dpsgd.validation.places import Place, places
 from dpsgd.validation.probe import PAST_NOISE, few_examples, probe, trial

@@ -12,8 +12,8 @@ from torch import nn
 
 from dpsgd.clipping import AdaptiveQuantile, Automatic, Flat, PerLayer
 from dpsgd.gradients import ClippedGradients
+from dpsgd.layers import UnsuitableModel
 from dpsgd.losses import cross_entropy, squared_error
-from dpsgd.recording import UnsuitableModel
 from pate.errors import InvalidInput
 
 TOLERANCE = 1e-5
@@ -613,3 +613,186 @@ def test_dropout_in_a_layer_without_a_rule_is_refused_and_elsewhere_is_fine():
         scale=1.0,
     )
     assert bool((drops[2].weight.grad.abs().sum(0) > 0).any())
+
+
+# --- what must not get past clipping --------------------------------------------------------------
+
+
+def longest(model, inputs, clipper_of, loss=cross_entropy):
+    """The most that one of these examples adds, however small its own gradient looks."""
+    gradients = ClippedGradients(model, loss)
+    gradients._exact = True
+    added = []
+    for one in inputs:
+        zero(model)
+        clipper = clipper_of(len(gradients.groups))
+        gradients.add(one.unsqueeze(0), torch.tensor([0]), clipper=clipper, step=0, scale=1.0)
+        squares = [float(each.grad.double().square().sum()) for each in model.parameters()]
+        added.append(math.sqrt(sum(squares)))
+    return max(added)
+
+
+class Difference(nn.Module):
+    """Two positions whose gradients nearly cancel."""
+
+    def __init__(self, layer, width):
+        super().__init__()
+        self.layer = layer
+        self.read = nn.Linear(width, 2).requires_grad_(False)
+
+    def forward(self, x):
+        hidden = self.layer(x).flatten(2) if x.dim() > 3 else self.layer(x).transpose(1, 2)
+        return self.read(hidden[:, :, 0] - hidden[:, :, -1])
+
+
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e6])
+@pytest.mark.parametrize("kind", ["linear", "convolution", "embedding"])
+def test_positions_that_nearly_cancel_are_clipped_all_the_same(kind, size):
+    """A length that is a small difference of large numbers must not come out as nothing."""
+    torch.manual_seed(13)
+    if kind == "linear":
+        model = Difference(nn.Linear(64, 64, bias=False), 64)
+        base = size * torch.randn(30, 1, 64)
+        inputs = (base + size * 1e-4 * torch.randn(30, 2, 64)).clone()
+    elif kind == "convolution":
+        model = Difference(nn.Conv2d(16, 64, 3, bias=False), 64)
+        inputs = size * (torch.randn(30, 16, 1, 1) + 1e-4 * torch.randn(30, 16, 3, 4))
+    else:
+        model = Difference(nn.Embedding(3, 8), 8)
+        with torch.no_grad():
+            model.read.weight.mul_(size)
+            model.layer.weight.mul_(1e-3)
+        inputs = torch.zeros(30, 2, dtype=torch.long)
+    assert longest(model, inputs, lambda groups: Flat(0.5).start(groups)) <= 0.5 * (1 + 1e-5)
+    gradients = ClippedGradients(model, cross_entropy)
+    gradients._exact = True
+    zero(model)
+    gradients.add(
+        inputs, torch.zeros(30, dtype=torch.long), clipper=Flat(0.5).start(1), step=0, scale=1.0
+    )
+    assert float(model.layer.weight.grad.norm()) <= 30 * 0.5 * (1 + 1e-5)
+
+
+def test_an_argument_that_all_share_is_not_cut_up_when_it_is_as_long_as_the_batch():
+    class Biased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(5))
+
+        def forward(self, x, table):
+            return (x * self.scale) @ table
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.biased = Biased()
+            self.register_buffer("table", torch.randn(5, 5))
+
+        def forward(self, x):
+            return self.biased(x, self.table)
+
+    torch.manual_seed(14)
+    model = Model()
+    for examples in (3, 4, 5, 6):
+        assert_exact(model, floats(examples, 5), torch.randint(0, 5, (examples,)))
+
+
+def test_dropout_after_a_poisoned_example_poisons_nobody_else():
+    torch.manual_seed(15)
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
+    inputs = floats(8, 4)
+    inputs[5] = math.nan
+    inputs[6, 0] = 1e30  # finite or not, as dropout will have it
+    gradients = ClippedGradients(model, cross_entropy)
+    gradients._exact = True
+    for _ in range(40):
+        zero(model)
+        gradients.add(
+            inputs, torch.zeros(8, dtype=torch.long), clipper=Flat(1.0).start(1), step=0, scale=1.0
+        )
+        assert bool(torch.isfinite(model[1].weight.grad).all())
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, t: cross_entropy(o, t) / torch.bincount(t, minlength=4)[t],
+        lambda o, t: cross_entropy(o, t) / len(t),
+        lambda o, t: cross_entropy(o - o.mean(0), t),
+    ],
+)
+def test_a_loss_that_ties_examples_together_is_refused(loss):
+    torch.manual_seed(16)
+    model = nn.Linear(4, 4)
+    zero(model)
+    gradients = ClippedGradients(model, loss)
+    gradients._exact = True  # found in any batch, not only in the first
+    with pytest.raises(InvalidInput, match="changes with the others"):
+        gradients.add(floats(6, 4), torch.tensor([0, 1, 2, 0, 0, 3]),
+                      clipper=Flat(1.0).start(1), step=0, scale=1.0)  # fmt: skip
+
+
+class MixesBackwards(nn.Module):
+    """In training mode, ties the examples together on the way back only."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        hidden = self.layer(x)
+        if self.training:
+            hidden.register_hook(lambda grad: grad / grad.norm())
+        return hidden * 2
+
+
+class Remembers(nn.Module):
+    """Takes the mean of one batch off the next."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.mean = torch.zeros(4)
+
+    def forward(self, x):
+        hidden = self.layer(x) * self.mean.sum().exp()
+        if self.training:
+            self.mean = x.detach().mean(0)
+        return hidden
+
+
+@pytest.mark.parametrize("model", [MixesBackwards(), Remembers()])
+def test_what_happens_in_training_mode_only_is_found(model):
+    torch.manual_seed(17)
+    zero(model)
+    model.train()
+    gradients = ClippedGradients(model, cross_entropy)
+    with pytest.raises(UnsuitableModel, match=r"ordinary differentiation|the second time"):
+        gradients.add(floats(6, 4), torch.zeros(6, dtype=torch.long),
+                      clipper=Flat(1.0).start(1), step=0, scale=1.0)  # fmt: skip
+
+
+def test_chance_that_is_no_dropout_layer_is_not_mistaken_for_a_fault():
+    class Random(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return nn.functional.dropout(self.layer(x), 0.5, training=self.training)
+
+    torch.manual_seed(18)
+    model = Random().train()
+    zero(model)
+    gradients = ClippedGradients(model, cross_entropy)
+    gradients.add(floats(6, 4), torch.zeros(6, dtype=torch.long),
+                  clipper=Flat(1.0).start(1), step=0, scale=1.0)  # fmt: skip
+    assert gradients._exact
+
+
+def test_something_put_into_a_layer_is_trained_with_it():
+    torch.manual_seed(19)
+    layer = nn.Linear(4, 3)
+    layer.extra = nn.Linear(4, 3, bias=False)
+    layer.register_forward_hook(lambda module, args, output: output + module.extra(args[0]))
+    assert_exact(layer, floats(6, 4), torch.randint(0, 3, (6,)))

@@ -1,0 +1,208 @@
+"""What a trainer refuses before it is paid, and what it does not forget once it was."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Subset, TensorDataset
+
+from dpsgd import AdaptiveQuantile, Trainer
+from dpsgd.layers import UnsuitableModel
+from pate.accounting import Guarantee, Ledger, Neighbours
+from pate.artifacts import StoreError
+from pate.errors import BudgetExceeded, InvalidInput
+
+torch.set_num_threads(1)
+rng = np.random.default_rng(2)
+X = rng.normal(size=(60, 5)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+
+
+def make(model=None, **more):
+    torch.manual_seed(1)
+    model = model or nn.Linear(5, 2)
+    settings = {
+        "dataset": (X, Y), "lot_size": 20, "noise_multiplier": 1.0, "delta": 1e-4, **more,
+    }  # fmt: skip
+    if "clipping" not in settings:
+        settings["max_grad_norm"] = 1.0
+    return Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), **settings)
+
+
+def ledger(folder, epsilon):
+    terms = Guarantee(epsilon=epsilon, delta=1e-4, neighbours=Neighbours.ADD_REMOVE)
+    return Ledger.open(folder / f"{epsilon}.ledger", budget=terms)
+
+
+MISTAKES = {
+    "a mean for a loss": ({"loss": nn.CrossEntropyLoss()}, "one number for each example"),
+    "a label too many": ({"dataset": (X, Y + 1)}, "2 outputs, and not all labels"),
+    "a label below zero": ({"dataset": (X, Y - 1)}, "not all labels|fails on the first"),
+    "labels that are no classes": ({"dataset": (X, X[:, 0])}, "fails on the first examples"),
+    "labels of another shape": ({"dataset": (X, Y[:, None])}, "fails on the first|one number"),
+    "inputs of another size": ({"dataset": (X[:, :3], Y)}, "does not run"),
+    "a count without noise": (
+        {"clipping": AdaptiveQuantile(count_noise=0.3)}, "more than half",
+    ),
+    "a lot in words": ({"lot_size": "20"}, "lot_size is '20'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_found_before_anything_is_charged(name, tmp_path):
+    settings, reason = MISTAKES[name]
+    with (
+        ledger(tmp_path, 50.0) as book,
+        pytest.raises((InvalidInput, UnsuitableModel), match=reason) as caught,
+    ):
+        make(**settings, ledger=book).fit(epochs=1)
+    assert caught.value.__cause__ is None or not isinstance(caught.value.__cause__, IndexError)
+    with Ledger.open(tmp_path / "50.0.ledger") as book:
+        assert not book.charges()
+
+
+def test_a_label_out_of_range_is_not_told():
+    with pytest.raises(InvalidInput) as caught:
+        make(dataset=(X, np.where(np.arange(60) == 50, 7777, Y)))
+    assert "7777" not in str(caught.value)
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_steps_that_were_taken_are_not_forgotten_when_a_ledger_refuses(tmp_path, another):
+    """Given a ledger only after some steps, or a poorer one, a run stays unpaid and stops."""
+    path = tmp_path / "run.safetensors"
+    rich = ledger(tmp_path, 80.0) if another else None
+    first = make(checkpoint=path, checkpoint_every=1, ledger=rich)
+    with pytest.raises(KeyboardInterrupt):
+        first.fit(epochs=3, evaluate=_interrupt)
+    taken = first.steps
+    assert 0 < taken < 9
+    with ledger(tmp_path, 0.5) as poor:
+        again = make(checkpoint=path, checkpoint_every=1, ledger=poor)
+        assert again.steps == taken
+        for _ in range(2):
+            with pytest.raises(BudgetExceeded):
+                again.fit(epochs=3)
+        with pytest.raises(BudgetExceeded):
+            again.fit(steps=1)
+        assert again.steps == taken
+        assert again.planned().epsilon >= again.epsilon().epsilon > 0
+        assert not poor.charges()
+    if rich is not None:
+        rich.close()
+
+
+def _interrupt(model):
+    raise KeyboardInterrupt
+
+
+def test_a_refused_plan_of_which_nothing_was_done_is_forgotten(tmp_path):
+    with ledger(tmp_path, 6.0) as book:
+        trainer = make(ledger=book, checkpoint=tmp_path / "run.safetensors")
+        with pytest.raises(BudgetExceeded):
+            trainer.fit(epochs=400)
+        trainer.fit(steps=1)
+        assert trainer.steps == 1
+        assert len(book.charges()) == 1
+
+
+def test_what_cannot_be_written_down_is_undone(tmp_path, monkeypatch):
+    """Otherwise a resume would show another drawing of the steps that one charge paid for."""
+    trainer = make(checkpoint=tmp_path / "run.safetensors", checkpoint_every=1000)
+    trainer.fit(steps=2)
+    before = [each.detach().clone() for each in trainer.model.parameters()]
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    real = os.fsync
+    calls = []
+
+    def once_more(handle):
+        calls.append(handle)
+        return real(handle) if len(calls) <= 2 else full(handle)  # the plan is still written
+
+    monkeypatch.setattr(os, "fsync", once_more)
+    with pytest.raises(StoreError, match="no space left"):
+        trainer.fit(steps=5)
+    assert trainer.steps == 2
+    assert all(map(torch.equal, before, trainer.model.parameters()))
+
+
+def test_a_model_that_changed_is_refused():
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+    trainer = make(model)
+    trainer.fit(steps=1)
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(InvalidInput, match="changed since the trainer was made"):
+        trainer.fit(steps=1)
+    model[0].weight.requires_grad_(True)
+    trainer.step()
+    model.append(nn.BatchNorm1d(2, affine=False))
+    with pytest.raises((InvalidInput, UnsuitableModel)):
+        trainer.fit(steps=1)
+
+
+class Mixing(nn.Module):
+    """Takes the batch's mean off, in training mode only."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+
+    def forward(self, x):
+        x = self.layer(x)
+        return x - x.mean(0) if self.training else x
+
+
+@pytest.mark.parametrize("data", ["different", "alike", "few"])
+def test_examples_that_meet_in_training_mode_are_found_whatever_the_first_records(data):
+    records = {"different": (X, Y), "alike": (np.ones_like(X), Y), "few": (X[:2], Y[:2])}[data]
+    with pytest.raises(UnsuitableModel):
+        make(Mixing(), dataset=records, lot_size=2)
+
+
+class Halved(TensorDataset):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x / 2, y
+
+
+class Picked(Subset):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + 1, y
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def test_data_sets_of_the_users_own_hand_out_what_they_say():
+    from dpsgd.records import as_records
+
+    whole = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    halved = as_records(Halved(*whole.tensors)).take(np.array([3]))[0]
+    assert torch.equal(halved[0], whole[3][0] / 2)
+    picked = as_records(Picked(whole, [7, 8, 9])).take(np.array([1]))[0]
+    assert torch.equal(picked[0], whole[8][0] + 1)
+
+
+def test_weights_in_any_order_of_memory_are_trained():
+    torch.manual_seed(4)
+    images = torch.randn(40, 3, 6, 6)
+    labels = torch.randint(0, 2, (40,))
+    trained = []
+    for order in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 2))
+        model = model.to(memory_format=order)
+        trainer = make(model, dataset=(images, labels), insecure_seed=3)
+        trainer.fit(steps=3)
+        trained.append([each.detach().clone() for each in model.parameters()])
+    for one, two in zip(*trained, strict=True):
+        assert torch.allclose(one, two, atol=1e-5)
