@@ -28,9 +28,9 @@ class TemperedSigmoid(nn.Module):
     def __init__(self, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0) -> None:
         super().__init__()
         for name, value in (("scale", scale), ("temperature", temperature)):
-            if not 0 < value < math.inf:
+            if not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise InvalidInput(f"{name} is {value!r}; it must be a finite number above zero")
-        if not math.isfinite(offset):
+        if not isinstance(offset, (int, float)) or not math.isfinite(offset):
             raise InvalidInput(f"offset is {offset!r}; it must be a finite number")
         self.scale = scale
         self.temperature = temperature
@@ -67,8 +67,8 @@ def activation(name: str) -> nn.Module:
     pate.errors.InvalidInput: there is no activation named 'tempered_sigmoid'; did you mean \
 tempered-sigmoid?
     """
-    if name not in ACTIVATIONS:
-        near = get_close_matches(name.lower(), ACTIVATIONS, n=1)
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        near = get_close_matches(str(name).lower(), ACTIVATIONS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(ACTIVATIONS)}"
         raise InvalidInput(f"there is no activation named {name!r}; {hint}")
     return ACTIVATIONS[name]()

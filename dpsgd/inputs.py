@@ -119,8 +119,6 @@ def _channels_first(images: NDArray[Any]) -> NDArray[Any]:
 def _fitted(
     spec: FeaturesSpec, private: NDArray[Any], *, file: Path, insecure_seed: int | None
 ) -> PrivatePCA:
-    if file.exists():
-        return PrivatePCA.load(file)
     assert spec.pca is not None
     pca = PrivatePCA(
         spec.pca.dimension,
@@ -128,9 +126,21 @@ def _fitted(
         sample_rate=spec.pca.sample_rate,
         whiten=spec.pca.whiten,
     )
+    if file.exists():
+        stored = PrivatePCA.load(file)
+        if _terms(stored) != _terms(pca):
+            raise InvalidInput(
+                "the stored principal components were made under another [features.pca]; restore "
+                "the recipe, or use a new run folder, whose components cost again"
+            )
+        return stored
     pca.fit(private, insecure_seed=insecure_seed)
     pca.save(file)
     return pca
+
+
+def _terms(pca: PrivatePCA) -> tuple[object, ...]:
+    return pca.dimension, pca.whiten, pca.events
 
 
 def _labels(table: Table) -> NDArray[np.int64]:

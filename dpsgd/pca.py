@@ -13,6 +13,7 @@ import math
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self, final
@@ -31,6 +32,10 @@ SEEDED = "seeded noise: not private"
 _CHUNK = 1 << 20  # numbers of a data set held at a time
 _LEAST_SHARE = 1e-6  # of the largest eigenvalue: what a weak component is taken to have
 _GRID = 1 << 14  # coordinates of a unit row are whole multiples of 1/_GRID
+_UNREADABLE = (  # what numpy and zipfile raise where bytes are not what they wrote
+    KeyError, TypeError, ValueError, EOFError, NotImplementedError, RuntimeError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 FloatMatrix = NDArray[np.float64]
 Projection = NDArray[np.float32]
@@ -76,7 +81,7 @@ class PrivatePCA:
     ) -> None:
         if isinstance(dimension, bool) or not isinstance(dimension, int) or dimension < 1:
             raise InvalidInput(f"dimension is {dimension!r}; it must be a whole number, 1 or more")
-        if not 0 <= whiten <= 1:
+        if not isinstance(whiten, (int, float)) or not 0 <= whiten <= 1:
             raise InvalidInput(f"whiten is {whiten!r}; it must lie between 0 and 1")
         self.dimension = dimension
         self.whiten = float(whiten)
@@ -198,7 +203,7 @@ class PrivatePCA:
         except OSError as error:
             why = error.strerror or "it is damaged"
             raise InvalidInput(f"{place} cannot be read: {why.lower()}") from None
-        except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
+        except _UNREADABLE:
             raise InvalidInput(f"{place} is not a saved PCA; fit and save it again") from None
         pca._components, pca._eigenvalues, pca._caveats = components, eigenvalues, caveats
         return pca
@@ -220,7 +225,9 @@ def _sum_of_products(
         part = records[rows]
         if sample_rate < 1:
             part = part[generator.random(len(part)) < sample_rate]
-        units = _unit_rows(np.array(part, dtype=np.float64).reshape(len(part), width))
+        with np.errstate(over="ignore"):  # a warning would tell of a private record
+            doubles = np.array(part, dtype=np.float64)
+        units = _unit_rows(doubles.reshape(len(part), width))
         total += units.T @ units
     return total / _GRID**2  # a power of two: exact
 
@@ -257,7 +264,12 @@ def _leading_eigenvectors(matrix: FloatMatrix, count: int) -> tuple[FloatMatrix,
 
 def _records(X: ArrayLike) -> tuple[NDArray[Any], int]:
     """The records as they are stored, and how many features one has when it is flat."""
-    records = np.asanyarray(X)  # a map of a file stays one
+    try:
+        records = np.asanyarray(X)  # a map of a file stays one
+    except (TypeError, ValueError, RuntimeError):  # rows of different lengths, a tensor with grad
+        raise InvalidInput("records are not a table of real numbers") from None
+    if isinstance(records, np.ma.MaskedArray):
+        raise InvalidInput("records are a masked array; fill or remove what is masked first")
     if records.dtype.kind not in "biuf":
         raise InvalidInput(f"records are of type {records.dtype}; they must be real numbers")
     width = math.prod(records.shape[1:])

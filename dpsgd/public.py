@@ -93,8 +93,9 @@ def _last(model: nn.Module, count: int) -> list[nn.Parameter]:
 
 
 def _named(model: nn.Module, names: Collection[str] | None) -> list[nn.Parameter]:
-    if not names or isinstance(names, str):
-        raise InvalidInput("except_names is empty or one string; give a list of names")
+    given = isinstance(names, Collection) and not isinstance(names, str)
+    if not given or not names or not all(isinstance(name, str) for name in names):
+        raise InvalidInput("except_names is empty, or not a list of names; give a list of names")
     every = dict(model.named_parameters(remove_duplicate=False))
     modules = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     kept = []
@@ -126,7 +127,7 @@ def pretrain(
     are. The same seed gives the same weights on one thread of one machine; torch's own random
     state is left as it was.
     """
-    records, classes = _as_tensor(inputs), _as_tensor(labels, torch.int64)
+    records, classes = _as_tensor(inputs, "inputs"), _as_classes(labels)
     if not len(records) == len(classes) >= 1:
         raise InvalidInput(
             f"there are {len(records)} inputs and {len(classes)} labels; give one label for each"
@@ -136,8 +137,10 @@ def pretrain(
     for name, value in (("epochs", epochs), ("batch_size", batch_size)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidInput(f"{name} is {value!r}; it must be a whole number, 1 or more")
-    if not 0 < learning_rate < math.inf:
-        raise InvalidInput(f"learning_rate is {learning_rate}; it must be a number above zero")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise InvalidInput(f"seed is {seed!r}; it must be a whole number, 0 or more, below 2**63")
+    if not isinstance(learning_rate, (int, float)) or not 0 < learning_rate < math.inf:
+        raise InvalidInput(f"learning_rate is {learning_rate!r}; it must be a number above zero")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         raise InvalidInput("every parameter of the model is frozen; there is nothing to train")
@@ -178,7 +181,10 @@ def encode(encoder: Any, X: ArrayLike, *, batch_size: int = 1024) -> NDArray[np.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InvalidInput(f"batch_size is {batch_size!r}; it must be a whole number, 1 or more")
-    records = np.asanyarray(X)  # a map of a file stays one
+    try:
+        records = np.asanyarray(X)  # a map of a file stays one
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInput("the records are not one array; give an array (records, …)") from None
     if records.ndim < 1:
         raise InvalidInput("there is one number and no axis of records; give an array (records, …)")
     features: NDArray[np.float32] | None = None
@@ -194,7 +200,7 @@ def encode(encoder: Any, X: ArrayLike, *, batch_size: int = 1024) -> NDArray[np.
             )
         for start in range(0, max(len(records), 1), batch_size):  # once even if there is none
             rows = records[start : start + batch_size]
-            part = np.asarray(run(rows))
+            part = _as_features(run(rows))
             if part.ndim < 1 or len(part) != len(rows):
                 raise InvalidInput(
                     "the encoder returned another number of rows than it was given; it must "
@@ -202,6 +208,11 @@ def encode(encoder: Any, X: ArrayLike, *, batch_size: int = 1024) -> NDArray[np.
                 )
             if features is None:
                 features = np.empty((len(records), *part.shape[1:]), dtype=np.float32)
+            if part.shape[1:] != features.shape[1:]:
+                raise InvalidInput(
+                    "the encoder returned features of another shape for another batch; it must "
+                    "treat each record on its own"
+                )
             features[start : start + len(rows)] = part
     assert features is not None
     return features
@@ -216,9 +227,30 @@ class _Forward:
         self._device = torch.device("cpu") if first is None else first.device
 
     @torch.no_grad()
-    def __call__(self, rows: NDArray[Any]) -> NDArray[Any]:
-        given = torch.from_numpy(np.array(rows, dtype=np.float32)).to(self._device)
-        return np.asarray(self._module(given).float().cpu().numpy())
+    def __call__(self, rows: NDArray[Any]) -> Any:
+        try:
+            given = torch.from_numpy(np.array(rows, dtype=np.float32))
+        except (TypeError, ValueError):  # whose texts may quote a private cell
+            raise InvalidInput("a torch module encodes numbers; the records hold others") from None
+        return self._module(given.to(self._device))
+
+
+def _as_features(result: Any) -> NDArray[Any]:
+    """What an encoder returned, as an array of numbers."""
+    if isinstance(result, torch.Tensor):
+        result = result.detach().cpu()
+        result = (result.float() if result.is_floating_point() else result).numpy()
+    elif isinstance(result, tuple | dict):
+        raise InvalidInput(
+            f"the encoder returned a {type(result).__name__}; it must return one array of features"
+        )
+    try:
+        features = np.asarray(result)
+    except (TypeError, ValueError, RuntimeError):
+        features = np.empty(0, dtype=object)
+    if features.dtype.kind not in "biuf":
+        raise InvalidInput("the encoder did not return an array of real numbers")
+    return features
 
 
 @contextlib.contextmanager
@@ -244,11 +276,34 @@ def _own_random_state(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _as_tensor(data: ArrayLike | torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    if isinstance(data, torch.Tensor):
-        return data if dtype is None else data.to(dtype)
-    # A copy: torch has no read-only tensors, and data may be a read-only map of a file.
-    return torch.from_numpy(np.array(data)).to(dtype or torch.float32)
+def _as_tensor(data: ArrayLike | torch.Tensor, what: str) -> torch.Tensor:
+    """A tensor as it is, an array as float32; with an axis of records."""
+    if not isinstance(data, torch.Tensor):
+        data = torch.from_numpy(_numbers(data, what).astype(np.float32))
+    if not data.ndim:
+        raise InvalidInput(f"{what} have no axis of records; give an array (records, …)")
+    return data
+
+
+def _as_classes(labels: ArrayLike | torch.Tensor) -> torch.Tensor:
+    if isinstance(labels, torch.Tensor):
+        labels = labels.detach().cpu()
+        labels = (labels.double() if labels.is_floating_point() else labels).numpy()
+    given = _numbers(labels, "labels")
+    if not given.ndim or not np.array_equal(given, np.trunc(given)):  # also false for NaN
+        raise InvalidInput("labels must be one whole number for each input, counted from 0")
+    return torch.from_numpy(given.astype(np.int64))
+
+
+def _numbers(data: ArrayLike, what: str) -> NDArray[Any]:
+    """A copy: torch has no read-only tensors, and data may be a read-only map of a file."""
+    try:
+        given = np.array(data)
+    except (TypeError, ValueError):
+        given = np.empty(0, dtype=object)
+    if given.dtype.kind not in "biuf":
+        raise InvalidInput(f"{what} are not an array of real numbers")
+    return given
 
 
 def _checked(logits: torch.Tensor, classes: int) -> torch.Tensor:

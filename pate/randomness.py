@@ -5,11 +5,11 @@ Noise that can be guessed can be taken off again, so a statistical generator wit
 
 Floating point: Laplace and Gaussian noise in doubles is not the noise of the theorems to the last
 bit, and the least significant bits of a *published* noised number can give the number away
-(Mironov 2012). No noised number is ever published here. What leaves a mechanism is which class was
-largest and whether a threshold was passed, which depend on those bits with a probability around
-2⁻⁵⁰; the far tails that doubles cannot reach (Laplace noise ends at some 37 scales) weigh about as
-little. Both vanish beside any δ in use. Counts are whole numbers, and a tie after noise has a
-probability of the same order.
+(Mironov 2012). No mechanism of :mod:`pate.mechanisms` publishes one; what does, says there what it
+does about this. What leaves a voting mechanism is which class was largest and whether a threshold
+was passed, which depend on those bits with a probability around 2⁻⁵⁰; the far tails that doubles
+cannot reach (Laplace noise ends at some 37 scales) weigh about as little. Both vanish beside any δ
+in use. Counts are whole numbers, and a tie after noise has a probability of the same order.
 """
 
 from __future__ import annotations

@@ -10,21 +10,22 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsgd.convex.estimator import (
-    PrivateLinearClassifier,
-    PrivateWeights,
-    check_positive,
-    check_whole,
-    is_number,
-)
+from dpsgd.convex.estimator import PrivateLinearClassifier, PrivateWeights
 from dpsgd.convex.losses import FloatArray, MarginLoss, as_loss
 from dpsgd.convex.noise import rounded
+from dpsgd.convex.parameters import (
+    check_failure,
+    check_not_negative,
+    check_positive,
+    check_whole,
+)
 from dpsgd.convex.records import Records
 from dpsgd.convex.scores import ScoreLoss, score_loss
 from pate.accounting import Event, Repeated, SampledGaussian, compose, smallest_noise
 from pate.accounting.calibrate import dpsgd_step, moments_epsilon
-from pate.accounting.guarantee import check_delta
 from pate.errors import InvalidInput
+
+_LONGEST_STEP = 1e200  # for one record; so that sums over all of them stay numbers
 
 
 @final
@@ -37,14 +38,28 @@ class DescentCalibration:
     learning_rate: float
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Descent:
+    """The parameters of the descent as Python numbers."""
+
+    records: int
+    steps: int
+    radius: float
+    learning_rate: float | None
+    regularisation: float
+
+
 def projected(weights: FloatArray, radius: float) -> FloatArray:
     """The nearest weights in the ball around zero.
 
     >>> projected(np.array([[3.0, 4.0]]), 1.0)
     array([[0.6, 0.8]])
     """
-    length = float(np.linalg.norm(weights))
-    return weights if length <= radius else weights * (radius / length)
+    largest = float(np.abs(weights).max())  # first: the square of 1e200 is no number
+    unit = weights / (largest or 1.0)
+    length = float(np.linalg.norm(unit))
+    return weights if largest * length <= radius else unit * (radius / length)
 
 
 def gradient_sum(
@@ -54,9 +69,12 @@ def gradient_sum(
 
     Guarantees:
         One record more or less moves the sum by at most ``gradient_norm``, whatever the loss:
-        what a loss declares is not relied on.
+        what a loss declares is not relied on. A record at whose scores the loss has no finite
+        slopes counts as nothing, and no warning tells of it.
     """
-    slopes = loss.slopes(rows @ weights.T)
+    with np.errstate(all="ignore"):
+        slopes = loss.slopes(rows @ weights.T)
+    slopes = np.where(np.isfinite(slopes).all(axis=1, keepdims=True), slopes, 0.0)
     lengths = np.linalg.norm(slopes, axis=1) * np.linalg.norm(rows, axis=1)
     shrink = gradient_norm / np.maximum(lengths, gradient_norm)
     return np.asarray((slopes * shrink[:, None]).T @ rows)
@@ -127,61 +145,72 @@ class NoisyGradientDescent(PrivateLinearClassifier):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        check_delta(self.delta)  # Gaussian noise has no guarantee at δ = 0
+        check_failure(self.delta, allow_zero=False)
+        self._descent()
+        if self.iterate not in ("average", "last"):
+            raise InvalidInput(f"iterate is {self.iterate!r}; it must be 'average' or 'last'")
+        as_loss(self.loss, smooth=False)
+
+    def _descent(self) -> _Descent:
         if self.records is None:
             raise InvalidInput(
                 "records is not given; state the rough number of records as a public number: the "
                 "true one is private where a record may be added or removed"
             )
-        check_whole("records", self.records)
-        check_whole("steps", self.steps)
-        check_positive("radius", self.radius)
-        if self.learning_rate is not None:
-            check_positive("learning_rate", self.learning_rate)
-        if self.iterate not in ("average", "last"):
-            raise InvalidInput(f"iterate is {self.iterate!r}; it must be 'average' or 'last'")
-        if not is_number(self.regularisation) or not 0 <= self.regularisation < math.inf:
-            raise InvalidInput(
-                f"regularisation is {self.regularisation!r}; it must be finite and not negative"
-            )
-        as_loss(self.loss, smooth=False)
+        rate = self.learning_rate
+        return _Descent(
+            records=check_whole("records", self.records),
+            steps=check_whole("steps", self.steps),
+            radius=check_positive("radius", self.radius),
+            learning_rate=None if rate is None else check_positive("learning_rate", rate),
+            regularisation=check_not_negative("regularisation", self.regularisation),
+        )
 
     def _calibrate(self, gradient_norm: float, size: int) -> DescentCalibration:
         """Public numbers only: nothing here reads a record."""
-        assert self.records is not None
+        given, (epsilon, delta) = self._descent(), self._target()
         multiplier = smallest_noise(
             dpsgd_step(1.0),
-            count=self.steps,
-            target=self.epsilon,
-            epsilon=moments_epsilon(delta=self.delta),
+            count=given.steps,
+            target=epsilon,
+            epsilon=moments_epsilon(delta=delta),
         )
-        spread = gradient_norm * multiplier * math.sqrt(size) / self.records
-        usual = math.hypot(gradient_norm + self.regularisation * self.radius, spread)
-        rate = self.learning_rate or self.radius / (usual * math.sqrt(self.steps))
+        rate = given.learning_rate
+        if rate is None:
+            spread = gradient_norm * multiplier * math.sqrt(size) / given.records
+            usual = math.hypot(gradient_norm + given.regularisation * given.radius, spread)
+            rate = given.radius / (usual * math.sqrt(given.steps))
+        if not rate * gradient_norm * max(1.0, multiplier) < _LONGEST_STEP:
+            raise InvalidInput(
+                f"a step of rate {rate:g} along gradients of norm {gradient_norm:g} leaves the "
+                "numbers a computer has; lower learning_rate or radius"
+            )
         return DescentCalibration(
             gradient_norm=gradient_norm, noise_multiplier=multiplier, learning_rate=rate
         )
 
     def _learn(self, records: Records, rng: np.random.Generator) -> PrivateWeights:
-        assert self.records is not None
+        given, (_, delta) = self._descent(), self._target()
         loss = score_loss(records, as_loss(self.loss, smooth=False))
         shape = (loss.outputs, records.rows.shape[1])
         public = self._calibrate(loss.lipschitz * records.row_norm, shape[0] * shape[1])
         sigma = public.gradient_norm * public.noise_multiplier
         weights, total = np.zeros(shape), np.zeros(shape)
-        for _ in range(self.steps):
+        for _ in range(given.steps):
             noised = gradient_sum(
                 records.rows, loss, weights, gradient_norm=public.gradient_norm
             ) + rng.normal(scale=sigma, size=shape)
-            slope = noised / self.records + self.regularisation * weights
-            weights = projected(weights - public.learning_rate * slope, self.radius)
+            slope = noised / given.records + given.regularisation * weights
+            weights = projected(weights - public.learning_rate * slope, given.radius)
             total += weights
-        kept = weights if self.iterate == "last" else total / self.steps
+        kept = weights if self.iterate == "last" else total / given.steps
         step: Event = SampledGaussian(sample_rate=1.0, noise_multiplier=public.noise_multiplier)
-        events = (Repeated(step, self.steps),)
+        events = (Repeated(step, given.steps),)
         return PrivateWeights(
-            weights=rounded(kept, spread=public.learning_rate * sigma / self.records / self.steps),
+            weights=rounded(
+                kept, spread=public.learning_rate * sigma / given.records / given.steps
+            ),
             events=events,
-            guarantee=compose(events).guarantee(delta=self.delta),
+            guarantee=compose(events).guarantee(delta=delta),
             calibration=public,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-u
 from sklearn.utils.metaestimators import available_if  # type: ignore[import-untyped]
 
 from dpsgd.convex.losses import FloatArray, Logistic, MarginLoss
+from dpsgd.convex.parameters import check_failure, check_positive
 from dpsgd.convex.records import Records, as_table, scaled_rows
 from pate.accounting import Event, Guarantee
 from pate.errors import InvalidInput
@@ -45,9 +45,11 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         * ``coef_``, ``intercept_`` and everything computed from them are covered by
           ``guarantee_``; every call of ``fit`` on the same records spends it again.
         * ``classes``, ``data_norm`` and all other parameters count as public: choose them without
-          looking at the private data. The intercept is the weight of an appended constant column
-          ``intercept_scaling``: it is counted in the norm of a row, regularised and noised like
-          any other weight. So rows are bounded by √(data_norm² + intercept_scaling²).
+          looking at the private data. Under replace-one neighbours the number of records counts
+          as public too: ``calibration_`` shows it.
+        * The intercept is the weight of an appended constant column ``intercept_scaling``: it is
+          counted in the norm of a row, regularised and noised like any other weight. So rows are
+          bounded by √(data_norm² + intercept_scaling²).
         * ``clip_rows`` scales every longer row to ``data_norm``, when fitting and when predicting.
         * A refusal (a row beyond ``data_norm``, a number that is not finite, a label that is not a
           class, a solver that stops early) depends on the data and is not covered.
@@ -69,23 +71,33 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def _check_parameters(self) -> None:
         """Refuses public parameters before any private record is read."""
-        check_positive("epsilon", self.epsilon)
-        check_positive("data_norm", self.data_norm)
-        if not is_number(self.delta) or not 0 <= self.delta < 1:
-            raise InvalidInput(f"delta is {self.delta!r}; it must be at least 0 and below 1")
-        if self.fit_intercept:
-            check_positive("intercept_scaling", self.intercept_scaling)
+        self._target()
+        self._norm()
+        self._intercept_column()
+
+    def _target(self) -> tuple[float, float]:
+        """(ε, δ) as Python numbers."""
+        return check_positive("epsilon", self.epsilon), check_failure(self.delta, allow_zero=True)
+
+    def _norm(self) -> float:
+        return check_positive("data_norm", self.data_norm)
+
+    def _intercept_column(self) -> float | None:
+        if not self.fit_intercept:
+            return None
+        return check_positive("intercept_scaling", self.intercept_scaling)
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learns weights from private records, once, for the price in ``guarantee_``."""
         self._check_parameters()
+        column = self._intercept_column()
         records = Records.read(
             X,
             y,
             classes=self.classes,
-            data_norm=self.data_norm,
+            data_norm=self._norm(),
             clip_rows=self.clip_rows,
-            intercept=self.intercept_scaling if self.fit_intercept else None,
+            intercept=column,
         )
         randomness = Randomness.open(insecure_seed=self.insecure_seed)
         released = self._learn(records, randomness.generator)
@@ -93,11 +105,11 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         if not randomness.secure:
             guarantee = replace(guarantee, caveats=(*guarantee.caveats, SEEDED))
         self.classes_ = records.classes
-        self.n_features_in_ = records.rows.shape[1] - bool(self.fit_intercept)
+        self.n_features_in_ = records.rows.shape[1] - (column is not None)
         self.coef_ = released.weights[:, : self.n_features_in_]
         self.intercept_ = np.zeros(len(self.coef_))
-        if self.fit_intercept:
-            self.intercept_ = released.weights[:, -1] * self.intercept_scaling
+        if column is not None:
+            self.intercept_ = released.weights[:, -1] * column
         self.events_ = released.events
         self.guarantee_ = guarantee
         self.calibration_ = released.calibration
@@ -113,7 +125,7 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
                 f"X has {table.shape[1]} features; the model was fitted on {self.n_features_in_}"
             )
         if self.clip_rows:  # as the rows it learnt from
-            table = scaled_rows(table, self.data_norm)
+            table = scaled_rows(table, self._norm())
         scores: FloatArray = table @ self.coef_.T + self.intercept_
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
@@ -134,19 +146,3 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def _probabilities(self, scores: FloatArray) -> FloatArray:
         return np.asarray(softmax(scores, axis=1))
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-
-
-def check_positive(name: str, value: object) -> None:
-    """A public parameter that must be a finite number above zero."""
-    if not (is_number(value) and 0 < float(value) < math.inf):  # type: ignore[arg-type]
-        raise InvalidInput(f"{name} is {value!r}; it must be a finite number above zero")
-
-
-def check_whole(name: str, value: object) -> None:
-    """A public parameter that must be a whole number, one or more."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise InvalidInput(f"{name} is {value!r}; it must be a whole number, 1 or more")

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from dpsgd.convex.parameters import LARGEST, SMALLEST, check_positive
 from pate.errors import ConditionsFail, InvalidInput
 
 FloatArray = NDArray[np.float64]
@@ -82,8 +83,7 @@ class Huber:
     lipschitz = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.width < math.inf:
-            raise InvalidInput(f"the width is {self.width}; it must be a finite number above zero")
+        object.__setattr__(self, "width", check_positive("width", self.width))
 
     @property
     def smoothness(self) -> float:
@@ -155,12 +155,13 @@ def _require(loss: MarginLoss, *, smooth: bool) -> None:
         raise ConditionsFail(
             "the loss does not declare itself convex; private convex learning proves nothing for it"
         )
-    if not 0 < loss.lipschitz < math.inf:
+    lipschitz, smoothness = float(loss.lipschitz), float(loss.smoothness)
+    if not SMALLEST <= lipschitz <= LARGEST:
         raise ConditionsFail(
-            f"the loss has lipschitz {loss.lipschitz}; one record's influence is bounded only by a "
-            "finite number above zero"
+            f"the loss has lipschitz {lipschitz}; one record's influence is bounded only by a "
+            "finite number above zero, neither tiny nor huge"
         )
-    if smooth and not 0 < loss.smoothness < math.inf:
+    if smooth and not 0 < smoothness < math.inf:
         raise ConditionsFail(
             "the derivative of the loss jumps (its smoothness is infinite), and the theorem needs "
             "a Lipschitz one; take 'huber' instead of 'hinge', or NoisyGradientDescent"
@@ -169,10 +170,10 @@ def _require(loss: MarginLoss, *, smooth: bool) -> None:
     slopes = np.asarray(loss.derivative(margins), dtype=np.float64)
     if slopes.shape != margins.shape or not np.isfinite(slopes).all():
         raise ConditionsFail("the derivative of the loss is not a finite number at every margin")
-    room = _SLACK * loss.lipschitz
-    if slopes.max() > room or slopes.min() < -loss.lipschitz - room:
+    room = _SLACK * lipschitz
+    if slopes.max() > room or slopes.min() < -lipschitz - room:
         raise ConditionsFail(
-            f"the derivative of the loss leaves [-{loss.lipschitz:g}, 0]; declare a larger "
+            f"the derivative of the loss leaves [-{lipschitz:g}, 0]; declare a larger "
             "lipschitz, and let the loss fall with the margin"
         )
     rises = np.diff(slopes)
@@ -180,10 +181,9 @@ def _require(loss: MarginLoss, *, smooth: bool) -> None:
         raise ConditionsFail("the derivative of the loss falls somewhere: the loss is not convex")
     if smooth:
         bends = np.asarray(loss.curvature(margins), dtype=np.float64)
-        most = loss.smoothness * (1 + _SLACK)
+        most = smoothness * (1 + _SLACK)
         steep = (rises > most * np.diff(margins) + room).any()
         if bends.shape != margins.shape or steep or not ((bends >= 0) & (bends <= most)).all():
             raise ConditionsFail(
-                f"the curvature of the loss leaves [0, {loss.smoothness:g}]; declare a larger "
-                "smoothness"
+                f"the curvature of the loss leaves [0, {smoothness:g}]; declare a larger smoothness"
             )

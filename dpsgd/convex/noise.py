@@ -13,8 +13,10 @@ import math
 import numpy as np
 
 from dpsgd.convex.losses import FloatArray
+from pate.errors import InvalidInput
 
 _GRID_BITS = 20
+_WHOLE = 2.0**53  # from here on doubles are whole numbers
 
 
 def spherical_noise(size: int, *, rate: float, rng: np.random.Generator) -> FloatArray:
@@ -39,5 +41,12 @@ def rounded(weights: FloatArray, *, spread: float) -> FloatArray:
     >>> rounded(np.array([0.1234567891234]), spread=1.0) * 2**20
     array([129454.])
     """
-    grid = 2.0 ** (math.floor(math.log2(spread)) - _GRID_BITS)
-    return np.asarray(np.round(weights / grid) * grid)
+    grid = 2.0 ** (math.floor(math.log2(spread)) - _GRID_BITS) if 0 < spread < math.inf else 0.0
+    if grid == 0:
+        raise InvalidInput(
+            f"the noise comes out as {spread:g} on the weights, which no number can hold; choose "
+            "parameters that are less extreme"
+        )
+    with np.errstate(over="ignore"):  # so far out every number is a multiple of the grid
+        places = weights / grid
+    return np.where(np.abs(places) < _WHOLE, np.round(places) * grid, weights)

@@ -37,14 +37,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from dpsgd.convex.estimator import PrivateLinearClassifier, PrivateWeights, check_positive
+from dpsgd.convex.estimator import PrivateLinearClassifier, PrivateWeights
 from dpsgd.convex.losses import FloatArray, MarginLoss, as_loss
 from dpsgd.convex.noise import gaussian_noise_vector, rounded, spherical_noise
+from dpsgd.convex.parameters import check_positive
 from dpsgd.convex.records import Records
 from dpsgd.convex.scores import Margins, signs_of
 from dpsgd.convex.solver import RELATIVE_TOLERANCE, RegularisedRisk, minimise
 from pate.accounting import ApproximateDP, Event, Guarantee, Neighbours, PureDP, Repeated
-from pate.accounting.composition import gaussian_delta, gaussian_noise
+from pate.accounting.composition import SMALLEST_EPSILON, gaussian_delta, gaussian_noise
+from pate.accounting.events import ForReplacement
+from pate.errors import InvalidInput
 
 _SOLVER_SHARE = 0.01  # of ε, for the distance between the solver's answer and the minimiser
 
@@ -88,6 +91,9 @@ def calibrate_objective(
     >>> found.regularisation, round(found.determinant_epsilon, 4), round(1 / found.rate, 4)
     (0.01, 0.0247, 2.0719)
     """
+    epsilon, delta = float(epsilon), float(delta)  # a single of NumPy would round what follows
+    regularisation, row_norm = float(regularisation), float(row_norm)
+    lipschitz, smoothness = float(lipschitz), float(smoothness)
     output = _SOLVER_SHARE * epsilon
     main = epsilon - output
     bend = smoothness * row_norm**2 / records
@@ -96,6 +102,11 @@ def calibrate_objective(
     left = main - determinant
     shift = 2 * lipschitz * row_norm
     pure = delta == 0
+    if not pure and left < SMALLEST_EPSILON:
+        raise InvalidInput(
+            f"epsilon leaves {left:g} for Gaussian noise, and below {SMALLEST_EPSILON:g} its δ is "
+            "not computed exactly; raise epsilon, or set delta=0"
+        )
     return ObjectiveCalibration(
         regularisation=strength,
         determinant_epsilon=determinant,
@@ -172,18 +183,22 @@ class ObjectivePerturbation(PrivateLinearClassifier):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        check_positive("regularisation", self.regularisation)
+        self._regularisation()
         as_loss(self.loss, smooth=True)
+
+    def _regularisation(self) -> float:
+        return check_positive("regularisation", self.regularisation)
 
     def _learn(self, records: Records, rng: np.random.Generator) -> PrivateWeights:
         loss, signs = as_loss(self.loss, smooth=True), signs_of(records)
         outputs = signs.shape[1]
-        epsilon, delta = self.epsilon / outputs, self.delta / outputs
+        whole_epsilon, whole_delta = self._target()
+        epsilon, delta = whole_epsilon / outputs, whole_delta / outputs
         noise = calibrate_objective(
             epsilon=epsilon,
             delta=delta,
             records=len(records.rows),
-            regularisation=self.regularisation,
+            regularisation=self._regularisation(),
             lipschitz=loss.lipschitz,
             smoothness=loss.smoothness,
             row_norm=records.row_norm,
@@ -192,14 +207,14 @@ class ObjectivePerturbation(PrivateLinearClassifier):
             _perturbed(records, Margins(loss, signs[:, [k]]), noise, rng=rng)
             for k in range(outputs)
         ])  # fmt: skip
-        each: Event = (
+        each: Event = ForReplacement(
             PureDP(epsilon=epsilon) if delta == 0 else ApproximateDP(epsilon=epsilon, delta=delta)
         )
         return PrivateWeights(
             weights=weights,
             events=(each if outputs == 1 else Repeated(each, outputs),),
             guarantee=Guarantee(
-                epsilon=self.epsilon, delta=self.delta, neighbours=Neighbours.REPLACE_ONE
+                epsilon=whole_epsilon, delta=whole_delta, neighbours=Neighbours.REPLACE_ONE
             ),
             calibration=noise,
         )
@@ -229,5 +244,5 @@ def _perturbed(
     found = minimise(risk, tolerance=tolerance)
     apart = 2 * tolerance / noise.regularisation
     cover = spherical_noise(columns, rate=noise.output_epsilon / apart, rng=rng)
-    steepest = noise.regularisation + margins.loss.smoothness * records.row_norm**2
+    steepest = noise.regularisation + float(margins.loss.smoothness) * records.row_norm**2
     return rounded(found + cover, spread=scale / (count * steepest))

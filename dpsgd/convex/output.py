@@ -9,14 +9,16 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsgd.convex.estimator import PrivateLinearClassifier, PrivateWeights, check_positive
+from dpsgd.convex.estimator import PrivateLinearClassifier, PrivateWeights
 from dpsgd.convex.losses import MarginLoss, as_loss
 from dpsgd.convex.noise import gaussian_noise_vector, rounded, spherical_noise
+from dpsgd.convex.parameters import check_positive
 from dpsgd.convex.records import Records
 from dpsgd.convex.scores import score_loss
 from dpsgd.convex.solver import RELATIVE_TOLERANCE, RegularisedRisk, minimise
 from pate.accounting import Event, Gaussian, Guarantee, Neighbours, PureDP
 from pate.accounting.composition import gaussian_noise
+from pate.accounting.events import ForReplacement
 
 
 @final
@@ -48,6 +50,8 @@ def calibrate_output(
     >>> round(calibrate_output(epsilon=1.0, delta=0.0, **public).sensitivity, 6)
     0.2
     """
+    epsilon, delta = float(epsilon), float(delta)  # a single of NumPy would round what follows
+    regularisation, gradient_norm = float(regularisation), float(gradient_norm)
     tolerance = RELATIVE_TOLERANCE * gradient_norm
     sensitivity = 2 * (gradient_norm / records + tolerance) / regularisation
     pure = delta == 0
@@ -107,19 +111,23 @@ class OutputPerturbation(PrivateLinearClassifier):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        check_positive("regularisation", self.regularisation)
+        self._regularisation()
         as_loss(self.loss, smooth=True)
+
+    def _regularisation(self) -> float:
+        return check_positive("regularisation", self.regularisation)
 
     def _learn(self, records: Records, rng: np.random.Generator) -> PrivateWeights:
         loss = score_loss(records, as_loss(self.loss, smooth=True))
+        (epsilon, delta), regularisation = self._target(), self._regularisation()
         noise = calibrate_output(
-            epsilon=self.epsilon,
-            delta=self.delta,
+            epsilon=epsilon,
+            delta=delta,
             records=len(records.rows),
-            regularisation=self.regularisation,
+            regularisation=regularisation,
             gradient_norm=loss.lipschitz * records.row_norm,
         )
-        risk = RegularisedRisk(rows=records.rows, loss=loss, regularisation=self.regularisation)
+        risk = RegularisedRisk(rows=records.rows, loss=loss, regularisation=regularisation)
         best = minimise(risk, tolerance=noise.tolerance)
         event: Event
         if noise.sigma is not None:
@@ -128,15 +136,13 @@ class OutputPerturbation(PrivateLinearClassifier):
             spread = noise.sigma
         else:
             assert noise.rate is not None
-            event = PureDP(epsilon=self.epsilon)
+            event = PureDP(epsilon=epsilon)
             drawn = spherical_noise(risk.size, rate=noise.rate, rng=rng)
             spread = 1 / noise.rate
         weights = rounded(best + drawn, spread=spread)
         return PrivateWeights(
             weights=weights.reshape(loss.outputs, -1),
-            events=(event,),
-            guarantee=Guarantee(
-                epsilon=self.epsilon, delta=self.delta, neighbours=Neighbours.REPLACE_ONE
-            ),
+            events=(ForReplacement(event),),
+            guarantee=Guarantee(epsilon=epsilon, delta=delta, neighbours=Neighbours.REPLACE_ONE),
             calibration=noise,
         )

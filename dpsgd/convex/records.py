@@ -22,10 +22,16 @@ def as_table(X: ArrayLike) -> FloatArray:
     Guarantees:
         A row that is not finite would have unbounded influence. The message does not say which.
     """
+    if isinstance(X, np.ma.MaskedArray):
+        raise InvalidInput("X is a masked array; fill or remove what is masked first")
     try:
-        table = np.asarray(X, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput("X is not a dense table of numbers") from error
+        given = np.asarray(X)
+        if given.dtype.kind in "cmMV":
+            raise TypeError
+        with np.errstate(over="ignore"):  # a warning would tell of a private number
+            table = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # whose texts may quote a cell
+        raise InvalidInput("X is not a dense table of real numbers") from None
     if table.ndim != 2 or not table.size:
         raise InvalidInput(f"X has {table.ndim} dimensions; give a filled table: records, features")
     if not np.isfinite(table).all():
@@ -60,11 +66,47 @@ def check_classes(classes: Sequence[Any] | NDArray[Any] | None) -> NDArray[Any]:
             "classes is not given; name the possible labels (they are public): reading them off "
             "private labels would show that a record of a rare class is there"
         )
-    given = np.asarray(classes)
-    known = np.unique(given)
+    try:
+        given = np.asarray(classes)
+        known = np.unique(given)
+    except (TypeError, ValueError):
+        raise InvalidInput("classes are not labels of one kind; list two or more, once") from None
+    if known.dtype.kind in "fc" and not np.isfinite(known).all():
+        raise InvalidInput("classes hold a number that is not finite; name every class")
     if given.ndim != 1 or len(known) < 2 or len(known) != len(given):
         raise InvalidInput(f"classes has {len(known)} different labels; list two or more, once")
     return known
+
+
+def _places(known: NDArray[Any], y: ArrayLike, *, count: int) -> NDArray[np.intp]:
+    """Which of the classes every label is; the message of a refusal quotes no label."""
+    if isinstance(y, np.ma.MaskedArray):
+        raise InvalidInput("y is a masked array; fill or remove what is masked first")
+    try:
+        given = np.asarray(y)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInput("y is not a list of labels") from None
+    if given.shape != (count,):
+        raise InvalidInput("y must hold one label for every row of X")
+    if "O" in (known.dtype.kind, given.dtype.kind):  # of Python's objects, whatever they are
+        numbered = {label: place for place, label in enumerate(known.tolist())}
+        try:
+            places = np.array([numbered.get(label, -1) for label in given.tolist()], dtype=np.intp)
+        except TypeError:
+            raise InvalidInput("y holds something that is not a label") from None
+        found = places >= 0
+    elif _kind(known) != _kind(given):
+        raise InvalidInput("y and classes do not hold the same kind of labels")
+    else:
+        places = np.minimum(np.searchsorted(known, given), len(known) - 1)
+        found = known[places] == given
+    if not found.all():
+        raise InvalidInput("y holds a label that is not among the classes; list every class")
+    return places
+
+
+def _kind(labels: NDArray[Any]) -> str:
+    return "number" if labels.dtype.kind in "biuf" else labels.dtype.kind
 
 
 @final
@@ -96,14 +138,8 @@ class Records:
               to keep ``data_norm``, ask for ``clip_rows``, which never refuses a finite row.
         """
         known = check_classes(classes)
-        table, given = as_table(X), np.asarray(y)
-        if given.shape != (len(table),):
-            raise InvalidInput("y must hold one label for every row of X")
-        if (known.dtype.kind in "biuf") != (given.dtype.kind in "biuf"):
-            raise InvalidInput("y and classes do not hold the same kind of labels")
-        places = np.minimum(np.searchsorted(known, given), len(known) - 1)
-        if not (known[places] == given).all():
-            raise InvalidInput("y holds a label that is not among the classes; list every class")
+        table = as_table(X)
+        places = _places(known, y, count=len(table))
         room = data_norm * (1 + _ROUNDING)
         if not clip_rows and not np.array_equal(scaled_rows(table, room), table):
             raise InvalidInput(

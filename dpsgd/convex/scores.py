@@ -55,7 +55,7 @@ class Margins:
 
     @property
     def lipschitz(self) -> float:
-        return self.loss.lipschitz * math.sqrt(self.outputs)
+        return float(self.loss.lipschitz) * math.sqrt(self.outputs)
 
     def slopes(self, scores: FloatArray) -> FloatArray:
         return self.signs * self.loss.derivative(self.signs * scores)

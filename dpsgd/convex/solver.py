@@ -68,8 +68,14 @@ def minimise(risk: RegularisedRisk, *, tolerance: float) -> FloatArray:
 
     Guarantees:
         The computed gradient must be below half the tolerance; the other half is for rounding in
-        the gradient itself.
+        the gradient itself. Numbers that are not finite end in the refusal; no warning, which
+        would tell of the data, comes before it.
     """
+    with np.errstate(all="ignore"):
+        return _newton(risk, tolerance=tolerance)
+
+
+def _newton(risk: RegularisedRisk, *, tolerance: float) -> FloatArray:
     flat = np.zeros(risk.size)
     gradient = risk.gradient(flat)
     first = norm = smallest = float(np.linalg.norm(gradient))

@@ -54,7 +54,13 @@ def _batch_norm(place: Place) -> Iterator[Finding]:
     if not isinstance(module, _BatchNorm):
         return
     if place.kept_in_eval and not owns_trainable(module):
-        return  # public statistics that no call can change
+        if module.running_mean is None:
+            yield Finding(
+                MIXES,
+                "it has no running statistics and takes those of the batch even when frozen; give "
+                "it some (track_running_stats=True, then public training), or use GroupNorm",
+            )
+        return  # else public statistics that no call can change
     if can_become_group_norm(module):
         yield Finding(MIXES, "dpsgd.fix(model) replaces it by GroupNorm", fixable=True)
     elif _uninitialised(module):

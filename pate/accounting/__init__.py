@@ -16,6 +16,7 @@ from pate.accounting.calibrate import most, smallest_noise
 from pate.accounting.events import (
     ApproximateDP,
     Event,
+    ForReplacement,
     Gaussian,
     GaussianNoisyMaxAnswer,
     Laplace,
@@ -45,6 +46,7 @@ __all__ = [
     "Charge",
     "Conversion",
     "Event",
+    "ForReplacement",
     "Gaussian",
     "GaussianNoisyMaxAnswer",
     "Guarantee",

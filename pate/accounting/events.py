@@ -157,6 +157,31 @@ class Repeated(Event):
             raise InvalidInput(f"count is above {_MOST}; no budget pays for that")
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class ForReplacement(Event):
+    """An event whose sensitivity was measured between data sets that differ in one replaced record.
+
+    The event inside says nothing of the relation (it is "as stated"); this states it, so that it
+    cannot be added to costs for one record more or less.
+
+    >>> ForReplacement(PureDP(epsilon=0.5)).neighbours.value
+    'replace-one'
+    """
+
+    neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
+    event: Event
+
+    def __post_init__(self) -> None:
+        if type(self.event) not in _RESTATABLE:
+            names = ", ".join(kind.__name__ for kind in _RESTATABLE)
+            raise InvalidInput(
+                f"the event is a {type(self.event).__name__}; only {names} leave the relation open"
+            )
+
+
+_RESTATABLE = (Gaussian, Laplace, PureDP, ApproximateDP, ZeroConcentrated)
+
 _KINDS: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
@@ -209,6 +234,8 @@ def event_to_json(event: Event) -> str:
 def _to_dict(event: Event) -> dict[str, Any]:
     if isinstance(event, Repeated):
         return {"event": "Repeated", "of": _to_dict(event.event), "count": event.count}
+    if isinstance(event, ForReplacement):
+        return {"event": "ForReplacement", "of": _to_dict(event.event)}
     if _KINDS.get(type(event).__name__) is not type(event):
         raise UnsupportedEvent(f"{type(event).__name__} is not an event this version knows")
     return {"event": type(event).__name__, **asdict(event)}
@@ -229,6 +256,8 @@ def _from_dict(record: dict[str, Any]) -> Event:
     kind = fields.pop("event")
     if kind == "Repeated":
         return Repeated(_from_dict(fields["of"]), fields["count"])
+    if kind == "ForReplacement":
+        return ForReplacement(_from_dict(fields["of"]))
     if kind not in _KINDS:
         raise UnsupportedEvent(f"{kind} is not an event this version knows")
     return _KINDS[kind](**fields)

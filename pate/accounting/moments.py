@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 
 from pate.accounting.events import (
     Event,
+    ForReplacement,
     Gaussian,
     Laplace,
     PureDP,
@@ -89,6 +90,12 @@ def moments_of(event: Event, moments: FloatArray) -> FloatArray:
 @moments_of.register
 def _(event: Repeated, moments: FloatArray) -> FloatArray:
     return event.count * moments_of(event.event, moments)
+
+
+@moments_of.register
+def _(event: ForReplacement, moments: FloatArray) -> FloatArray:
+    """The bounds of the event inside hold between any two data sets its sensitivity covers."""
+    return moments_of(event.event, moments)
 
 
 @moments_of.register

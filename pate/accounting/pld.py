@@ -12,6 +12,7 @@ from typing import Any
 
 from pate.accounting.events import (
     Event,
+    ForReplacement,
     Gaussian,
     GaussianNoisyMaxAnswer,
     Laplace,
@@ -57,6 +58,8 @@ def pld_guarantee(
 
 def _require_noise(event: Event) -> None:
     """With hardly any noise a loss distribution would not fit in memory."""
+    if isinstance(event, ForReplacement):
+        event = event.event
     for name in ("noise_multiplier", "sigma", "scale"):
         noise = getattr(event, name, math.inf)
         if noise < _LEAST_NOISE:
@@ -78,6 +81,12 @@ def _(event: Gaussian) -> Any:
     from dp_accounting import GaussianDpEvent
 
     return GaussianDpEvent(event.noise_multiplier)
+
+
+@as_dp_event.register
+def _(event: ForReplacement) -> Any:
+    """The same pair of distributions; only between whom it lies is another."""
+    return as_dp_event(event.event)
 
 
 @as_dp_event.register

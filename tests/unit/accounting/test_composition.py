@@ -39,6 +39,7 @@ from pate.accounting.composition import (
     optimal,
     rho_from_pure,
 )
+from pate.accounting.events import ForReplacement
 from pate.errors import InvalidInput, UnsupportedEvent
 
 
@@ -232,3 +233,47 @@ def test_delta_is_checked(bad):
     ):
         with pytest.raises(InvalidInput):
             use()
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, 1e-300, 1e-9, 9.9e-7, math.nan])
+def test_the_exact_gaussian_refuses_an_epsilon_that_rounding_would_spoil(epsilon):
+    with pytest.raises(InvalidInput, match="rounding"):
+        gaussian_delta(3.0, epsilon=epsilon)
+    with pytest.raises(InvalidInput, match="rounding"):
+        gaussian_noise(epsilon, delta=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-6, 1e-3])
+@pytest.mark.parametrize("multiplier", [0.5, 30.0, 3e3, 3e6])
+def test_the_exact_gaussian_keeps_its_digits_down_to_the_smallest_epsilon(epsilon, multiplier):
+    """Against the mean of (1 − e^{ε−L})₊ by quadrature, a sum without cancellation."""
+    start = epsilon * multiplier + 1 / (2 * multiplier) - 1 / multiplier  # where L passes ε
+    node, weight = np.polynomial.legendre.leggauss(200)
+    x = start + (node + 1) * 7
+    excess = -np.expm1(-(x - start) / multiplier)
+    expected = 7 * np.sum(weight * norm.pdf(x) * excess)
+    assert gaussian_delta(multiplier, epsilon=epsilon) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_small_epsilon_is_rounded_up():
+    for multiplier in (1e9, 4e8):
+        delta = gaussian_delta(multiplier, epsilon=0.0)
+        assert gaussian_epsilon(multiplier, delta=delta * (1 + 1e-9)) == 0.0
+        assert gaussian_epsilon(multiplier, delta=delta * (1 - 1e-3)) == 1e-6
+
+
+@pytest.mark.parametrize("number", [np.float16, np.float32, np.float64, np.int64])
+def test_numbers_of_numpy_are_taken_as_they_are(number):
+    for value in (number(2), number(1)):
+        assert gaussian_noise(value, delta=1e-7) == gaussian_noise(float(value), delta=1e-7)
+        assert gaussian_delta(value, epsilon=value) == gaussian_delta(
+            float(value), epsilon=float(value)
+        )
+
+
+def test_basic_composition_reads_what_is_stated_for_a_replaced_record():
+    events = [ForReplacement(PureDP(epsilon=0.5)), PureDP(epsilon=0.25)]
+    assert basic(events) == (0.75, 0.0)
+    assert basic([Repeated(ForReplacement(ApproximateDP(epsilon=1.0, delta=0.1)), 2)]) == (2.0, 0.2)
+    with pytest.raises(UnsupportedEvent, match="Gaussian is not stated"):
+        basic([ForReplacement(Gaussian(noise_multiplier=1.0))])

@@ -30,6 +30,7 @@ from pate.accounting import (
     compose,
     event_to_json,
 )
+from pate.accounting.events import ForReplacement
 from pate.accounting.terms import moment_for
 from pate.errors import (
     BudgetExceeded,
@@ -197,6 +198,23 @@ def test_neighbouring_relations_do_not_mix(path):
             ledger.charge([SampledGaussian(sample_rate=0.01, noise_multiplier=5.0)], release="s")
         ledger.charge([Gaussian(noise_multiplier=50.0)], release="g")
         assert len(ledger.charges()) == 1
+
+
+def test_what_is_stated_for_a_replaced_record_needs_such_a_ledger(path, tmp_path):
+    stated = ForReplacement(Gaussian(noise_multiplier=50.0))
+    added = Guarantee(epsilon=2.0, delta=1e-5, neighbours=Neighbours.ADD_REMOVE)
+    with Ledger.open(path, budget=added) as ledger:
+        with pytest.raises(InvalidInput, match="neighbours"):
+            ledger.charge([stated], release="s")
+        assert ledger.charges() == []
+        ledger.charge([SampledGaussian(sample_rate=0.01, noise_multiplier=5.0)], release="step")
+    replaced = Guarantee(epsilon=2.0, delta=1e-5, neighbours=Neighbours.REPLACE_ONE)
+    with Ledger.open(tmp_path / "other.db", budget=replaced) as ledger:
+        ledger.charge([Repeated(stated, 2)], release="s")
+        assert ledger.charge([stated, stated], release="s").number == 1  # the same, so once
+        ledger.charge([ANSWER], release="a")
+    with Ledger.open(tmp_path / "other.db") as again:
+        assert again.charges()[0].events == (Repeated(stated, 2),)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ from pate.accounting import (
     log_moments,
     pld_guarantee,
 )
-from pate.accounting.events import Event, tally
+from pate.accounting.dpsgd import DpsgdAccountant, Method
+from pate.accounting.events import Event, ForReplacement, tally
 from pate.accounting.moments import DEFAULT_MOMENTS, LogMoments, epsilon_at, log_moment_at
 from pate.errors import InvalidInput, UnsupportedEvent
 
@@ -54,8 +55,13 @@ replaced = st.one_of(
 steps = st.builds(
     SampledGaussian, sample_rate=st.floats(1e-6, 1.0), noise_multiplier=st.floats(0.5, 50)
 )
+restated = st.one_of(
+    st.floats(0.01, 3).map(lambda x: ForReplacement(PureDP(epsilon=x))),
+    noise.map(lambda x: ForReplacement(Gaussian(noise_multiplier=x))),
+)
 any_event = st.one_of(
     replaced,
+    restated,
     steps,
     st.builds(ApproximateDP, epsilon=st.floats(0.01, 3), delta=st.floats(1e-12, 0.5)),
     st.builds(SmoothRelease, beta=st.floats(1e-4, 0.1), sigma=noise),
@@ -98,13 +104,13 @@ def test_data_dependent_is_at_most_data_independent(votes, low, factor):
         assert not independent.data_dependent
 
 
-@given(events=st.lists(replaced, min_size=1, max_size=6), data=st.data())
+@given(events=st.lists(replaced | restated, min_size=1, max_size=6), data=st.data())
 def test_order_does_not_matter_to_the_last_bit(events, data):
     shuffled = data.draw(st.permutations(events))
     np.testing.assert_array_equal(compose(events).values, compose(shuffled).values)
 
 
-@given(event=st.one_of(replaced, steps), count=st.integers(1, 10**6))
+@given(event=st.one_of(replaced, restated, steps), count=st.integers(1, 10**6))
 def test_repeats_multiply(event, count):
     one = compose([event], MOMENTS).values
     np.testing.assert_array_equal(compose([Repeated(event, count)], MOMENTS).values, count * one)
@@ -271,3 +277,75 @@ def test_integer_moments_need_one():
         integer_moments(0)
     with pytest.raises(InvalidInput):
         compose([], [0.0])
+
+
+# --- what is stated for a replaced record --------------------------------------------------------
+
+OPEN = [
+    Gaussian(noise_multiplier=2.0),
+    Laplace(noise_multiplier=2.0),
+    PureDP(epsilon=0.5),
+    ZeroConcentrated(rho=0.1),
+]
+STEP = SampledGaussian(sample_rate=0.1, noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize("inner", OPEN, ids=lambda inner: type(inner).__name__)
+def test_stating_the_relation_changes_the_relation_alone(inner):
+    stated = ForReplacement(inner)
+    assert inner.neighbours is Neighbours.AS_STATED
+    np.testing.assert_array_equal(log_moments(stated, MOMENTS), log_moments(inner, MOMENTS))
+    total = compose([Repeated(stated, 3), inner, PureDP(epsilon=0.1)])
+    assert total.neighbours is Neighbours.REPLACE_ONE
+    assert total.guarantee(delta=1e-5).neighbours is Neighbours.REPLACE_ONE
+    np.testing.assert_array_equal(
+        compose([Repeated(stated, 4)]).values, compose([Repeated(inner, 4)]).values
+    )
+    assert compose([stated, LaplaceNoisyMaxAnswer(scale=9.0)]).neighbours is Neighbours.REPLACE_ONE
+    for events in ([stated, STEP], [STEP, Repeated(stated, 2)]):
+        with pytest.raises(InvalidInput, match="do not add up"):
+            compose(events)
+    assert len({stated, ForReplacement(inner), inner}) == 2
+    assert tally([stated, inner, Repeated(stated, 2)]) == {stated: 3, inner: 1}
+
+
+def test_loss_distributions_of_what_is_stated():
+    for inner in OPEN[:2]:
+        plain = pld_guarantee([inner], delta=1e-5)
+        found = pld_guarantee([ForReplacement(inner)], delta=1e-5)
+        assert (plain.neighbours, found.neighbours) == ("as-stated", "replace-one")
+        assert found.epsilon == plain.epsilon
+        with pytest.raises(InvalidInput, match="do not add up"):
+            pld_guarantee([ForReplacement(inner), STEP], delta=1e-5)
+    with pytest.raises(InvalidInput, match="use the moments accountant"):
+        pld_guarantee([ForReplacement(Gaussian(noise_multiplier=0.01))], delta=1e-5)
+    for inner in (PureDP(epsilon=1.0), ApproximateDP(epsilon=1.0, delta=1e-6)):
+        with pytest.raises(UnsupportedEvent):
+            pld_guarantee([ForReplacement(inner)], delta=1e-5)
+    with pytest.raises(UnsupportedEvent, match="ApproximateDP"):
+        compose([ForReplacement(ApproximateDP(epsilon=1.0, delta=1e-6))])
+    abadi = DpsgdAccountant(delta=1e-5, method=Method.ABADI)
+    with pytest.raises(UnsupportedEvent, match="not a DP-SGD step"):
+        abadi.guarantee([ForReplacement(Gaussian(noise_multiplier=1.0))])
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [STEP, LaplaceNoisyMaxAnswer(scale=1.0), Repeated(PureDP(epsilon=1.0), 2),
+     ForReplacement(PureDP(epsilon=1.0)), None, 3],
+)  # fmt: skip
+def test_a_relation_that_is_not_open_cannot_be_restated(inner):
+    with pytest.raises(InvalidInput, match="leave the relation open"):
+        ForReplacement(inner)
+
+
+def test_what_is_stated_is_written_and_read():
+    event = ForReplacement(ApproximateDP(epsilon=0.1, delta=1e-7))
+    text = event_to_json(event)
+    inner = '{"delta": 1e-07, "epsilon": 0.1, "event": "ApproximateDP"}'
+    assert text == f'{{"event": "ForReplacement", "of": {inner}}}'
+    assert event_from_json(text) == event
+    step = event_to_json(STEP)
+    for bad in ('{"event": "ForReplacement"}', f'{{"event": "ForReplacement", "of": {step}}}'):
+        with pytest.raises(InvalidInput):
+            event_from_json(bad)

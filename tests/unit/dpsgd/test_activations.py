@@ -46,7 +46,16 @@ def test_it_has_no_parameters_and_says_what_it_is():
     assert repr(copy.deepcopy(layer)) == repr(layer)
 
 
-@pytest.mark.parametrize("given", [{"scale": 0}, {"temperature": -1.0}, {"offset": float("nan")}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"scale": 0},
+        {"temperature": -1.0},
+        {"offset": float("nan")},
+        {"scale": "a"},
+        {"offset": None},
+    ],
+)
 def test_bad_numbers_are_refused(given):
     with pytest.raises(InvalidInput, match=f"{next(iter(given))} is"):
         TemperedSigmoid(**given)
@@ -66,7 +75,14 @@ def test_every_name_is_a_new_layer_of_the_same_shape():
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("rleu", "did you mean relu"), ("Tanh", "did you mean tanh"), ("zzz", "there are relu")],
+    [
+        ("rleu", "did you mean relu"),
+        ("Tanh", "did you mean tanh"),
+        ("zzz", "there are relu"),
+        (3, "named 3; there are"),
+        (None, "named None"),
+        ([], "there are"),
+    ],
 )
 def test_an_unknown_name_offers_the_nearest(name, hint):
     with pytest.raises(InvalidInput, match=hint):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import traceback
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,8 @@ from dpsgd.convex import (
     ObjectivePerturbation,
     OutputPerturbation,
 )
+from dpsgd.convex.descent import projected
+from dpsgd.convex.noise import rounded
 from dpsgd.convex.records import scaled_rows
 from pate.accounting import (
     ApproximateDP,
@@ -35,7 +38,8 @@ from pate.accounting import (
     compose,
 )
 from pate.accounting.composition import basic, gaussian_epsilon
-from pate.errors import ConditionsFail, InvalidInput
+from pate.accounting.events import ForReplacement
+from pate.errors import ConditionsFail, InvalidInput, PateError
 
 RNG = np.random.default_rng(0)
 X = scaled_rows(RNG.normal(size=(300, 3)), 1.0)
@@ -135,11 +139,158 @@ def test_a_row_that_is_not_finite_is_refused_and_not_named(kind, value, clip):
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize(
     ("rows", "labels"),
-    [(X[:, 0], Y), (X[:0], Y[:0]), (X, Y[:-1]), ([["a"], ["b"]], [0, 1]), (X[None], Y)],
+    [
+        (X[:, 0], Y),
+        (X[:0], Y[:0]),
+        (X, Y[:-1]),
+        ([["a"], ["b"]], [0, 1]),
+        (X[None], Y),
+        (X + 1j, Y),
+        (X.astype("datetime64[s]"), Y),
+        (np.ma.masked_array(X, mask=X > 0), Y),
+        ([[1, 2], [3]], [0, 1]),
+        ([[10**400]], [0]),
+        (X, np.ma.masked_array(Y, mask=Y > 0)),
+        (X[:2], [[1], [1, 2]]),
+    ],
 )
 def test_data_of_the_wrong_shape_is_refused(kind, rows, labels):
     with pytest.raises(InvalidInput):
         make(kind).fit(rows, labels)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_cell_or_label_that_does_not_belong_is_not_quoted(kind):
+    rows = X.astype(object)
+    rows[3, 1] = "HIV+"
+    words = np.where(Y == 1, "yes", "no").astype(object)
+    strange = [None, math.nan, 7, "HIV+", ["HIV+"]]
+    cases = [({"classes": [0, 1]}, rows, Y)]
+    for label in strange:
+        labels = words.copy()
+        labels[2] = label
+        cases.append(({"classes": ["no", "yes"]}, X, labels))
+    for given, table, labels in cases:
+        with pytest.raises(InvalidInput) as refused:
+            make(kind, **given).fit(table, labels)
+        shown = "".join(traceback.format_exception(refused.value))
+        assert "HIV+" not in shown
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_labels_may_be_objects(kind):
+    plain = make(kind, insecure_seed=2).fit(X, Y)
+    objects = make(kind, insecure_seed=2).fit(X, Y.astype(object))
+    np.testing.assert_array_equal(plain.coef_, objects.coef_)
+    words = np.where(Y == 1, "yes", "no").astype(object)
+    for classes in (["no", "yes"], np.array(["yes", "no"], dtype=object)):
+        named = make(kind, insecure_seed=2, classes=classes).fit(X, words)
+        np.testing.assert_array_equal(plain.coef_, named.coef_)
+        assert set(named.predict(X)) <= {"no", "yes"}
+
+
+@pytest.mark.parametrize("classes", [[None, "a"], [0.0, math.nan], [[0], [0, 1]], {0, 1}, 2])
+def test_classes_that_are_no_labels_are_refused(classes):
+    if isinstance(classes, list) and None in classes:
+        classes = np.array(classes, dtype=object)
+    with pytest.raises(InvalidInput, match="classes"):
+        make(OutputPerturbation, classes=classes).fit(X, Y)
+
+
+# --- kinds of numbers ---------------------------------------------------------------------------
+
+NUMBERS = [np.float16, np.float32, np.float64]
+
+
+def same_model(one, other):
+    assert one.guarantee_ == other.guarantee_
+    assert one.calibration_ == other.calibration_
+    assert one.events_ == other.events_
+    np.testing.assert_array_equal(one.coef_, other.coef_)
+    np.testing.assert_array_equal(one.intercept_, other.intercept_)
+    np.testing.assert_array_equal(one.decision_function(X), other.decision_function(X))
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize(
+    ("kind", "pure"),
+    [(OutputPerturbation, True), (OutputPerturbation, False), (ObjectivePerturbation, True),
+     (ObjectivePerturbation, False), (NoisyGradientDescent, False)],
+)  # fmt: skip
+def test_numbers_of_numpy_give_what_the_python_number_gives(kind, pure, number):
+    given = {"epsilon": 0.01, "regularisation": 0.003, "data_norm": 1.3, "intercept_scaling": 0.7}
+    if not pure:
+        given["delta"] = 1e-5
+    if kind is NoisyGradientDescent:
+        given |= {"radius": 3.1, "learning_rate": 0.3}
+    numpys = {name: number(value) for name, value in given.items()}
+    pythons = {name: float(value) for name, value in numpys.items()}
+    if kind is NoisyGradientDescent:
+        numpys |= {"steps": np.int64(7), "records": np.int32(300)}
+        pythons |= {"steps": 7, "records": 300}
+    one, other = (make(kind, insecure_seed=3, clip_rows=True, **g) for g in (numpys, pythons))
+    same_model(one.fit(X, Y), other.fit(X, Y))
+    assert type(one.guarantee_.epsilon) is float
+    assert one.get_params()["epsilon"] is numpys["epsilon"]  # as given: clone relies on it
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_whole_numbers_and_losses_of_numpy(kind):
+    one, other = (make(kind, epsilon=e, insecure_seed=3).fit(X, Y) for e in (np.int64(2), 2))
+    same_model(one, other)
+    losses = (Own(lipschitz=np.float16(1), smoothness=np.float32(0.25)), Own())
+    one, other = (make(kind, loss=loss, insecure_seed=3).fit(X, Y) for loss in losses)
+    same_model(one, other)
+    assert type(Huber(width=np.float16(0.1)).smoothness) is float
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("name", ["epsilon", "data_norm", "intercept_scaling", "regularisation"])
+@pytest.mark.parametrize("value", [1e-101, 1e101, 10**400])
+def test_extreme_numbers_are_refused(kind, name, value):
+    with pytest.raises(InvalidInput, match=f"{name} is"):
+        make(kind, **{name: value}).fit(X, Y)
+
+
+@pytest.mark.parametrize("value", [1e-101, 1e101])
+def test_extreme_steps_are_refused(value):
+    for name in ("radius", "learning_rate"):
+        with pytest.raises(InvalidInput, match=f"{name} is"):
+            make(NoisyGradientDescent, **{name: value}).fit(X, Y)
+    with pytest.raises(InvalidInput, match="lower learning_rate"):
+        make(NoisyGradientDescent, learning_rate=1e100, data_norm=1e100).fit(X, Y)
+    with pytest.raises(InvalidInput, match="records is above"):
+        make(NoisyGradientDescent, records=10**400).fit(X, Y)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_at_the_ends_of_what_is_allowed_weights_are_finite_or_refused(kind):
+    for name in ("epsilon", "data_norm", "intercept_scaling", "regularisation"):
+        for value in (1e-100, 1e100):
+            try:
+                fitted = make(kind, clip_rows=True, **{name: value}).fit(X, Y)
+            except PateError:
+                continue
+            assert np.isfinite(fitted.coef_).all()
+
+
+def test_the_far_end_of_rounding():
+    assert rounded(np.array([1e300, 3.0]), spread=1e-290).tolist() == [1e300, 3.0]
+    for spread in (0.0, math.inf, math.nan, 1e-320):
+        with pytest.raises(InvalidInput, match="less extreme"):
+            rounded(np.ones(2), spread=spread)
+
+
+def test_projection_survives_squares_that_are_no_numbers():
+    np.testing.assert_allclose(projected(np.array([[3e200, 4e200]]), 5.0), [[3.0, 4.0]])
+    assert projected(np.zeros((1, 2)), 1.0).tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("kind", PERTURBATIONS)
+def test_gaussian_noise_below_the_smallest_epsilon_is_refused(kind):
+    with pytest.raises(InvalidInput, match="epsilon"):
+        make(kind, epsilon=9e-7, delta=1e-5).fit(X, Y)
+    make(kind, epsilon=9e-7).fit(X, Y)  # pure noise has no such limit
 
 
 @dataclass(frozen=True)
@@ -311,13 +462,23 @@ def test_perturbation_states_its_guarantee_and_events(kind, delta, classes):
     assert (model.guarantee_.epsilon, model.guarantee_.delta) == (0.8, delta)
     assert model.guarantee_.neighbours is Neighbours.REPLACE_ONE
     (event,) = model.events_
+    single = event.event if isinstance(event, Repeated) else event
+    assert isinstance(single, ForReplacement)
     if kind is OutputPerturbation and delta:
-        assert isinstance(event, Gaussian)
-        assert gaussian_epsilon(event.noise_multiplier, delta=delta) == pytest.approx(0.8)
+        assert isinstance(single.event, Gaussian)
+        assert gaussian_epsilon(single.event.noise_multiplier, delta=delta) == pytest.approx(0.8)
     else:
         assert basic(model.events_) == (pytest.approx(0.8), pytest.approx(delta))
-        single = event.event if isinstance(event, Repeated) else event
-        assert isinstance(single, ApproximateDP if delta else PureDP)
+        assert isinstance(single.event, ApproximateDP if delta else PureDP)
+
+
+@pytest.mark.parametrize("kind", PERTURBATIONS)
+def test_costs_for_a_replaced_record_do_not_add_to_those_for_an_added_one(kind):
+    events = make(kind).fit(X, Y).events_
+    assert compose(events).neighbours is Neighbours.REPLACE_ONE
+    down = make(NoisyGradientDescent).fit(X, Y).events_
+    with pytest.raises(InvalidInput, match="do not add up"):
+        compose([*events, *down])
 
 
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 6.0])

@@ -16,7 +16,7 @@ from scipy.optimize import brentq, minimize
 from scipy.special import expit, logsumexp
 from scipy.stats import multivariate_normal
 
-from dpsgd.convex import Huber, Logistic
+from dpsgd.convex import Huber, Logistic, NoisyGradientDescent
 from dpsgd.convex.descent import gradient_sum
 from dpsgd.convex.objective import calibrate_objective, tilt_delta
 from dpsgd.convex.output import calibrate_output
@@ -344,7 +344,7 @@ def test_the_hockey_stick_of_the_gaussian_tilt_stays_within_delta(epsilon, delta
 
 
 @settings(max_examples=40)
-@given(st.floats(-1, 1), st.floats(0, 1), st.floats(0.4, 3), st.floats(0, 3))
+@given(st.floats(-1, 1), st.floats(0, 1), st.floats(0.4, 3), st.just(0.0) | st.floats(1e-6, 3))
 def test_a_shift_that_looks_at_the_noise_is_covered(cosine, length, noise_multiplier, epsilon):
     """E[(1 − exp(ε − max g))₊] by quadrature, the shift chosen for each b; u, u′ at any angle."""
     u = np.array([1.0, 0.0])
@@ -417,3 +417,39 @@ def test_unclipped_gradient_sums_are_the_gradient():
         risk.gradient(weights.ravel()),
         rtol=1e-12,
     )
+
+
+class Textbook:
+    """The logistic loss as one would write it down: at margins below −710 it is ∞/∞."""
+
+    convex, lipschitz, smoothness = True, 1.0, 0.25
+
+    def derivative(self, margins):
+        return -np.exp(-margins) / (1 + np.exp(-margins))
+
+    def curvature(self, margins):
+        return np.exp(-margins) / (1 + np.exp(-margins)) ** 2
+
+
+def test_a_record_at_which_the_loss_is_no_number_counts_as_nothing():
+    rows = np.array([[1.0, 0.0], [0.0, 1.0], [-1000.0, 0.0]])
+    data = records(rows, [1, 1, 1], 2)
+    loss, weights = score_loss(data, Textbook()), np.array([[1.0, 0.0]])
+    with np.errstate(all="ignore"):
+        assert np.isnan(loss.slopes(rows @ weights.T)[2, 0])
+    less = score_loss(records(rows[:2], [1, 1], 2), Textbook())
+    found = gradient_sum(rows, loss, weights, gradient_norm=1000.0)  # and no warning is given
+    np.testing.assert_array_equal(found, gradient_sum(rows[:2], less, weights, gradient_norm=1e3))
+
+
+def test_one_record_cannot_turn_the_weights_into_no_numbers():
+    """It is far on the wrong side of a crowd, where the textbook's loss overflows."""
+    crowd = np.random.default_rng(0).uniform(400, 570, size=(2000, 3))
+    rows, labels = np.vstack([crowd, -crowd[:1]]), np.ones(2001, dtype=int)
+    public = {
+        "classes": [0, 1], "records": 2000, "data_norm": 1000.0, "learning_rate": 0.1,
+        "clip_rows": True, "delta": 1e-6, "steps": 10, "insecure_seed": 1,
+    }  # fmt: skip
+    for count in (2000, 2001):
+        fitted = NoisyGradientDescent(loss=Textbook(), **public)
+        assert np.isfinite(fitted.fit(rows[:count], labels[:count]).coef_).all()

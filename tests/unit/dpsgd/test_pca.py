@@ -370,6 +370,37 @@ def test_what_is_not_a_saved_pca_is_refused(tmp_path):
             PrivatePCA.load(place)
 
 
+def test_no_spoilt_byte_gets_past_as_another_error(tmp_path):
+    place = tmp_path / "pca.npz"
+    pca = PrivatePCA(2, noise_multiplier=1.0).fit(records(width=4))
+    pca.save(place)
+    with np.load(place) as stored:
+        fields = dict(stored)
+    np.savez_compressed(tmp_path / "small.npz", **fields)
+    loaded = 0
+    for file in (place, tmp_path / "small.npz"):
+        content = file.read_bytes()
+        assert PrivatePCA.load(file).events == pca.events
+        for position in range(0, len(content), 3):
+            spoilt = bytearray(content)
+            spoilt[position] ^= 0x55
+            file.write_bytes(spoilt)
+            try:
+                found = PrivatePCA.load(file)
+            except InvalidInput:
+                continue
+            loaded += 1  # a time stamp or an attribute that nobody reads
+            assert (found.events, found.caveats) == (pca.events, pca.caveats)
+            assert np.array_equal(found.components_, pca.components_)
+    assert loaded > 0
+
+
+def test_no_warning_tells_of_a_record():
+    rows = records().astype(np.longdouble)
+    rows[3] = np.longdouble("1e400")
+    PrivatePCA(2, noise_multiplier=1.0).fit(rows)
+
+
 def test_a_failed_write_keeps_what_was_there(tmp_path, monkeypatch):
     place = tmp_path / "pca.npz"
     place.write_text("before")
@@ -401,7 +432,13 @@ def test_mistakes_are_named():
         pca.fit(records(width=3))
     with pytest.raises(InvalidInput, match=f"at most {LARGEST_WIDTH}"):
         pca.fit(np.broadcast_to(np.float32(0), (2, LARGEST_WIDTH + 1)))
-    for bad in (np.zeros(5), np.zeros((5, 0)), np.array([["a", "b"]]), np.zeros((2, 5), complex)):
+    import torch
+
+    for bad in (
+        np.zeros(5), np.zeros((5, 0)), np.array([["a", "b"]]), np.zeros((2, 5), complex),
+        [[1, 2], [3]], torch.zeros((9, 5), requires_grad=True), None,
+        np.ma.masked_array(np.ones((9, 5)), mask=np.eye(9, 5)),
+    ):  # fmt: skip
         with pytest.raises(InvalidInput, match="records"):
             pca.fit(bad)
     with pytest.raises(InvalidInput, match="insecure seed"):
@@ -445,6 +482,6 @@ def test_whitening_uses_the_noised_eigenvalues_only():
 def test_weak_and_negative_eigenvalues_stay_finite():
     nothing = PrivatePCA(4, noise_multiplier=3.0, whiten=1.0).fit(np.zeros((10, 4)))
     assert np.isfinite(nothing.scales_).all()
-    for whiten in (-0.1, 1.5, math.nan):
+    for whiten in (-0.1, 1.5, math.nan, "1", None):
         with pytest.raises(InvalidInput, match="whiten is"):
             PrivatePCA(2, noise_multiplier=1.0, whiten=whiten)

@@ -152,7 +152,7 @@ def test_freezing_everything_or_nothing_known_is_refused():
         freeze(network(), except_last=4)
     with pytest.raises(InvalidInput, match="every parameter"):
         freeze(network().requires_grad_(False), except_last=1)
-    for names in ([], "3"):
+    for names in ([], "3", [3], 5, ["0", None]):
         with pytest.raises(InvalidInput, match="list of names"):
             freeze(network(), except_names=names)
     with pytest.raises(InvalidInput, match="exactly one"):
@@ -234,6 +234,19 @@ def test_frozen_parts_are_not_trained():
         ({"learning_rate": -1.0}, "learning_rate is -1.0"),
         ({"labels": [0, 1]}, "60 inputs and 2 labels"),
         ({"labels": [-1] * 60}, "counted from 0"),
+        ({"labels": np.arange(60) % 2 + 0.9}, "counted from 0"),
+        ({"labels": torch.full((60,), 0.5)}, "counted from 0"),
+        ({"labels": [float("nan")] * 60}, "counted from 0"),
+        ({"labels": 1}, "counted from 0"),
+        ({"labels": ["a"] * 60}, "labels are not"),
+        ({"labels": [[0], [0, 1]]}, "labels are not"),
+        ({"inputs": np.full((60, 6), "a", dtype=object)}, "inputs are not"),
+        ({"inputs": np.float32(3)}, "inputs have no axis"),
+        ({"inputs": None}, "inputs are not"),
+        ({"seed": None}, "seed is None"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 1 << 70}, "seed is"),
+        ({"learning_rate": "a"}, "learning_rate is 'a'"),
         ({"labels": [[0]] * 60}, "counted from 0"),
         ({"labels": [7] * 60}, r"\(records, 8\)"),
         ({"inputs": torch.full((60, 6), torch.inf)}, "not finite in epoch 1"),
@@ -301,3 +314,23 @@ def test_what_cannot_encode_is_refused():
             encode(np.tanh, X, batch_size=size)
     with pytest.raises(InvalidInput, match="no axis"):
         encode(np.tanh, np.float64(3))
+    with pytest.raises(InvalidInput, match="not one array"):
+        encode(np.tanh, [[1, 2], [3]])
+    with pytest.raises(InvalidInput, match="another shape"):
+        encode(lambda rows: np.ones((len(rows), len(rows))), X, batch_size=3)
+    with pytest.raises(InvalidInput, match="returned a tuple"):
+        encode(nn.LSTM(2, 3), X)
+    for wrong in (lambda rows: [["a"]] * len(rows), lambda rows: [[1], [1, 2]], lambda rows: None):
+        with pytest.raises(InvalidInput, match="real numbers"):
+            encode(wrong, X)
+    with pytest.raises(InvalidInput, match="encodes numbers") as refused:
+        encode(nn.Linear(2, 1), np.array([["HIV+", "1"]]))
+    assert refused.value.__suppress_context__  # which quotes the cell
+
+
+def test_tensors_that_an_encoder_returns_are_detached():
+    X = np.ones((5, 2))
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        made_of = torch.full((5, 3), 2, dtype=dtype)
+        made_of.requires_grad_(dtype.is_floating_point)
+        assert encode(lambda rows, made_of=made_of: made_of, X).tolist() == [[2.0] * 3] * 5

@@ -223,6 +223,14 @@ def test_batch_norm_is_spared_only_where_nothing_can_wake_it() -> None:
     trained[0].module[1].weight.requires_grad_(True)
     assert ("0.module.1", "mixes the examples of a batch") in serious(trained)
 
+    for affine in (True, False):
+        norm = nn.BatchNorm1d(3, affine=affine, track_running_stats=False)
+        blind = nn.Sequential(Frozen(norm), nn.Linear(3, 2))
+        assert serious(blind) == [("0.module", "mixes the examples of a batch")]
+        (problem,) = [each for each in problems(blind, example_inputs=draw(4, 3)) if each.serious]
+        assert "no running statistics" in problem.remedy
+        assert not problem.fixable
+
     inner = encoder()
     both = nn.ModuleDict({"public": Frozen(inner), "awake": inner, "last": nn.Linear(16, 2)})
     assert serious(both) == [("public.module.1", "mixes the examples of a batch")]
