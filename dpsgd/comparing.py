@@ -83,11 +83,12 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def _by_autograd(value: Tensor, groups: Sequence[tuple[nn.Parameter, ...]]) -> list[float]:
-    lengths = []
-    for parameters in groups:
-        grads = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
-        lengths.append(math.hypot(*(float(each.norm()) for each in grads if each is not None)))
-    return lengths
+    parameters = [each for group in groups for each in group]
+    grads = iter(torch.autograd.grad(value, parameters, allow_unused=True))
+    norms = [[next(grads) for _ in group] for group in groups]
+    return [
+        math.hypot(*(float(each.norm()) for each in group if each is not None)) for group in norms
+    ]
 
 
 def _require_equal(
