@@ -358,7 +358,7 @@ def networks(draw):
     return nn.Sequential(*layers), inputs, torch.randint(0, 3, (examples,))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(networks())
 def test_random_networks_are_exact(network):
     assert_exact(*network)
