@@ -89,18 +89,18 @@ class _Patches:
             doubtful.append(cancelling(lengths, wide, high) // groups + block.start)
             total[block] = lengths.view(-1, groups).sum(1)
         self._cancelling = torch.unique(torch.cat(doubtful))
-        for row, gradients in self._one_by_one():
-            total[row] = squared_norms(gradients)
+        for rows, gradients in self._cancelled():
+            total[rows] = squared_norms(gradients)
         if self._bias is not None:
             total += squared_norms(call.grads.flatten(2).sum(2))
         return total
 
-    def _one_by_one(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _cancelled(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Examples that nearly cancel, and their gradients; the same to the bit every time."""
-        for row in self._cancelling:
-            one = slice(int(row), int(row) + 1)
-            call = Call(self._call.inputs[one], self._call.grads[one])
-            yield row, _kernels(self._site.module, call)
+        for block in blocks(len(self._cancelling), self._weight.numel()):
+            rows = self._cancelling[block]
+            call = Call(self._call.inputs[rows], self._call.grads[rows])
+            yield rows, _kernels(self._site.module, call)
 
     def add_sum(self, factors: Tensor) -> None:
         module: Any = self._site.module
@@ -124,8 +124,8 @@ class _Patches:
             (False, True, False),
         )
         gradient_of(self._weight).add_(summed)
-        for row, gradients in self._one_by_one():
-            add_rows(self._weight, gradients, factors[row].unsqueeze(0))
+        for rows, gradients in self._cancelled():
+            add_rows(self._weight, gradients, factors[rows])
 
     def materialised(self) -> dict[nn.Parameter, Tensor]:
         return _laid_out(self._site, [self._call])

@@ -105,7 +105,7 @@ class _Sequence(_Outer):
         if self._weight is not None:
             total += self._lengths()
             self._cancelling = cancelling(total, self._inputs, self._grads)
-            for rows, gradients in self._one_by_one():
+            for rows, gradients in self._cancelled():
                 total[rows] = squared_norms(gradients)
         if self._bias is not None:
             total += squared_norms(self._grads.sum(1))
@@ -124,10 +124,11 @@ class _Sequence(_Outer):
                 lengths[block] = squared_norms(torch.bmm(grads.transpose(1, 2), inputs))
         return lengths
 
-    def _one_by_one(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _cancelled(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Examples that nearly cancel, and their gradients; the same to the bit every time."""
-        for row in self._cancelling:
-            yield row, (self._grads[row].T @ self._inputs[row]).unsqueeze(0)
+        for block in blocks(len(self._cancelling), self._inputs.shape[2] * self._grads.shape[2]):
+            rows = self._cancelling[block]
+            yield rows, torch.bmm(self._grads[rows].transpose(1, 2), self._inputs[rows])
 
     def add_sum(self, factors: Tensor) -> None:
         if self._bias is not None:
@@ -136,8 +137,8 @@ class _Sequence(_Outer):
             rest = factors.index_fill(0, self._cancelling, 0.0).view(-1, 1, 1)
             inputs, grads = _scaled(self._inputs, self._grads, rest)
             gradient_of(self._weight).addmm_(grads.flatten(0, 1).T, inputs.flatten(0, 1))
-            for row, gradients in self._one_by_one():
-                add_rows(self._weight, gradients, factors[row].unsqueeze(0))
+            for rows, gradients in self._cancelled():
+                add_rows(self._weight, gradients, factors[rows])
 
     def materialised(self) -> dict[nn.Parameter, Tensor]:
         return _laid_out(self._inputs, self._grads, self._weight, self._bias)
