@@ -210,8 +210,8 @@ def _digest(tensors: Mapping[str, Tensor], record: str) -> str:
 
 def _damaged(path: Path) -> InvalidInput:
     return InvalidInput(
-        f"the checkpoint {path} is damaged or not one of dpsgd; bring it back from a copy, or "
-        "remove it to begin anew (which costs anew)"
+        f"the checkpoint {path} is damaged or not one of dpsgd; remove it to begin anew, which "
+        "costs anew"
     )
 
 

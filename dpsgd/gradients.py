@@ -33,6 +33,7 @@ class ClippedGradients:
     >>> from dpsgd.losses import cross_entropy
     >>> model = nn.Linear(2, 3)
     >>> for parameter in model.parameters():
+    ...     _ = nn.init.zeros_(parameter)
     ...     parameter.grad = torch.zeros_like(parameter)
     >>> gradients = ClippedGradients(model, cross_entropy)
     >>> clipper = Flat(0.5).start(len(gradients.groups))
@@ -110,8 +111,9 @@ class ClippedGradients:
         """
         given = inputs if isinstance(inputs, tuple) else (inputs,)
         few, labels = tuple(each[:COMPARED] for each in given), targets[:COMPARED]
-        with without_chance(self._model, training=False):
-            learn_arguments(self._model, self._sites, few, len(labels))
+        for training in (False, True):
+            with without_chance(self._model, training=training):
+                learn_arguments(self._model, self._sites, few, len(labels))
         return compare(
             self._model,
             self._loss,

@@ -58,6 +58,7 @@ def prepare(
     splits: Splits,
     *,
     pca_file: Path,
+    begun: bool = False,
     plugin_path: Path | None = None,
     insecure_seed: int | None = None,
 ) -> Inputs:
@@ -73,7 +74,9 @@ def prepare(
     private, test = each(splits.private), each(splits.test)
     pca = None
     if recipe.features.pca is not None:
-        pca = _fitted(recipe.features, private, file=pca_file, insecure_seed=insecure_seed)
+        pca = _fitted(
+            recipe.features, private, file=pca_file, begun=begun, insecure_seed=insecure_seed
+        )
         private, test = pca.transform(private), pca.transform(test)
     return Inputs(
         features=torch.from_numpy(private),
@@ -117,7 +120,12 @@ def _channels_first(images: NDArray[Any]) -> NDArray[Any]:
 
 
 def _fitted(
-    spec: FeaturesSpec, private: NDArray[Any], *, file: Path, insecure_seed: int | None
+    spec: FeaturesSpec,
+    private: NDArray[Any],
+    *,
+    file: Path,
+    begun: bool,
+    insecure_seed: int | None,
 ) -> PrivatePCA:
     assert spec.pca is not None
     pca = PrivatePCA(
@@ -134,6 +142,11 @@ def _fitted(
                 "the recipe, or use a new run folder, whose components cost again"
             )
         return stored
+    if begun:
+        raise InvalidInput(
+            f"{file.name} of this run is gone, and its training was begun with it; another one "
+            "costs again: use a new run folder"
+        )
     pca.fit(private, insecure_seed=insecure_seed)
     pca.save(file)
     return pca

@@ -7,16 +7,19 @@ from pathlib import Path
 from dpsgd.recipe import Recipe
 from dpsgd.run_plan import RunPlan
 from pate.accounting import Ledger, Neighbours, compose
-from pate.accounting.data_ledger import open_data_ledger
+from pate.accounting.data_ledger import NOT_PRIVATE, open_data_ledger
 
 
-def ledger_path(recipe: Recipe, data_root: Path, *, seeded: bool = False) -> Path:
+def ledger_path(recipe: Recipe, data_root: Path, insecure_seed: int | None = None) -> Path:
     """Beside the data, by the name of the data set: deleting a run refunds nothing.
 
     It is not the ledger of ``pate``: costs of votes hold for one record replaced, costs of lots for
-    one added or removed, and the two do not add up moment by moment.
+    one added or removed, and the two do not add up moment by moment. What a guarantee does not
+    cover (a seed, shuffled lots, noise that is not cryptographic) is kept apart: no budget does.
     """
-    kind = "dpsgd.not-private.ledger" if seeded else "dpsgd.ledger"
+    covered = recipe.training.sampling == "poisson" and recipe.privacy.noise == "secure"
+    private = covered and insecure_seed is None
+    kind = "dpsgd.ledger" if private else f"dpsgd.{NOT_PRIVATE}"
     return data_root / "ledgers" / f"{recipe.data.name}.{kind}"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from pate.errors import InvalidInput
 
@@ -80,18 +81,28 @@ def require_apart(loss: Loss, outputs: Any, targets: Tensor, losses: Tensor) -> 
     would not bound what one example does through the others' losses. Part of the batch must give
     the same losses. Ours are known to.
     """
-    if loss in LOSSES.values() or len(targets) < 2 or not isinstance(outputs, Tensor):
+    if loss in LOSSES.values() or len(targets) < 2:
         return
     middle = len(targets) // 2
     with torch.no_grad():
         for part in (slice(0, 1), slice(0, middle), slice(middle, None)):
-            alone = loss(outputs[part].detach(), targets[part])
+            alone = loss(_part(outputs, part, len(targets)), targets[part])
             same = torch.isclose(alone, losses[part].detach(), rtol=1e-4, atol=1e-6, equal_nan=True)
             if alone.shape != losses[part].shape or not bool(same.all()):
                 raise InvalidInput(
                     "the loss of an example changes with the others in its batch; use a loss that "
                     "looks at each example on its own"
                 )
+
+
+def _part(outputs: Any, part: slice, examples: int) -> Any:
+    """Some examples' outputs, in whatever a model returns."""
+
+    def rows(leaf: Any) -> Any:
+        own = isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == examples
+        return leaf[part].detach() if own else leaf
+
+    return pytree.tree_map(rows, outputs)
 
 
 def _within(losses: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dpsgd.ledgers import ledger_path
 from dpsgd.recipe import Recipe
+from dpsgd.workplace import private_folder, require_home
 from pate.accounting import Ledger
 from pate.accounting.data_ledger import budget_line
 from pate.artifacts import Artifact, Store, fingerprint
@@ -53,7 +54,8 @@ def find_outcome(
     store, name = Store(root=folder), name_of_run(recipe, insecure_seed)
     if store.find(STAGE, name) is None:
         return None
-    path = ledger_path(recipe, data_root, seeded=insecure_seed is not None)
+    path = ledger_path(recipe, data_root, insecure_seed)
+    require_home(private_folder(folder, name), path)
     line = None
     if path.exists():
         with Ledger.open(path) as ledger:

@@ -108,9 +108,10 @@ def learn_arguments(
     Two numbers are tried: an argument that all examples share (a mask, a table) may happen to have
     as many rows as there are examples, but not twice.
     """
-    sizes = [examples] if examples == 1 else [examples, examples - 1]
+    if examples == 1:
+        return
     found: dict[tuple[int, int], list[tuple[bool, ...]]] = {}
-    for size in sizes:
+    for size in (examples, examples - 1):
         records: list[_Record] = []
         with _held_fixed(model, sites), _recording(sites, records), torch.enable_grad():
             model(*(each[:size] for each in inputs))
@@ -119,10 +120,11 @@ def learn_arguments(
             key = id(record.site), record.number
             found.setdefault(key, []).append(rows_of(leaves, size))
     for site in sites:
-        site.per_example.clear()
         uses = [(number, rows) for (key, number), rows in found.items() if key == id(site)]
         for number, rows in uses:
-            site.per_example[number] = tuple(all(each) for each in zip(*rows, strict=True))
+            if len(rows) == 2 and len(rows[0]) == len(rows[1]):
+                both = tuple(a and b for a, b in zip(*rows, strict=True))
+                site.per_example[site.module.training, number] = both
 
 
 def _trace(site: Site, calls: list[Any]) -> Trace | None:

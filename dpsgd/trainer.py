@@ -30,6 +30,7 @@ from dpsgd.curves import Row
 from dpsgd.first_look import look_first
 from dpsgd.gradients import ClippedGradients
 from dpsgd.losses import Loss, per_example_loss
+from dpsgd.marks import Marks
 from dpsgd.plan import BARE, Plan, Plans, make_plan, requested
 from dpsgd.records import as_records, first_inputs
 from dpsgd.schedules import Schedule, as_schedule
@@ -67,8 +68,8 @@ class Trainer:
         * What the noise hides it hides once: a plan is written down, charged under a random name of
           its own, and carried out. Whatever a fit shows (``history``, what ``evaluate`` returns and
           sees) is shown after the checkpoint that contains it is on disk. A killed run therefore
-          never shows two drawings of one step for one charge. Do not resume *copies* of one
-          checkpoint: that would.
+          never shows two drawings of one step for one charge. With a ledger, a copy of a
+          checkpoint, or an old one brought back, is refused; without one, do not resume copies.
         * A step counts from the moment its lot is drawn, also if it is interrupted.
         * Nothing is measured on the training data: no loss, no accuracy.
         * What stands against the guarantee (another sampler, noise that can be guessed) is in
@@ -181,6 +182,8 @@ class Trainer:
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._checkpoint_every = checkpoint_every or self.steps_per_epoch
         self._revision: str | None = None  # of the checkpoint on disk
+        self._before: str | None = None  # of the one it took the place of
+        self._marks = None if ledger is None or checkpoint is None else Marks(ledger.path)
         self._saved = 0  # the steps it holds
         if self._checkpoint is not None and self._checkpoint.exists():
             self._resume(self._checkpoint)
@@ -372,7 +375,16 @@ class Trainer:
                     f"the checkpoint {self._checkpoint} is no longer the one this trainer wrote or "
                     "read; make the trainer again to go on from what is there"
                 )
+            self._require_last()
             yield
+
+    def _require_last(self) -> None:
+        """Of the plan that is under way, only the last checkpoint may be gone on from."""
+        last = self._plans.last
+        if self._marks is not None and last is not None and self.steps < last.end:
+            self._marks.require(
+                last.name, revision=self._revision, before=self._before, paid=self._paid(last)
+            )
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
@@ -406,6 +418,7 @@ class Trainer:
         revision = secrets.token_hex(12)
         record = {
             "revision": revision,
+            "before": self._revision,
             "settings": self._settings,
             "steps": self.steps,
             "plans": self._plans.as_json(),
@@ -414,7 +427,10 @@ class Trainer:
             "state": state,
         }
         files.write(self._checkpoint, tensors, record)
-        self._revision, self._saved = revision, self.steps
+        self._before, self._revision, self._saved = self._revision, revision, self.steps
+        last = self._plans.last
+        if self._marks is not None and last is not None:
+            self._marks.write(last.name, revision)
 
     def _resume(self, path: Path) -> None:
         tensors, record = files.read(path)
@@ -425,4 +441,4 @@ class Trainer:
         self.history = [Row(**row) for row in record["history"]]
         self._plans = Plans.from_json(record["plans"])
         self.steps = self._saved = record["steps"]
-        self._revision = record["revision"]
+        self._revision, self._before = record["revision"], record["before"]

@@ -9,7 +9,6 @@ NAME is a fingerprint of the recipe alone. Nothing of the private records goes i
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,14 @@ from dpsgd.recipe import ClippingSpec, Recipe
 from dpsgd.run_plan import RunPlan, plan_run
 from dpsgd.trainer import Trainer
 from dpsgd.validation import validate
-from dpsgd.workplace import CHECKPOINT, at_home, private_folder, require_consent, working_in
+from dpsgd.workplace import (
+    CHECKPOINT,
+    at_home,
+    clear,
+    private_folder,
+    require_consent,
+    working_in,
+)
 from pate.accounting import Guarantee, Ledger, event_to_json
 from pate.artifacts import Level, Store
 from pate.datasets import load
@@ -68,7 +74,7 @@ def train(recipe: Recipe, folder: Path, options: Options) -> Outcome:
         require_consent(recipe, folder, private)
     splits = load(recipe.data, root=root, plugin_path=options.plugin_path)
     plan = plan_run(recipe, records=splits.private.records)
-    path = ledger_path(recipe, root, seeded=seed is not None)
+    path = ledger_path(recipe, root, seed)
     with working_in(private, folder):
         at_home(private, recipe, path)
         store = Store(root=folder)
@@ -77,6 +83,7 @@ def train(recipe: Recipe, folder: Path, options: Options) -> Outcome:
             recipe,
             splits,
             pca_file=private / "pca.npz",
+            begun=(private / CHECKPOINT).exists(),
             plugin_path=options.plugin_path,
             insecure_seed=seed,
         )
@@ -93,7 +100,8 @@ def train(recipe: Recipe, folder: Path, options: Options) -> Outcome:
             try:
                 _fit(trainer, recipe, plan, inputs, options)
             except BudgetExceeded:
-                shutil.rmtree(private, ignore_errors=True)
+                if trainer.steps == 0:
+                    clear(private)
                 raise
         _release(store, name, recipe, plan, inputs, trainer)
     outcome = find_outcome(recipe, folder, data_root=root, insecure_seed=seed, new=True)
@@ -207,7 +215,8 @@ def _release(
         "pca": inputs.pca is not None,
     }
     with store.draft(STAGE, name, level=Level.RELEASED) as draft:
-        weights = {key: value.detach().clone() for key, value in model.state_dict().items()}
+        state = model.state_dict()
+        weights = {key: value.detach().clone().contiguous() for key, value in state.items()}
         save_file(weights, draft.path / "model.safetensors")
         if inputs.pca is not None:
             inputs.pca.save(draft.path / "pca.npz")

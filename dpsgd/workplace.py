@@ -86,24 +86,40 @@ def working_in(private: Path, folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def clear(private: Path) -> None:
+    """Forgets a run of which nothing was done; the lock stays, for it is held."""
+    for file in private.iterdir():
+        if file.name != _LOCK:
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+
 def at_home(private: Path, recipe: Recipe, ledger_file: Path) -> None:
     """A run that was begun under one ledger is not finished under another."""
-    path, ledger = private / _HOME, str(ledger_file.absolute())
-    if path.exists():
-        try:
-            begun = json.loads(path.read_text())["ledger"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{path} is damaged; choose another --out") from error
-        if begun != ledger:
-            raise InvalidInput(
-                f"this run was begun with the ledger at {begun}, and not with the one at {ledger}; "
-                "give its --data-root, or another --out"
-            )
+    if require_home(private, ledger_file):
         return
-    home = {"ledger": ledger, "recipe": recipe.model_dump(mode="json")}
+    path = private / _HOME
+    home = {"ledger": str(ledger_file.absolute()), "recipe": recipe.model_dump(mode="json")}
     draft = path.with_suffix(".draft")
     try:
         draft.write_text(json.dumps(home, indent=1) + "\n")
         draft.replace(path)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
+
+
+def require_home(private: Path, ledger_file: Path) -> bool:
+    """Whether a run was begun here; refuses one that was begun under another ledger."""
+    path, ledger = private / _HOME, str(ledger_file.absolute())
+    if not path.exists():
+        return False
+    try:
+        begun = json.loads(path.read_text())["ledger"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{path} is damaged; choose another --out") from error
+    if begun != ledger:
+        raise InvalidInput(
+            f"this run was begun with the ledger at {begun}, and not with the one at {ledger}; "
+            "give its --data-root, or another --out"
+        )
+    return True

@@ -53,11 +53,14 @@ def float_outputs(output: Any) -> list[Tensor]:
 
 def _one_by_one(site: Site, call: LooseCall) -> dict[str, Tensor]:
     leaves, shape = pytree.tree_flatten((call.args, call.kwargs))
-    own = site.per_example.get(call.number, rows_of(leaves, call.examples))
-    if len(own) != len(leaves) or not all(
-        each or not theirs for each, theirs in zip(rows_of(leaves, call.examples), own, strict=True)
-    ):
-        raise UnsuitableModel(f"layer {site} is not always given the same kind of arguments")
+    now = rows_of(leaves, call.examples)
+    own = site.per_example.get((site.module.training, call.number))
+    if own is None and call.examples == 1:
+        own = now  # of one example it makes no difference what is cut up
+    if own is None or len(own) != len(now) or any(a > b for a, b in zip(own, now, strict=True)):
+        raise UnsuitableModel(
+            f"layer {site} is not used in the same way, with the same kind of arguments, every time"
+        )
     given = [leaf for leaf, each in zip(leaves, own, strict=True) if each]
     others = {
         name: parameter.detach()

@@ -22,14 +22,14 @@ BLOCK = 1 << 20  # numbers in a temporary: some 16 MiB, so that it stays near th
 class Site:
     """A layer, and which of its parameters are trained, by their names within it.
 
-    ``per_example`` says of each use of a layer without a rule which of its arguments have one row
-    for each example; it is filled in when the model is first tried.
+    ``per_example`` says of each use of a layer without a rule, in training mode or not, which of
+    its arguments have one row for each example; it is filled in when the model is first tried.
     """
 
     name: str
     module: nn.Module
     parameters: dict[str, nn.Parameter]
-    per_example: dict[int, tuple[bool, ...]] = field(default_factory=dict)
+    per_example: dict[tuple[bool, int], tuple[bool, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.name or 'model'} ({type(self.module).__name__})"

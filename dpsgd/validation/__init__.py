@@ -64,7 +64,7 @@ def validate(model: nn.Module, *, example_inputs: Tensor | None = None) -> None:
     >>> validate(nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.BatchNorm1d(8)))
     Traceback (most recent call last):
     ...
-    dpsgd.recording.UnsuitableModel: the model cannot be trained privately as it is:
+    dpsgd.layers.unsuitable.UnsuitableModel: the model cannot be trained privately as it is:
       0 (Embedding): makes sparse gradients, which leave most rows without noise; dpsgd.fix(model) \
 turns sparse off
       2 (BatchNorm1d): mixes the examples of a batch; dpsgd.fix(model) replaces it by GroupNorm

@@ -10,6 +10,8 @@ from pate.accounting.ledger import Ledger
 from pate.accounting.terms import Mode
 from pate.errors import LedgerError
 
+NOT_PRIVATE = "not-private.ledger"  # the end of the name of a ledger whose releases are not
+
 
 def open_data_ledger(
     path: Path,
@@ -52,6 +54,11 @@ def open_data_ledger(
 def budget_line(ledger: Ledger) -> str:
     """Spent and left, in a sentence, with the figure that may be published of it all."""
     spent, whole = ledger.spent(), ledger.guarantee()
+    if ledger.path.name.endswith(NOT_PRIVATE):
+        return (
+            f"{ledger.path.name}, all releases: ε {spent.epsilon:.4g} at δ {spent.delta:g}, which "
+            "does not hold: none of them is private"
+        )
     text = (
         f"{ledger.path.name}, all releases: so far ε {spent.epsilon:.4g} at δ {spent.delta:g}; "
         f"to be published: ε {whole.epsilon:.4g}"

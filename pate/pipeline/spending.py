@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pate.accounting import Conversion, Ledger, Neighbours
-from pate.accounting.data_ledger import open_data_ledger
+from pate.accounting.data_ledger import NOT_PRIVATE, open_data_ledger
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Options
 
@@ -15,7 +15,7 @@ def ledger_path(recipe: Recipe, data_root: Path, *, seeded: bool = False) -> Pat
 
     Releases with seeded noise are not private and no budget covers them: they are kept apart.
     """
-    kind = "not-private.ledger" if seeded else "ledger"
+    kind = NOT_PRIVATE if seeded else "ledger"
     return data_root / "ledgers" / f"{recipe.data.name}.{kind}"
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -289,7 +290,8 @@ def test_over_budget_is_refused_and_leaves_nothing(quick):
     assert "past the budget of 1" in refused
     assert quick.charges() == []
     assert not list(quick.run_folder.glob("released/*/*"))
-    assert not list(quick.run_folder.glob("private/*"))
+    left = {file.name for file in quick.run_folder.glob("private/*/*")}
+    assert left <= {"lock", ".checkpoint.safetensors.lock"}
     quick.train("--epsilon", "0.8")  # less fits, and no consent is asked for
     assert len(quick.charges()) == 1
     assert "a budget never changes" in quick.train("--set", "privacy.budget=9.0", "--out", "b",
@@ -466,3 +468,44 @@ def test_epsilon_by_every_accountant(place):
     assert spent["strong"] > 4
     strong = place.call(*words[:-2], "--accountant", "strong")
     assert "strong composition; the other accountants are tighter" in strong
+
+
+# --- one charge, one drawing, and what a guarantee does not cover ---------------------------------
+
+
+def test_components_that_are_gone_are_not_drawn_again(quick):
+    quick.train()
+    shutil.rmtree(quick.run_folder / "released")
+    (components,) = quick.run_folder.glob("private/*/pca.npz")
+    components.unlink()
+    assert "costs again" in quick.train(code=2)
+    assert len(quick.charges()) == 1
+
+
+def test_a_finished_run_is_not_taken_for_one_on_other_data(quick):
+    quick.train()
+    assert "begun with the ledger" in quick.train("--data-root", "elsewhere", code=2)
+
+
+@pytest.mark.parametrize("section", ["training.sampling=shuffle", "privacy.noise=fast"])
+def test_what_no_guarantee_covers_is_kept_apart(quick, section):
+    told = quick.train("--set", section)
+    assert quick.charges() == []
+    assert len(quick.charges("dpsgd.not-private.ledger")) == 1
+    assert "none of them is private" in told
+    assert "to be published" not in told.lower().replace("not to be published", "")
+    assert not quick.report["guarantee"]["publishable"]
+
+
+def test_weights_in_another_order_of_memory_are_released(quick):
+    (quick.folder / "own.py").write_text(
+        "from torch import nn\n"
+        "import torch\n"
+        "def model():\n"
+        "    layers = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))\n"
+        "    layers[0].weight.data = torch.randn(5, 4).T\n"
+        "    return layers\n"
+    )
+    quick.change("hidden = [8]", 'entry = "own:model"')
+    quick.train("--plugin-path", ".")
+    assert load_file(quick.released / "model.safetensors")["0.weight"].shape == (4, 5)

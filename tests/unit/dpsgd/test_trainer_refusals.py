@@ -15,7 +15,7 @@ from dpsgd import AdaptiveQuantile, Trainer
 from dpsgd.layers import UnsuitableModel
 from pate.accounting import Guarantee, Ledger, Neighbours
 from pate.artifacts import StoreError
-from pate.errors import BudgetExceeded, InvalidInput
+from pate.errors import BudgetExceeded, InvalidInput, LedgerError
 
 torch.set_num_threads(1)
 rng = np.random.default_rng(2)
@@ -206,3 +206,142 @@ def test_weights_in_any_order_of_memory_are_trained():
         trained.append([each.detach().clone() for each in model.parameters()])
     for one, two in zip(*trained, strict=True):
         assert torch.allclose(one, two, atol=1e-5)
+
+
+# --- one charge, one drawing ----------------------------------------------------------------------
+
+
+def _stop_after(epochs):
+    seen = []
+
+    def evaluate(model):
+        seen.append(model)
+        if len(seen) == epochs:
+            raise KeyboardInterrupt
+        return 0.5
+
+    return evaluate
+
+
+def test_an_old_checkpoint_that_is_brought_back_is_refused(tmp_path):
+    path = tmp_path / "run.safetensors"
+    with ledger(tmp_path, 80.0) as book:
+        with pytest.raises(KeyboardInterrupt):
+            make(checkpoint=path, ledger=book).fit(epochs=5, evaluate=_stop_after(1))
+        old = path.read_bytes()
+        with pytest.raises(KeyboardInterrupt):
+            make(checkpoint=path, ledger=book).fit(epochs=5, evaluate=_stop_after(1))
+        last = path.read_bytes()
+        assert old != last
+        path.write_bytes(old)
+        with pytest.raises(LedgerError, match="not the last of its run"):
+            make(checkpoint=path, ledger=book).fit(epochs=5)
+        path.write_bytes(last)
+        assert make(checkpoint=path, ledger=book).fit(epochs=5).steps == 15
+        assert len(book.charges()) == 1
+
+
+def test_of_two_copies_of_a_run_one_goes_on(tmp_path):
+    path, copy = tmp_path / "run.safetensors", tmp_path / "copy.safetensors"
+    with ledger(tmp_path, 80.0) as book:
+        with pytest.raises(KeyboardInterrupt):
+            make(checkpoint=path, ledger=book).fit(epochs=5, evaluate=_stop_after(1))
+        copy.write_bytes(path.read_bytes())
+        make(checkpoint=path, ledger=book).fit(epochs=5)
+        with pytest.raises(LedgerError, match="not the last of its run"):
+            make(checkpoint=copy, ledger=book).fit(epochs=5)
+        for record in (tmp_path / "80.0.ledger.runs").iterdir():
+            record.unlink()
+        with pytest.raises(LedgerError, match="lacks the record"):
+            make(checkpoint=copy, ledger=book).fit(epochs=5)
+
+
+def test_a_crash_between_checkpoint_and_mark_is_gone_on_from(tmp_path, monkeypatch):
+    from dpsgd.marks import Marks
+
+    path = tmp_path / "run.safetensors"
+    with ledger(tmp_path, 80.0) as book:
+        trainer = make(checkpoint=path, ledger=book)
+        real, written = Marks.write, []
+
+        def write(self, plan, revision):
+            written.append(revision)
+            if len(written) == 3:
+                raise KeyboardInterrupt
+            real(self, plan, revision)
+
+        monkeypatch.setattr(Marks, "write", write)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit(epochs=5)
+        monkeypatch.setattr(Marks, "write", real)
+        assert make(checkpoint=path, ledger=book).fit(epochs=5).steps == 15
+        assert len(book.charges()) == 1
+
+
+class Pair(nn.Module):
+    """Returns more than one thing."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.layer(x), {"inputs": x}
+
+
+def test_a_loss_that_mixes_what_a_tuple_holds_is_refused():
+    def weighted(outputs, targets):
+        counts = torch.bincount(targets, minlength=2)[targets]
+        return nn.functional.cross_entropy(outputs[0], targets, reduction="none") / counts
+
+    def plain(outputs, targets):
+        return nn.functional.cross_entropy(outputs[0], targets, reduction="none")
+
+    alike = np.argsort(Y, kind="stable")  # the first examples share a label
+    data = (X[alike], Y[alike])
+    with pytest.raises(InvalidInput, match="changes with the others"):
+        make(Pair(), loss=weighted, dataset=data).fit(epochs=2)
+    make(Pair(), loss=plain, dataset=data).fit(epochs=1)
+
+
+class SecondUse(nn.Module):
+    """Uses a layer without a rule a second time, on a table, in training mode only."""
+
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(5))
+
+        def forward(self, x, table):
+            return x * self.scale + (table * self.scale).sum(0)
+
+    def __init__(self):
+        super().__init__()
+        self.scaled = self.Scale()
+        self.layer = nn.Linear(5, 2)
+        self.register_buffer("table", torch.randn(6, 5))
+
+    def forward(self, x):
+        hidden = self.scaled(x, self.table)
+        if self.training:
+            hidden = self.scaled(hidden, self.table)
+        return self.layer(hidden)
+
+
+def test_a_use_in_training_mode_only_is_learned_too():
+    from dpsgd.clipping import Flat
+    from dpsgd.gradients import ClippedGradients
+    from dpsgd.losses import cross_entropy
+
+    torch.manual_seed(3)
+    model = SecondUse().train()
+    gradients = ClippedGradients(model, cross_entropy)
+    for examples in (5, 6, 7):  # the table has six rows
+        inputs, targets = torch.randn(examples, 5), torch.randint(0, 2, (examples,))
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        gradients.add(inputs, targets, clipper=Flat(1e9).start(2), step=0, scale=1.0)
+        expected = torch.autograd.grad(
+            cross_entropy(model(inputs), targets).sum(), model.scaled.scale
+        )[0]
+        assert torch.allclose(model.scaled.scale.grad, expected, rtol=1e-4)
