@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import resource
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -248,12 +248,18 @@ def print_own_peak(name: str, method: str) -> None:
         with contextlib.suppress(Exception):
             make_step(warm, method)()
     model, _ = MODELS[name]()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak()
     del model
     step = make_step(name, method)
     for _ in range(3):
         step()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(peak() - before)
+
+
+def peak() -> float:
+    """MiB at most so far, of this process alone (Linux)."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def main() -> None:

@@ -26,7 +26,6 @@ from dpsgd.layers.trace import (
 )
 
 _CANCELS = 16
-_KEPT = 4  # gradients are kept where they take at most this part of the inputs and outputs
 
 
 def outer_trace(
@@ -36,7 +35,7 @@ def outer_trace(
     if inputs.dim() == 2:
         return _Single(inputs, grads, weight, bias)
     positions, wide, high = inputs.shape[1], inputs.shape[2], grads.shape[2]
-    if _KEPT * wide * high <= positions * (wide + high):
+    if wide * high <= positions * (wide + high):
         return Materialised(_laid_out(inputs, grads, weight, bias))
     return _Sequence(inputs, grads, weight, bias)
 
@@ -112,16 +111,10 @@ class _Sequence(_Outer):
         return total
 
     def _lengths(self) -> Tensor:
-        examples, positions, wide = self._inputs.shape
-        high = self._grads.shape[2]
+        examples, positions, _ = self._inputs.shape
         lengths = self._grads.new_empty(examples)
-        through_pairs = positions * (wide + high) < wide * high
-        for block in blocks(examples, 2 * positions**2 if through_pairs else wide * high):
-            inputs, grads = self._inputs[block], self._grads[block]
-            if through_pairs:
-                lengths[block] = paired(inputs, grads)
-            else:
-                lengths[block] = squared_norms(torch.bmm(grads.transpose(1, 2), inputs))
+        for block in blocks(examples, 2 * positions**2):
+            lengths[block] = paired(self._inputs[block], self._grads[block])
         return lengths
 
     def _cancelled(self) -> Iterator[tuple[Tensor, Tensor]]:
