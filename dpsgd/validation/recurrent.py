@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpsgd.recording import find_sites, trace_pass
+from dpsgd.recording import find_sites, learn_arguments, trace_pass
 from pate.errors import PateError
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
@@ -50,7 +50,9 @@ def _tried(kind: type[nn.Module], *, projected: bool) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a slow batching rule is still one that works
         try:
-            trace_pass(layer, find_sites(layer), total, (examples,), torch.zeros(2))
+            sites = find_sites(layer)
+            learn_arguments(layer, sites, (examples,), len(examples))
+            trace_pass(layer, sites, total, (examples,), torch.zeros(2))
         except (PateError, RuntimeError):
             return False
     return True
