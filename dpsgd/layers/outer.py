@@ -26,6 +26,7 @@ from dpsgd.layers.trace import (
 )
 
 _CANCELS = 16
+_NOTHING = 1e-20  # a squared length that no clipping norm in use is near
 
 
 def outer_trace(
@@ -75,6 +76,9 @@ class _Single(_Outer):
         lengths = squared_norms(self._grads)
         if self._weight is None:
             return lengths
+        # The square of a tiny gradient may come out as zero, and its product with a huge input
+        # is not: no factor is taken for smaller than the smallest square there is.
+        lengths = lengths.clamp_(min=torch.finfo(lengths.dtype).tiny)
         widths = squared_norms(self._inputs)
         return lengths * (widths if self._bias is None else widths + 1)
 
@@ -145,9 +149,11 @@ def cancelling(lengths: Tensor, inputs: Tensor, grads: Tensor) -> Tensor:
     rounding error is some eps·S². Below S²/(16·T) an example counts as cancelling; above it the
     squared length is right to some 16·T·eps.
     """
-    lengths_of = torch.linalg.vector_norm
-    spread = (lengths_of(inputs, dim=2) * lengths_of(grads, dim=2)).sum(1)
-    doubtful: Tensor = lengths * (_CANCELS * inputs.shape[1]) < spread.square()
+    least = torch.finfo(grads.dtype).tiny ** 0.5  # a smaller length may have come out as zero
+    wide = torch.linalg.vector_norm(inputs, dim=2)
+    high = torch.linalg.vector_norm(grads, dim=2).clamp_(min=least)
+    spread = (wide * high).sum(1).square()
+    doubtful: Tensor = (lengths * (_CANCELS * inputs.shape[1])).clamp_(min=_NOTHING) < spread
     return doubtful.nonzero().squeeze(1)
 
 

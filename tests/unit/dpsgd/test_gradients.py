@@ -673,6 +673,26 @@ def test_positions_that_nearly_cancel_are_clipped_all_the_same(kind, size):
     assert float(model.layer.weight.grad.norm()) <= 30 * 0.5 * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("positions", [None, 3])
+def test_a_tiny_gradient_times_a_huge_input_is_measured(positions):
+    """Its square is zero in single precision, and what it would add is not."""
+    layer = nn.Linear(64, 64, bias=False)
+    read = nn.Linear(64, 2, bias=False).requires_grad_(False)
+    with torch.no_grad():
+        layer.weight.zero_()[0, 0] = 1.0
+        read.weight.zero_()[1, 0] = -1.0
+    between = nn.Identity() if positions is None else Sum("first")
+    model = nn.Sequential(layer, between, read)
+    one = torch.zeros(64) if positions is None else torch.zeros(positions, 64)
+    one[..., 0], one[..., 1] = 54.0, 5e18
+    grad = torch.autograd.grad(
+        cross_entropy(model(one.unsqueeze(0)), torch.tensor([0])).sum(), layer.weight
+    )[0]
+    assert 1e-6 < float(grad.double().norm()) < 1e-3
+    inputs = one.unsqueeze(0)
+    assert longest(model, inputs, lambda groups: Flat(1e-7).start(groups)) <= 1e-7 * (1 + 1e-5)
+
+
 def test_an_argument_that_all_share_is_not_cut_up_when_it_is_as_long_as_the_batch():
     class Biased(nn.Module):
         def __init__(self):
