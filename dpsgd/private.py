@@ -9,19 +9,13 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from dpsgd.calibrating import noise_for
 from dpsgd.records import as_records
 from dpsgd.sampling import rate_of
 from dpsgd.schedules import Schedule
-from dpsgd.spending import method_named
 from dpsgd.trainer import Trainer
-from pate.accounting import Event, smallest_noise
-from pate.accounting.calibrate import dpsgd_step
-from pate.accounting.dpsgd import DpsgdAccountant, Method
+from pate.accounting import Event
 from pate.errors import InvalidInput
-
-# Of the noise found: it is never too small, and at most this much too large. Loss distributions
-# take half a second for each guess.
-_TOLERANCE = {Method.MOMENTS: 1e-4, Method.ABADI: 1e-4, Method.PLD: 1e-3}
 
 
 def make_private(
@@ -82,37 +76,4 @@ def make_private(
         accountant=accountant,
         prior_events=prior,
         **more,
-    )
-
-
-def noise_for(
-    *,
-    target_epsilon: float,
-    delta: float,
-    sample_rate: float,
-    steps: int,
-    accountant: str = "moments",
-    prior: tuple[Event, ...] = (),
-) -> float:
-    """The smallest noise multiplier with which steps and prior events stay within a target.
-
-    >>> z = noise_for(target_epsilon=1.0, delta=1e-5, sample_rate=0.01, steps=1000)
-    >>> round(z, 3)
-    1.513
-    """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise InvalidInput(f"the number of steps is {steps!r}; it must be whole, 1 or more")
-    account = DpsgdAccountant(delta=delta, method=method_named(accountant))
-    before = account.epsilon(list(prior)) if prior else 0.0
-    if prior and before >= target_epsilon:
-        raise InvalidInput(
-            f"what comes before the steps costs ε = {before:.4g} alone, and the target is "
-            f"{target_epsilon:g}; raise the target, or the noise of what comes before"
-        )
-    return smallest_noise(
-        dpsgd_step(sample_rate),
-        count=steps,
-        target=target_epsilon,
-        epsilon=lambda events: account.epsilon([*prior, *events]),
-        tolerance=_TOLERANCE[account.method],
     )

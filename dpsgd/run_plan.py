@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dpsgd.calibrating import noise_for
 from dpsgd.recipe import FeaturesSpec, Recipe
 from dpsgd.schedules import Constant, Linear, Schedule
-from pate.accounting import Event, Repeated, SampledGaussian, smallest_noise
+from pate.accounting import Event, Repeated, SampledGaussian
 from pate.accounting.calibrate import dpsgd_step
-from pate.accounting.dpsgd import DpsgdAccountant, Method
 from pate.errors import InvalidInput
 
 _TOLERANCE = 1e-5  # of calibrated noise, relative; on the side of more noise
@@ -49,12 +49,25 @@ def plan_run(recipe: Recipe, *, records: int) -> RunPlan:
     in_epoch = math.ceil(records / lot_size)
     steps = training.steps or in_epoch * (training.epochs or 0)
     prior, rate = _pca_events(recipe.features), lot_size / records
+    privacy = recipe.privacy
+    noise = privacy.noise_multiplier
+    if noise is None:
+        assert privacy.epsilon is not None  # the recipe was checked
+        noise = noise_for(
+            target_epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            sample_rate=rate,
+            steps=steps,
+            accountant=privacy.accountant,
+            prior=prior,
+            tolerance=_TOLERANCE,
+        )
     return RunPlan(
         lot_size=lot_size,
         sample_rate=rate,
         steps=steps,
         steps_in_epoch=in_epoch,
-        noise_multiplier=recipe.privacy.noise_multiplier or _noise(recipe, prior, rate, steps),
+        noise_multiplier=noise,
         learning_rate=_schedule(recipe, in_epoch),
         prior=prior,
     )
@@ -66,26 +79,6 @@ def _pca_events(spec: FeaturesSpec) -> tuple[Event, ...]:
         return ()
     noise, rate = spec.pca.noise_multiplier, spec.pca.sample_rate
     return (SampledGaussian(sample_rate=rate, noise_multiplier=noise),)
-
-
-def _noise(recipe: Recipe, prior: tuple[Event, ...], rate: float, steps: int) -> float:
-    """The least noise with which PCA and steps together stay within the recipe's ε."""
-    privacy = recipe.privacy
-    assert privacy.epsilon is not None  # the recipe was checked
-    accountant = DpsgdAccountant(delta=privacy.delta, method=Method(privacy.accountant))
-    alone = accountant.epsilon(list(prior)) if prior else 0.0
-    if alone >= privacy.epsilon:
-        raise InvalidInput(
-            f"privacy.epsilon is {privacy.epsilon:g} and the PCA alone costs {alone:.4g}; raise "
-            "features.pca.noise_multiplier"
-        )
-    return smallest_noise(
-        dpsgd_step(rate),
-        count=steps,
-        target=privacy.epsilon,
-        epsilon=lambda events: accountant.epsilon([*prior, *events]),
-        tolerance=_TOLERANCE,
-    )
 
 
 def _schedule(recipe: Recipe, in_epoch: int) -> Schedule:

@@ -7,6 +7,7 @@ so is every value it takes.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol, final, runtime_checkable
 
@@ -44,7 +45,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _Way(ABC):
     """From ``start`` to ``end`` over ``steps``, then constant."""
 
     start: float
@@ -58,9 +59,9 @@ class _Way:
     def __call__(self, step: int) -> float:
         return self.end if step >= self.steps else self.at(step / self.steps)
 
+    @abstractmethod
     def at(self, share: float) -> float:
         """Where a share of the way leads."""
-        raise NotImplementedError
 
     def describe(self) -> str:
         return f"{self.start:g} to {self.end:g} over {self.steps} steps"

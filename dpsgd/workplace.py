@@ -12,16 +12,10 @@ from typing import Any
 
 from dpsgd.recipe import Recipe
 from pate.artifacts import Level, StoreError
-from pate.errors import InvalidInput, LedgerError
+from pate.errors import InvalidInput, SpendNeeded
 
 CHECKPOINT = "checkpoint.safetensors"
 _HOME, _LOCK = "home.json", "lock"
-
-
-class SpendNeeded(LedgerError):
-    """Going on would pay again; the user must say so with ``--spend``."""
-
-    exit_code = 3
 
 
 def private_folder(folder: Path, made_from: str) -> Path:

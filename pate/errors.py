@@ -10,7 +10,7 @@ PateError
     ├── BudgetExceeded      the charge would pass the budget; nothing was spent
     ├── MixedComposition    the charge relies on another composition rule than the ledger
     ├── ReleaseConflict     a release id was reused for something else
-    └── SpendNeeded         going on would pay again; --spend says so (pate.stages)
+    └── SpendNeeded         going on would pay again; --spend says so
 """
 
 from __future__ import annotations
@@ -61,3 +61,9 @@ class MixedComposition(LedgerError):
 
 class ReleaseConflict(LedgerError):
     """One release id names two different charges."""
+
+
+class SpendNeeded(LedgerError):
+    """Going on would pay again; the user must say so with ``--spend``."""
+
+    exit_code = 3

@@ -29,13 +29,13 @@ from pate.accounting.events import tally
 from pate.accounting.noisy_max import checked_statistic
 from pate.accounting.smooth import SensitiveCost, gnmax_cost, lnmax_cost, threshold_cost
 from pate.artifacts import Artifact, Draft, Level
-from pate.errors import BudgetExceeded, ConditionsFail, InvalidInput
+from pate.errors import BudgetExceeded, ConditionsFail, InvalidInput, SpendNeeded
 from pate.mechanisms import Randomness, student_baseline
 from pate.mechanisms.spec import AggregateSpec
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.releasing import SpendNeeded, release_once
+from pate.stages.releasing import release_once
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:

@@ -12,16 +12,10 @@ from collections.abc import Callable
 
 from pate.accounting import Event, Ledger, event_from_json, event_to_json
 from pate.artifacts import Artifact, Draft, Level
-from pate.errors import BudgetExceeded, LedgerError
+from pate.errors import BudgetExceeded, LedgerError, SpendNeeded
 from pate.pipeline.stage import Context
 
 _CHARGE = "charge.json"
-
-
-class SpendNeeded(LedgerError):
-    """Going on would pay again; the user must say so with ``--spend``."""
-
-    exit_code = 3
 
 
 def release_once(
