@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dpsgd.whole_file import write_whole
 from pate.artifacts import StoreError
 from pate.errors import InvalidInput
 
@@ -29,12 +30,7 @@ _OPTIMIZER = "optimizer"
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """Puts a checkpoint in the place of the one before, in one step.
-
-    Guarantees:
-        The new file is on disk before it takes the old one's name, and the name is on disk before
-        this returns. A crash, or a full disk, leaves the old file as it was.
-    """
+    """Puts a checkpoint in the place of the one before, in one step."""
     from safetensors.torch import save
 
     # Copies: every tensor whole and in memory of its own, also tied weights.
@@ -45,25 +41,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) 
         "digest": _digest(stored, json.dumps(record, sort_keys=True)),
     }
     content = save(stored, metadata=header)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            part.unlink()  # of a process that was killed
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        _sync(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        why = (os.strerror(error.errno) if error.errno else "not all was written").lower()
-        raise StoreError(
-            f"cannot write the checkpoint {path}: {why}; the one before is unchanged"
-        ) from error
+    write_whole(path, content, what=f"the checkpoint {path}")
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -213,11 +191,3 @@ def _damaged(path: Path) -> InvalidInput:
         f"the checkpoint {path} is damaged or not one of dpsgd; remove it to begin anew, which "
         "costs anew"
     )
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import os
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import final
 
-from pate.artifacts import StoreError
+from dpsgd.whole_file import FOR_ALL, write_whole
 from pate.errors import InvalidInput
 
 _BLUE, _ORANGE = "#1f5fa8", "#c4570b"
@@ -41,13 +40,8 @@ def write_curve(history: Sequence[Row], folder: str | os.PathLike[str]) -> tuple
         raise InvalidInput("there is no epoch to draw yet; train first")
     place = Path(folder)
     files = place / "curve.csv", place / "curve.png"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        for file, content in zip(files, (_table(history), _picture(history)), strict=True):
-            _put(file, content)
-    except OSError as error:
-        why = (os.strerror(error.errno) if error.errno else "not all was written").lower()
-        raise StoreError(f"cannot write the curve to {place}: {why}") from error
+    for file, content in zip(files, (_table(history), _picture(history)), strict=True):
+        write_whole(file, content, what=f"the curve {file}", permissions=FOR_ALL)
     return files
 
 
@@ -95,16 +89,3 @@ def _picture(history: Sequence[Row]) -> bytes:
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=150)
     return image.getvalue()
-
-
-def _put(file: Path, content: bytes) -> None:
-    part = file.with_name(f".{file.name}.part")
-    try:
-        with part.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(file)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()

@@ -7,11 +7,10 @@ revision of a run's last checkpoint is kept where its charge is, and any other i
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 from typing import final
 
+from dpsgd.whole_file import write_whole
 from pate.artifacts import StoreError
 from pate.errors import LedgerError
 
@@ -49,16 +48,5 @@ class Marks:
 
     def write(self, plan: str, revision: str) -> None:
         """Puts the revision on disk, before anything it holds is shown."""
-        part = self._folder / f".{plan}.part"
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with part.open("w") as file:
-                file.write(f"{revision}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self._folder / plan)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            why = (error.strerror or "not all was written").lower()
-            raise StoreError(f"cannot write to {self._folder}: {why}") from error
+        file = self._folder / plan
+        write_whole(file, f"{revision}\n".encode(), what=f"the record of a run, {file}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -21,8 +20,8 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dpsgd.whole_file import write_whole
 from pate.accounting.events import Event, SampledGaussian
-from pate.artifacts import StoreError
 from pate.errors import InvalidInput
 from pate.randomness import Randomness
 
@@ -179,7 +178,7 @@ class PrivatePCA:
             sample_rate=np.float64(self._event.sample_rate),
             caveats=np.array(self._caveats, dtype=np.str_),
         )
-        _write(Path(path), stored.getvalue())
+        write_whole(Path(path), stored.getvalue(), what=f"the PCA {path}")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -285,22 +284,3 @@ def _chunks(count: int, width: int) -> Iterator[slice]:
     step = max(1, _CHUNK // width)
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Under another name first, so that a full disk or a crash leaves what was there."""
-    temporary: Path | None = None
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        why = (error.strerror or type(error).__name__).lower()
-        raise StoreError(
-            f"cannot write {path}: {why}; what was there before is unchanged"
-        ) from None

@@ -35,7 +35,7 @@ def from_torchvision(named: NamedSet, place: Path) -> Path:
     package = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     _run(
-        [sys.executable, "-m", "pate.datasets.torch_download", named.name, str(place)],
+        [sys.executable, "-m", "pate.datasets.torch_download", named.name, str(place.absolute())],
         cwd=place,
         environment={"PYTHONPATH": paths},
     )
@@ -70,7 +70,7 @@ def from_debian(named: NamedSet, place: Path) -> Path:
     """The same package, downloaded and unpacked without installing it."""
     _run(["apt-get", "download", "dataset-fashion-mnist"], cwd=place)
     for package in place.glob("*.deb"):
-        _run(["dpkg-deb", "-x", str(package), str(place / "unpacked")], cwd=place)
+        _run(["dpkg-deb", "-x", package.name, "unpacked"], cwd=place)
     return place
 
 
