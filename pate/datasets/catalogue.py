@@ -33,6 +33,11 @@ class NamedSet:
     files: Mapping[str, str] = field(default_factory=dict)  # name → "sha256:…" or "md5:…"
     archive: tuple[str, str] | None = None  # what the files come packed in, and its digest
 
+    @property
+    def official_test(self) -> bool:
+        """Whether the set comes with a test part of its own."""
+        return self.folder is not None
+
     def present(self, root: Path) -> bool:
         """Whether the files are there; their contents are checked when they are read."""
         if self.folder is None:

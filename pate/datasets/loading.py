@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from pate.datasets.images import has_colour
 from pate.datasets.named import read_named
 from pate.datasets.part import Part, Wanted
 from pate.datasets.spec import DataSpec
-from pate.datasets.split import cap, carve
+from pate.datasets.split import cap, carve, ends
 from pate.datasets.table import Splits, Table
 from pate.errors import InvalidInput
 
@@ -56,15 +57,22 @@ def _check_class_names_are_public(splits: Splits, where: str) -> None:
 def _load_named(spec: DataSpec, root: Path) -> Splits:
     named = CATALOGUE[spec.name]
     train, test = read_named(named, root)
-    sizes = [
-        ("test", named.test if spec.test is None else spec.test),
-        ("public", named.public if spec.public is None else spec.public),
-    ]
+    amounts = {
+        "test": named.test if spec.test is None else spec.test,
+        "public": named.public if spec.public is None else spec.public,
+    }
+    take = partial(carve, seed=spec.seed)
+    where = f"the official test part of {spec.name}"
     if test is None:
-        parts = carve(train, [*sizes, ("private", spec.private)], seed=spec.seed, where=spec.name)
+        parts = take(train, [*amounts.items(), ("private", spec.private)], where=spec.name)
+    elif spec.public_from == "training":
+        parts = take(train, [("public", amounts["public"]), ("private", spec.private)],
+                     where=f"the training part of {spec.name}")  # fmt: skip
+        parts["test"] = cap(test, spec.test, role="test", seed=spec.seed, where=where)
     else:
-        where = f"the official test part of {spec.name}"
-        parts = carve(test, sizes, seed=spec.seed, where=where)
+        in_order = spec.order == "file"
+        roles = list(amounts.items())
+        parts = ends(test, roles, where=where) if in_order else take(test, roles, where=where)
         parts["private"] = cap(train, spec.private, role="private", seed=spec.seed, where=spec.name)
     return Splits(**parts, class_names=named.class_names)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -45,6 +45,9 @@ class DataSpec(BaseModel):
     test: Amount = None
     private: Amount = None  # at most so many private records; None: all that are left
     seed: int = Field(default=0, ge=0)  # of the split; public
+    # For sets with an official test part: where public inputs come from, and in which order.
+    public_from: Literal["test", "training"] = "test"
+    order: Literal["hash", "file"] = "hash"  # file: the first are public, the last are for testing
 
     source: str | None = None  # "module:attr", or one file or image folder
     private_path: str | None = None
@@ -94,8 +97,23 @@ class DataSpec(BaseModel):
                 raise ValueError(
                     f"{option} is for your own data, and {self.name} is a named set; remove it"
                 )
+        if self.public_from == "training" and self.order == "file":
+            raise ValueError(
+                'order = "file" is for public inputs from the test part; leave out one of '
+                "public_from and order"
+            )
+        if not CATALOGUE[self.name].official_test:
+            self._check_one_pool()
+
+    def _check_one_pool(self) -> None:
+        for option in ("public_from", "order"):
+            if getattr(self, option) != type(self).model_fields[option].default:
+                raise ValueError(
+                    f"{option} is for named sets that have an official test part; remove it"
+                )
 
     def _check_own(self) -> None:
+        self._check_one_pool()
         if self.name in CATALOGUE:
             raise ValueError(
                 f"{self.name} is the name of a built-in data set; give your own data another name"

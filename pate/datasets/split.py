@@ -66,6 +66,32 @@ def carve(
     return parts
 
 
+def ends(
+    table: Table, amounts: Sequence[tuple[str, int | float | None]], *, where: str
+) -> dict[str, Table]:
+    """The first records for ``public`` and the last for ``test``, in the order of the file.
+
+    For a part in which no record is private: a place in a file says nothing about anybody.
+
+    >>> pool = Table(features=np.arange(10.0)[:, None], labels=None)
+    >>> parts = ends(pool, [("public", 3), ("test", 2)], where="pool")
+    >>> parts["public"].features.ravel().tolist(), parts["test"].features.ravel().tolist()
+    ([0.0, 1.0, 2.0], [8.0, 9.0])
+    """
+    counts = {
+        role: round(amount * table.records) if isinstance(amount, float) else amount or 0
+        for role, amount in amounts
+    }
+    if sum(counts.values()) > table.records or not all(counts.values()):
+        asked = " and ".join(f"{count} for {role}" for role, count in counts.items())
+        raise InvalidInput(f"{where} has {table.records} records, and {asked} are asked for")
+    rows = np.arange(table.records)
+    return {
+        "public": table.take(rows[: counts["public"]]),
+        "test": table.take(rows[table.records - counts["test"] :]),
+    }
+
+
 def cap(table: Table, amount: int | float | None, *, role: str, seed: int, where: str) -> Table:
     """At most this amount of a table that has one role already."""
     if isinstance(amount, int) and amount >= table.records:

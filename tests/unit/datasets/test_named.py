@@ -84,6 +84,33 @@ def test_idx_sets(name, folder, tmp_path):
         load(DataSpec(name=name, public=9000, test=1), root=tmp_path)
 
 
+def test_the_papers_protocol_takes_the_ends_of_the_test_part(tmp_path):
+    images, labels = write_idx(tmp_path / "MNIST" / "raw")["t10k"]
+    spec = DataSpec(name="mnist", public=20, test=5, order="file")
+    splits = load(spec, root=tmp_path)
+    assert np.array_equal(splits.public.features, images[:20] / np.float32(255))
+    assert np.array_equal(splits.public.labels, labels[:20])
+    assert np.array_equal(splits.test.features, images[25:] / np.float32(255))
+    with pytest.raises(InvalidInput, match="has 30 records, and 11 for test and 20 for public"):
+        load(DataSpec(name="mnist", public=20, test=11, order="file"), root=tmp_path)
+
+
+def test_public_inputs_may_come_from_the_training_part(tmp_path):
+    written = write_idx(tmp_path / "MNIST" / "raw")
+    spec = DataSpec(name="mnist", public=7, public_from="training")
+    splits = load(spec, root=tmp_path)
+    train, test = written["train"][0], written["t10k"][0]
+    assert splits.public.records == 7
+    assert splits.private.records == len(train) - 7
+    assert np.array_equal(splits.test.features, test / np.float32(255))
+    both = np.concatenate([splits.public.features, splits.private.features])
+    rows = {row.tobytes() for row in both}
+    assert rows == {row.tobytes() for row in train / np.float32(255)}
+    # Who is public does not depend on which other records are private.
+    fewer = load(spec.model_copy(update={"private": 0.5}), root=tmp_path)
+    assert np.array_equal(fewer.public.features, splits.public.features)
+
+
 def test_a_cut_file_is_called_damaged(tmp_path):
     write_idx(tmp_path / "MNIST" / "raw")
     file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"

@@ -40,6 +40,10 @@ THREE = {"private_path": "a.csv", "public_path": "b.csv", "test_path": "c.csv"}
         ({"name": "own", "source": "x", "classes": ["a", "a", "b"]}, "each once"),
         ({"name": "own", "source": "x", "image_size": 0}, "greater than or equal to 1"),
         ({"name": "digits", "publik": 3}, "Extra inputs"),
+        ({"name": "digits", "order": "file"}, "order is for named sets that have an official test"),
+        ({"name": "digits", "public_from": "training"}, "public_from is for named sets"),
+        ({"name": "own", "source": "x", "order": "file"}, "order is for named sets"),
+        ({"name": "mnist", "public_from": "training", "order": "file"}, "leave out one of"),
     ],
 )
 def test_a_wrong_section_is_one_clear_error(fields, words):
