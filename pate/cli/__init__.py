@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pate.cli import data, epsilon, ledger, pipeline
+from pate.cli import data, epsilon, ledger, pipeline, plan
 from pate.console import run_command
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help, without the time that loading rich takes
 )
 pipeline.add_commands(app)
+app.command()(plan.plan)
 app.add_typer(epsilon.app, name="epsilon")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(data.app, name="data")

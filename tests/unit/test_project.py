@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = [
     ["__main__"],
     ["cli"],
-    ["compare", "report"],
+    ["compare", "planner", "report"],
     ["stages"],
     ["pipeline"],
     ["students", "testing"],

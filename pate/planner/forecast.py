@@ -1,0 +1,265 @@
+"""What one setting would come to, if the teachers agreed as in a profile."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from pate.accounting import (
+    Guarantee,
+    LogMoments,
+    Neighbours,
+    ReleasePlan,
+    confident_total,
+    gaussian_total,
+    laplace_total,
+    sanitise,
+)
+from pate.accounting.noisy_max import answer_weights, checked_statistic
+from pate.accounting.numerics import FloatArray
+from pate.accounting.smooth import SensitiveCost, gnmax_cost, lnmax_cost, threshold_cost
+from pate.accounting.terms import moment_for
+from pate.errors import ConditionsFail, InvalidInput
+from pate.mechanisms import AggregateSpec, Plan, make_mechanism, plan_caps
+from pate.planner.noise import Budget
+from pate.planner.profile import Profile
+from pate.planner.winning import right_with_gaussian, right_with_laplace
+
+_ROWS = 250  # of a profile, for the sanitised figure: its walk over the votes takes long
+_DRAWS = 201
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """A setting and what to expect of it. The guarantee holds; all else is a prediction."""
+
+    teachers: int
+    spec: AggregateSpec
+    plan: Plan  # its guarantee is data-independent: it holds whatever the votes are
+    teacher_accuracy: float
+    plurality_accuracy: float
+    answered: float  # expected
+    label_accuracy: float  # of the answers, expected
+    useful: float  # what the answers are worth, in labels without mistakes
+    data_dependent: Guarantee  # predicted; the real one will be private
+    sanitised: float | None  # the median of what would be published
+    why_not_sanitised: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        noise = self.spec.model_dump(mode="json", exclude_none=True, exclude={"rounds", "keep"})
+        return {
+            "teachers": self.teachers,
+            **noise,
+            "teacher_accuracy": self.teacher_accuracy,
+            "plurality_accuracy": self.plurality_accuracy,
+            "expected_answered": self.answered,
+            "label_accuracy": self.label_accuracy,
+            "useful_labels": self.useful,
+            "data_independent": self.plan.guarantee.as_json(),
+            "predicted_data_dependent": self.data_dependent.epsilon,
+            "predicted_sanitised": self.sanitised,
+            "why_not_sanitised": self.why_not_sanitised,
+        }
+
+
+def useful_labels(answers: float, accuracy: float, *, classes: int, evenness: float = 1.0) -> float:
+    """How many labels without mistakes so many labels of this accuracy are worth.
+
+    Where an error η is spread over the other classes, what a label tells shrinks by
+    1 − η·C/(C−1), and it takes the inverse square of that many labels to make up for it. Labels no
+    better than guessing are worth nothing.
+
+    >>> useful_labels(100, 1.0, classes=10), round(useful_labels(100, 0.5, classes=2), 6)
+    (100.0, 0.0)
+    """
+    signal = max(1 - (1 - accuracy) * classes / (classes - 1), 0.0)
+    return answers * evenness * signal**2
+
+
+def evenness(chances: FloatArray) -> float:
+    """Of labels that some inputs are likelier to get, the share that counts (Kish 1965).
+
+    A check lets the easy inputs through; a student learns less from those alone.
+
+    >>> evenness(np.array([0.3, 0.3])), evenness(np.array([1.0, 0.0]))
+    (1.0, 0.5)
+    """
+    return float(chances.mean() ** 2 / np.mean(chances**2))
+
+
+def forecast(
+    profile: Profile,
+    spec: AggregateSpec,
+    *,
+    budget: Budget,
+    queries: int,
+    ledger_budget: float | None = None,
+    doubt: float = 0.01,
+) -> Forecast:
+    """The figures of one setting, every one by the accountant or in expectation over the profile.
+
+    ``queries`` is the number of public inputs. The profile stands for them: what it holds of one
+    input is what is expected of one query.
+    """
+    plan = plan_caps(
+        make_mechanism(spec),
+        spec,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        available_queries=queries,
+        conversion=budget.conversion,
+    )
+    weights = _answer_chances(profile, spec)
+    asked, answered = expected_answers(
+        float(weights.mean()), queries=plan.queries, most=plan.answers
+    )
+    accuracy = float(weights @ _right(profile, spec) / weights.sum())
+    dependent = scaled(_total(profile, spec), asked / profile.inputs)
+    order = _ledger_order(plan, budget, ledger_budget)
+    sanitised, why_not = _sanitised(profile, spec, asked, order, budget, doubt)
+    return Forecast(
+        teachers=profile.teachers,
+        spec=spec,
+        plan=plan,
+        teacher_accuracy=profile.teacher_accuracy,
+        plurality_accuracy=profile.plurality_accuracy,
+        answered=answered,
+        label_accuracy=accuracy,
+        useful=useful_labels(
+            answered, accuracy, classes=profile.classes, evenness=evenness(weights)
+        ),
+        data_dependent=dependent.guarantee(delta=budget.delta, conversion=budget.conversion),
+        sanitised=sanitised,
+        why_not_sanitised=why_not,
+    )
+
+
+def expected_answers(chance: float, *, queries: int, most: int) -> tuple[float, float]:
+    """How many queries will be asked and answered, where asking ends with the ``most``-th answer.
+
+    ``chance`` is that of a query drawn from the profile, so that without an end the number of
+    answers is binomial; it is taken as normal.
+
+    >>> expected_answers(1.0, queries=100, most=80)
+    (80.0, 80.0)
+    >>> asked, answered = expected_answers(0.5, queries=100, most=50)
+    >>> round(asked, 1), round(answered, 1)
+    (96.0, 48.0)
+    """
+    mean = chance * queries
+    deviation = math.sqrt(max(chance * (1 - chance) * queries, 0.0))
+    if deviation < 1e-9:
+        answered = min(mean, float(most))
+    else:  # E min(X, most) for a normal X
+        z = (most - mean) / deviation
+        density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+        answered = mean - deviation * (density - z * float(ndtr(-z)))
+        answered = min(max(answered, 0.0), float(most))
+    return (min(float(queries), answered / chance) if chance > 0 else float(queries)), answered
+
+
+def _answer_chances(profile: Profile, spec: AggregateSpec) -> FloatArray:
+    """The chance of each input to be answered: one, unless a check comes first."""
+    if spec.mechanism != "confident":
+        return np.ones(profile.inputs)
+    return answer_weights(
+        checked_statistic(profile.counts),
+        threshold=_set(spec.threshold),
+        sigma=_set(spec.sigma1),
+        answered=None,
+    )
+
+
+def _right(profile: Profile, spec: AggregateSpec) -> FloatArray:
+    if spec.mechanism == "lnmax":
+        return right_with_laplace(profile, _set(spec.scale))
+    return right_with_gaussian(profile, _set(spec.sigma or spec.sigma2))
+
+
+def _total(profile: Profile, spec: AggregateSpec) -> LogMoments:
+    """The data-dependent cost of asking every input of the profile once, in expectation."""
+    if spec.mechanism == "lnmax":
+        return laplace_total(profile.counts, scale=_set(spec.scale))
+    if spec.mechanism == "gnmax":
+        return gaussian_total(profile.counts, sigma=_set(spec.sigma))
+    return confident_total(
+        profile.counts,
+        threshold=_set(spec.threshold),
+        sigma1=_set(spec.sigma1),
+        sigma2=_set(spec.sigma2),
+    )
+
+
+def scaled(total: LogMoments, factor: float) -> LogMoments:
+    """The cost of more or fewer queries of the same kind."""
+    return replace(total, values=total.values * factor)
+
+
+def _ledger_order(plan: Plan, budget: Budget, ledger_budget: float | None) -> float:
+    """The Rényi order a new ledger would add up at, as :mod:`pate.pipeline.spending` opens it."""
+    if ledger_budget is None:
+        return _set(plan.guarantee.moment) + 1
+    whole = Guarantee(
+        epsilon=ledger_budget,
+        delta=budget.delta,
+        neighbours=Neighbours.REPLACE_ONE,
+        conversion=budget.conversion,
+    )
+    return moment_for(whole) + 1
+
+
+def _sanitised(
+    profile: Profile, spec: AggregateSpec, asked: float, order: float, budget: Budget, doubt: float
+) -> tuple[float | None, str | None]:
+    """The median ε that publishing would give, its price included; or why there is none."""
+    rows = np.linspace(0, profile.inputs - 1, min(profile.inputs, _ROWS)).astype(np.int64)
+    part = Profile(counts=profile.counts[rows], truth=profile.truth[rows])
+    try:
+        cost = _scaled_cost(_sensitive(part, spec, order), asked / part.inputs)
+        plan = ReleasePlan.default(order=order, doubt=doubt)
+    except (ConditionsFail, InvalidInput) as error:
+        return None, str(error)
+    rng = np.random.default_rng(0)  # the profile is public: this noise hides nothing
+    drawn = [
+        sanitise(
+            cost, plan=plan, delta=budget.delta, rng=rng, conversion=budget.conversion
+        ).guarantee.epsilon
+        for _ in range(_DRAWS)
+    ]
+    return float(np.median(drawn)), None
+
+
+def _sensitive(profile: Profile, spec: AggregateSpec, order: float) -> SensitiveCost:
+    counts = profile.counts
+    if spec.mechanism == "lnmax":
+        return lnmax_cost(counts, scale=_set(spec.scale), order=order)
+    if spec.mechanism == "gnmax":
+        return gnmax_cost(counts, sigma=_set(spec.sigma), order=order)
+    answers = gnmax_cost(
+        counts, sigma=_set(spec.sigma2), order=order, weights=_answer_chances(profile, spec)
+    )
+    return answers + threshold_cost(
+        checked_statistic(counts),
+        teachers=profile.teachers,
+        threshold=_set(spec.threshold),
+        sigma=_set(spec.sigma1),
+        order=order,
+    )
+
+
+def _scaled_cost(cost: SensitiveCost, factor: float) -> SensitiveCost:
+    return replace(
+        cost,
+        value=cost.value * factor,
+        ceiling=cost.ceiling * factor,
+        local_sensitivity=cost.local_sensitivity * factor,
+    )
+
+
+def _set(value: float | None) -> float:
+    assert value is not None  # the setting was checked
+    return value

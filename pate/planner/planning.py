@@ -1,0 +1,199 @@
+"""All of planning in one call: recipe and public figures in, proposal and its assumptions out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pate.datasets.catalogue import named_set
+from pate.errors import InvalidInput
+from pate.pipeline.recipe import Recipe
+from pate.planner.facts import Facts, public_facts, teacher_counts
+from pate.planner.noise import Budget
+from pate.planner.profile import Profile
+from pate.planner.proposal import Proposal, propose
+from pate.planner.search import MECHANISMS, Mechanism
+from pate.planner.simulated import RIVAL, accuracy_at, parse_accuracies, simulated
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked for; nothing in here may come from private votes."""
+
+    budget: Budget
+    surrogate: str | None = None  # a named public data set
+    accuracies: Sequence[str] = ()  # of one teacher: "0.8" or "500=0.8"
+    teachers: Sequence[int] = ()
+    mechanisms: Sequence[Mechanism] = MECHANISMS
+    label_accuracy: float | None = None
+    answers: int | None = None
+    records: int | None = None
+    public: int | None = None
+    classes: int | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.surrogate) == bool(self.accuracies):
+            raise InvalidInput(
+                "give --surrogate NAME (a public data set that is like yours) or --accuracy A "
+                f"(what one teacher may reach){', not both' if self.surrogate else ''}; "
+                "the votes of the private data itself are not for planning"
+            )
+        if any(count < 2 for count in self.teachers):
+            raise InvalidInput("--teachers must be whole numbers, 2 or more, such as 250,1000")
+        if self.label_accuracy is not None and not 0 < self.label_accuracy <= 1:
+            raise InvalidInput(
+                f"--label-accuracy is {self.label_accuracy:g}; it must lie above 0, and 1 at most"
+            )
+        if self.answers is not None and self.answers < 1:
+            raise InvalidInput(f"--answers is {self.answers}; it must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A proposal, and in plain sentences what it rests on."""
+
+    proposal: Proposal
+    assumptions: tuple[str, ...]
+
+
+def plan(
+    recipe: Recipe,
+    request: Request,
+    *,
+    root: Path,
+    plugin_path: Path | None = None,
+    say: Say = lambda text: None,
+) -> Planned:
+    """Proposes teachers, mechanism, noise and queries for a recipe.
+
+    Guarantees:
+        No file of the recipe's data set is opened, nor any run's folder or ledger: a plan is a
+        function of the request, the catalogue and the surrogate, all public.
+    """
+    classes = request.classes
+    if classes is None and request.surrogate and recipe.data.own and recipe.data.classes is None:
+        classes = len(named_set(request.surrogate).class_names)
+    facts = public_facts(
+        recipe.data, records=request.records, queries=request.public, classes=classes
+    )
+    counts = sorted(set(request.teachers)) or teacher_counts(facts, own=recipe.teachers.count)
+    if counts[-1] > facts.records:
+        raise InvalidInput(
+            f"{counts[-1]} teachers are more than the {facts.records} private records; "
+            "lower --teachers"
+        )
+    if request.surrogate:
+        profiles, told = _on_surrogate(recipe, request.surrogate, facts, counts, root=root,
+                                       plugin_path=plugin_path, say=say)  # fmt: skip
+    else:
+        profiles, told = _simulated(recipe, request.accuracies, facts, counts)
+    proposal = propose(
+        profiles,
+        facts=facts,
+        budget=request.budget,
+        label_accuracy=request.label_accuracy,
+        answers=request.answers,
+        mechanisms=request.mechanisms,
+        ledger_budget=recipe.privacy.budget,
+        doubt=recipe.privacy.doubt,
+        say=say,
+    )
+    known = "the catalogue's figures" if not recipe.data.own else "as given"
+    first = (
+        f"Taken as public: {facts.records} private records of {recipe.data.name}, "
+        f"{facts.queries} public inputs, {facts.classes} classes ({known}). No file of "
+        f"{recipe.data.name} was opened."
+    )
+    return Planned(proposal=proposal, assumptions=(first, *told, *_reasons(proposal)))
+
+
+def _on_surrogate(
+    recipe: Recipe,
+    name: str,
+    facts: Facts,
+    counts: Sequence[int],
+    *,
+    root: Path,
+    plugin_path: Path | None,
+    say: Say,
+) -> tuple[list[Profile], list[str]]:
+    from pate.planner.surrogate import load_surrogate, surrogate_profile
+
+    say(f"reading {name}")
+    surrogate = load_surrogate(name, recipe, root=root, plugin_path=plugin_path)
+    profiles = []
+    for count in counts:
+        say(f"training {count} teachers of {name}")
+        profiles.append(
+            surrogate_profile(
+                surrogate,
+                recipe.teachers,
+                teachers=count,
+                records=facts.records,
+                equal=recipe.partition.method == "shuffle",
+                plugin_path=plugin_path,
+            )
+        )
+    told = [
+        f"How teachers agree was seen on {name}: the recipe's teachers, on shards of {name} as "
+        f"large as the private ones will be, voted on {len(surrogate.truth)} of its inputs. Your "
+        "data may be easier or harder: then more or fewer labels are right than predicted."
+    ]
+    if surrogate.classes != facts.classes:
+        told.append(f"{name} has {surrogate.classes} classes, and your data {facts.classes}.")
+    if len(surrogate.labels) < facts.records:
+        told.append(
+            f"{name} has {len(surrogate.labels)} records for {facts.records}: its teachers share "
+            "records, and agree a little more than teachers with shards of their own."
+        )
+    return profiles, told
+
+
+def _simulated(
+    recipe: Recipe, texts: Sequence[str], facts: Facts, counts: Sequence[int]
+) -> tuple[list[Profile], list[str]]:
+    known = parse_accuracies(texts, own=recipe.teachers.count)
+    profiles = [
+        simulated(
+            teachers=count,
+            accuracy=accuracy_at(count, known, classes=facts.classes),
+            classes=facts.classes,
+        )
+        for count in counts
+    ]
+    given = ", ".join(f"{100 * known[count]:g} % among {count}" for count in sorted(known))
+    told = [
+        f"How teachers agree was simulated: one teacher is right on {given} (as given); elsewhere "
+        "its error grows with the square root of their number. Inputs differ in difficulty (a Beta "
+        f"distribution), and {100 * RIVAL:g} % of the wrong votes fall on one class. Your data may "
+        "differ from this in every way: a surrogate data set is a better guide."
+    ]
+    return profiles, told
+
+
+def _reasons(proposal: Proposal) -> list[str]:
+    wish = proposal.wish
+    if wish.answers is not None:
+        chosen = f"Chosen for the most accurate labels, with {wish.answers} answers or more."
+    else:
+        chosen = (
+            f"Chosen for the most useful labels of which {100 * wish.accuracy:.3g} % or more are "
+            "right; n labels with a share η of wrong ones count as n·(1 − η·C/(C−1))² right ones "
+            "(C classes), and fewer where a check lets some inputs through more than others."
+        )
+    told = [chosen]
+    if not proposal.met:
+        told.append("No plan within this ε does that; this is the one that comes nearest.")
+    told.append(
+        "The data-independent ε holds whatever the private votes are. All else is a prediction: "
+        "the real data-dependent ε will be private, and a run that is held to an ε "
+        "(privacy.epsilon) publishes no sanitised one, because its price would come on top."
+    )
+    told.append(
+        "Settings that are changed after a look at private votes, or at figures marked private, "
+        "are tuned on private data, and no ε accounts for that."
+    )
+    return told

@@ -1,0 +1,168 @@
+"""The best setting for one profile: every budget is used up, and the most is made of it.
+
+For a number of answers the noise follows from ε (:mod:`pate.planner.noise`), so that little is left
+to search: how many answers for LNMax and GNMax; and for Confident-GNMax how many queries to check,
+which consensus to ask for, and what share of the budget the checks get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from scipy.special import ndtr
+
+from pate.accounting.numerics import FloatArray
+from pate.mechanisms import AggregateSpec
+from pate.mechanisms.release import IntArray
+from pate.planner.forecast import evenness, expected_answers, useful_labels
+from pate.planner.noise import Budget, rounded_up
+from pate.planner.profile import Profile
+from pate.planner.winning import right_with_gaussian, right_with_laplace
+
+Mechanism = Literal["gnmax", "confident", "lnmax"]
+MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
+
+_STEPS = 36  # numbers of answers that are looked at
+_SHARES = (0.05, 0.1, 0.2, 0.35, 0.5)  # of the budget, for the checks
+_THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of the teachers
+_LEAST = 5  # answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A setting within the budget, and what a quick look expects of it."""
+
+    spec: AggregateSpec
+    answers: float
+    accuracy: float
+    useful: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What makes one setting better than another.
+
+    The most useful labels, of which at least the share ``accuracy`` is right; or, with ``answers``,
+    the most accurate labels among settings that give so many.
+    """
+
+    accuracy: float = 0.0
+    answers: int | None = None
+
+    def best(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        """The candidate wished for; where none meets the wish, the one that comes nearest."""
+        if not candidates:
+            return None
+        if self.answers is not None:
+            enough = [each for each in candidates if each.answers >= 0.995 * self.answers]
+            if enough:
+                return max(enough, key=lambda each: each.accuracy)
+            return max(candidates, key=lambda each: each.answers)
+        clean = [each for each in candidates if each.accuracy >= self.accuracy]
+        return max(clean or candidates, key=lambda each: each.useful)
+
+    def met_by(self, *, answers: float, accuracy: float) -> bool:
+        if self.answers is not None:
+            return answers >= 0.99 * self.answers
+        return accuracy >= self.accuracy
+
+
+def candidates(
+    profile: Profile, *, budget: Budget, queries: int, mechanisms: Sequence[Mechanism] = MECHANISMS
+) -> list[Candidate]:
+    """Settings that use up the budget, for every mechanism and every number of answers."""
+    numbers = np.unique(
+        np.geomspace(min(_LEAST, queries), queries, _STEPS).round().astype(np.int64)
+    )
+    found: list[Candidate] = []
+    if "lnmax" in mechanisms:
+        found += _laplace(profile, budget, numbers)
+    if "gnmax" in mechanisms or "confident" in mechanisms:
+        ladder = _Ladder.of(profile, budget, queries=queries)
+        if "gnmax" in mechanisms:
+            found += _gaussian(profile, budget, numbers, ladder)
+        if "confident" in mechanisms:
+            found += _checking(profile, budget, numbers, ladder)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Ladder:
+    """Pr[right] of each input at rungs of σ that cover every σ of the search."""
+
+    sigmas: FloatArray
+    right: FloatArray  # (rungs, inputs)
+
+    @classmethod
+    def of(cls, profile: Profile, budget: Budget, *, queries: int) -> _Ladder:
+        low, high = budget.gaussian(1), budget.gaussian(queries, share=1 - max(_SHARES))
+        sigmas = np.geomspace(low, 1.01 * high, _STEPS)
+        right = np.stack([right_with_gaussian(profile, float(sigma)) for sigma in sigmas])
+        return cls(sigmas=sigmas, right=right)
+
+    def accuracy(self, sigma: float, weights: FloatArray) -> float:
+        """Of the answers, where inputs are answered with these weights."""
+        above = int(np.clip(np.searchsorted(self.sigmas, sigma), 1, len(self.sigmas) - 1))
+        ends = self.right[above - 1 : above + 1] @ weights / weights.sum()
+        return float(np.interp(np.log(sigma), np.log(self.sigmas[above - 1 : above + 1]), ends))
+
+
+def _laplace(profile: Profile, budget: Budget, numbers: IntArray) -> Iterator[Candidate]:
+    for number in map(int, numbers):
+        scale = rounded_up(budget.laplace(number))
+        accuracy = float(right_with_laplace(profile, scale).mean())
+        spec = _spec(mechanism="lnmax", scale=scale, queries=number)
+        yield _candidate(profile, spec, float(number), accuracy)
+
+
+def _gaussian(
+    profile: Profile, budget: Budget, numbers: IntArray, ladder: _Ladder
+) -> Iterator[Candidate]:
+    everything = np.ones(profile.inputs)
+    for number in map(int, numbers):
+        sigma = rounded_up(budget.gaussian(number))
+        spec = _spec(mechanism="gnmax", sigma=sigma, queries=number)
+        yield _candidate(profile, spec, float(number), ladder.accuracy(sigma, everything))
+
+
+def _checking(
+    profile: Profile, budget: Budget, numbers: IntArray, ladder: _Ladder
+) -> Iterator[Candidate]:
+    """Confident-GNMax. The cap on answers is what is expected, so that the rest goes into noise."""
+    largest = profile.counts.max(axis=1).astype(np.float64)
+    thresholds = profile.teachers * np.array(_THRESHOLDS)
+    for share in _SHARES:
+        for number in map(int, numbers):
+            sigma1 = rounded_up(budget.checks(number, share=share))
+            passing = ndtr((largest[:, None] - thresholds) / sigma1)  # (inputs, thresholds)
+            chances = passing.mean(axis=0)
+            for column, (threshold, chance) in enumerate(zip(thresholds, chances, strict=True)):
+                most = int(np.ceil(chance * number))
+                if most < 1 or most == number:  # nothing passes, or nothing is held back
+                    continue
+                sigma2 = rounded_up(budget.gaussian(most, share=1 - share))
+                accuracy = ladder.accuracy(sigma2, passing[:, column])
+                answered = expected_answers(float(chance), queries=number, most=most)[1]
+                spec = _spec(
+                    mechanism="confident",
+                    threshold=float(f"{threshold:.4g}"),
+                    sigma1=sigma1,
+                    sigma2=sigma2,
+                    queries=number,
+                    answers=most,
+                )
+                yield _candidate(profile, spec, answered, accuracy, evenness(passing[:, column]))
+
+
+def _spec(**figures: Any) -> AggregateSpec:
+    return AggregateSpec.model_validate(figures)
+
+
+def _candidate(
+    profile: Profile, spec: AggregateSpec, answers: float, accuracy: float, even: float = 1.0
+) -> Candidate:
+    worth = useful_labels(answers, accuracy, classes=profile.classes, evenness=even)
+    return Candidate(spec=spec, answers=answers, accuracy=accuracy, useful=worth)
