@@ -22,7 +22,7 @@ from pate.pipeline.recipe import Recipe
 from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.releasing import paid_answers, release_once
-from pate.students import train_student
+from pate.students import StudentData, train_student
 from pate.teachers.protocol import probabilities
 from pate.votes import Votes
 
@@ -165,10 +165,12 @@ def _interact(
             if len(rows):
                 student = train_student(
                     recipe.student,
-                    labelled_X=np.array(inputs[rows]),
-                    labels=labels,
-                    unlabelled_X=np.array(inputs[: plan.queries]),
-                    classes=cast.classes,
+                    StudentData(
+                        inputs=np.array(inputs[: plan.queries]),
+                        rows=rows,
+                        labels=labels,
+                        classes=cast.classes,
+                    ),
                     plugin_path=context.options.plugin_path,
                 )
                 shown = probabilities(student, np.array(inputs[start:stop]), classes=cast.classes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.teach import plugin_digest
-from pate.students import train_student
+from pate.students import StudentData, train_student
 from pate.teachers import save
 
 
@@ -33,15 +34,17 @@ def _run(context: Context) -> None:
             f"{len(rows)} released labels of {len(np.unique(labels))} class are too few for a "
             "student; allow more queries, or lower the threshold"
         )
-    unlabelled = np.ones(len(inputs), dtype=bool)
-    unlabelled[rows] = False
+    data = StudentData(
+        inputs=np.array(inputs), rows=rows, labels=labels, classes=int(public.facts["classes"])
+    )
+    final = context.store.folder("distill", Level.RELEASED, context.made_from)
+    checkpoints = final.with_name(f".checkpoint-{final.name}")
     student = train_student(
         context.recipe.student,
-        labelled_X=np.array(inputs[rows]),
-        labels=labels,
-        unlabelled_X=np.array(inputs[unlabelled]),
-        classes=int(public.facts["classes"]),
+        data,
         plugin_path=context.options.plugin_path,
+        folder=checkpoints,
+        progress=context.options.progress,
     )
     with context.draft(Level.RELEASED) as draft:
         save(student, draft.path)
@@ -51,6 +54,7 @@ def _run(context: Context) -> None:
             student=context.recipe.student.model_dump(mode="json"),
             randomness=released.facts["randomness"],
         )
+    shutil.rmtree(checkpoints, ignore_errors=True)
 
 
 DISTILL = Stage(

@@ -13,7 +13,7 @@ from pate.artifacts import Artifact, Level
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.teach import plugin_digest
-from pate.students import train_student
+from pate.students import StudentData, train_student
 from pate.teachers import load, predict_labels
 
 
@@ -56,11 +56,13 @@ def _reference(
     """The same model on the private labels themselves: not private, so kept in private."""
     private = context.inputs["data"]
     model = train_student(
-        context.recipe.student.model_copy(update={"method": "supervised"}),
-        labelled_X=np.array(private.array("features.npy")),
-        labels=np.array(private.array("labels.npy")),
-        unlabelled_X=inputs[:0],
-        classes=classes,
+        context.recipe.student.model_copy(update={"method": "supervised", "validation": 0.0}),
+        StudentData(
+            inputs=np.array(private.array("features.npy")),
+            rows=np.arange(len(private.array("labels.npy"))),
+            labels=np.array(private.array("labels.npy")),
+            classes=classes,
+        ),
         plugin_path=context.options.plugin_path,
     )
     with context.draft(Level.PRIVATE, part="reference") as draft:

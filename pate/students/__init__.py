@@ -6,12 +6,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pate.students.data import StudentData as StudentData
     from pate.students.spec import StudentSpec as StudentSpec
     from pate.students.train import train_student as train_student
 
-_HOMES = {"StudentSpec": "spec", "train_student": "train"}
+_HOMES = {"StudentData": "data", "StudentSpec": "spec", "train_student": "train"}
 
-__all__ = ["StudentSpec", "train_student"]
+__all__ = ["StudentData", "StudentSpec", "train_student"]
 
 
 def __getattr__(name: str) -> Any:

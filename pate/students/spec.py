@@ -2,11 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from pate.teachers.spec import ModelName, ModelSpec, Training
+
+# Networks that come with the package, by short names.
+NETWORKS = {
+    "small-cnn": "pate.students.networks:SmallCNN",
+    "mlp": "pate.students.networks:Mlp",
+}
+
+AUGMENTATIONS = ("auto", "none", "shift", "affine", "randaugment")
+
+# What a method takes where the recipe leaves it out: `Training` is made for small teachers.
+_SEMI_SUPERVISED = {
+    "epochs": 14,
+    "batch_size": 128,
+    "lr": 3e-3,
+    "optimizer": "adamw",
+    "weight_decay": 1e-2,
+    "augment": "auto",
+}
+
+# Which keys belong to some methods only; all others hold for every method.
+_ONLY_FOR: dict[str, tuple[str, ...]] = {
+    "start": ("self-training",),
+    "rounds": ("self-training",),
+    "confidence": ("self-training",),
+    "fractions": ("self-training",),
+    "first_epochs": ("self-training",),
+    "overrule": ("self-training",),
+    "propagation": ("self-training",),
+}
+
+
+def _augmentation(name: str) -> str:
+    if name not in AUGMENTATIONS and ":" not in name:
+        raise ValueError(f"{name!r} is none of {', '.join(AUGMENTATIONS)}, and no 'module:attr'")
+    return name
+
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class PropagationSpec(BaseModel):
+    """``[student.propagation]``: how released labels spread over the graph of public inputs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    neighbours: PositiveInt = 5
+    alpha: float = Field(default=0.99, gt=0, lt=1)  # how far a label spreads
+    metric: Literal["cosine", "euclidean"] = "cosine"
+    balance: bool = False  # classes get the mass that the released labels give them
 
 
 class StudentSpec(Training):
@@ -14,15 +63,53 @@ class StudentSpec(Training):
 
     >>> StudentSpec(model="sklearn.linear_model:LogisticRegression").method
     'supervised'
+    >>> StudentSpec(model="small-cnn", method="self-training").as_model().model
+    'pate.students.networks:SmallCNN'
     """
 
     method: Literal["supervised", "self-training"] = "supervised"
     model: ModelName
-    rounds: PositiveInt = 3  # of self-training, after the first fit
-    confidence: float = Field(default=0.9, gt=0, le=1)  # a pseudo-label needs this probability
+    inputs: Literal["raw", "features"] = "raw"  # what the model sees: public inputs, or encoded
     seed: int = Field(default=0, ge=0, lt=2**32)
+
+    # Training of torch modules, with every method.
+    augment: Annotated[str, AfterValidator(_augmentation)] = "none"  # "auto": affine for images
+    smoothing: float = Field(default=0.0, ge=0, lt=1)  # of labels
+    average: float = Field(default=0.0, ge=0, lt=1)  # of weights: decay of the moving average
+    validation: float = Field(default=0.0, ge=0, le=0.5)  # share of released labels held out
+    patience: PositiveInt = 3  # rounds or epochs without a better score before it stops
+
+    # Self-training.
+    start: Literal["propagation", "model"] | None = None  # None: propagation for torch modules
+    fractions: tuple[Share, ...] = ()  # of pseudo-labels used, a round each; or:
+    rounds: PositiveInt | None = None  # with a threshold, after the first fit; None: 3
+    confidence: Share | None = None  # a pseudo-label needs this probability; None: 0.9
+    first_epochs: PositiveInt = 5  # of the first round; the last has `epochs`
+    overrule: Share = 1.0  # another class so probable drops a released label; 1: never
+    propagation: PropagationSpec = PropagationSpec()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_method(cls, section: Any) -> Any:
+        if isinstance(section, dict) and section.get("method", "supervised") != "supervised":
+            return _SEMI_SUPERVISED | section
+        return section
+
+    @model_validator(mode="after")
+    def _keys_go_together(self) -> Self:
+        for key, methods in _ONLY_FOR.items():
+            if key in self.model_fields_set and self.method not in methods:
+                raise ValueError(
+                    f"{key!r} belongs to method = {' or '.join(map(repr, methods))}, and the "
+                    f"method is {self.method!r}; leave it out"
+                )
+        if self.fractions and (self.rounds is not None or self.confidence is not None):
+            raise ValueError(
+                "give 'fractions', which has one for each round, or 'rounds' and 'confidence'"
+            )
+        return self
 
     def as_model(self) -> ModelSpec:
         """The student's model on its own, as :func:`pate.teachers.load` wants it."""
         settings = {name: getattr(self, name) for name in Training.model_fields}
-        return ModelSpec(model=self.model, **settings)
+        return ModelSpec(model=NETWORKS.get(self.model, self.model), **settings)

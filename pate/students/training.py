@@ -1,0 +1,231 @@
+"""The training loop of torch students: cosine rate, averaged weights, checkpoints, early stopping.
+
+A method says what the losses of an epoch are; the loop does the rest. All randomness of an epoch
+comes from the seed and the epoch's number, so a run that is killed and goes on from its checkpoint
+ends with the same weights, bit for bit (on one machine, with the same number of threads).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Generator, Tensor, nn
+
+from pate.students.augment import Augment
+from pate.students.checkpoint import Checkpoint, pack, pack_optimizer, unpack, unpack_optimizer
+from pate.students.seeds import sub_seed
+from pate.teachers.errors import TeacherError
+from pate.teachers.protocol import guarded
+from pate.teachers.spec import Training
+from pate.teachers.torch_teacher import TorchTeacher, _optimizer, seeded_torch
+
+WARM = 0.05  # the share of all steps in which the rate rises
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """One pass: its number from 0, how many there are, and its own randomness."""
+
+    number: int
+    epochs: int
+    generator: Generator
+
+
+Losses = Callable[[Epoch], Iterable[Tensor]]  # one loss for every step of an epoch
+Score = Callable[[nn.Module], float]  # of a module in evaluation; larger is better
+
+
+def run_epochs(
+    module: nn.Module,
+    losses: Losses,
+    *,
+    epochs: int,
+    steps: int,
+    training: Training,
+    seed: int,
+    average: float = 0.0,
+    score: Score | None = None,
+    patience: int = 3,
+    checkpoint: Checkpoint | None = None,
+    name: str = "",
+    advance: Callable[[int], None] = lambda count: None,
+) -> None:
+    """Trains a module in place; ``steps`` is the number of losses an epoch yields.
+
+    Layers found at first use must have their size already (:func:`settle`). With ``average`` the
+    module ends with the moving average of its weights, with ``score`` with the best epoch's, and
+    stops after ``patience`` epochs without a better one. ``name`` tells trainings apart that share
+    a checkpoint.
+    """
+    optimizer = _optimizer(module, training)
+    state = _State(module, optimizer, average=average)
+    first = state.restore(checkpoint, name, total=epochs)
+    advance(first)
+    peak = training.lr
+    for number in range(first, epochs):
+        generator = torch.Generator().manual_seed(sub_seed(seed, "epoch", number))
+        module.train()
+        total, taken = 0.0, 0
+        with seeded_torch(sub_seed(seed, "layers", number)):  # dropout
+            for loss in losses(Epoch(number=number, epochs=epochs, generator=generator)):
+                rate = peak * _cosine((number * steps + taken) / max(1, epochs * steps))
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                state.follow(number * steps + taken)
+                total, taken = total + float(loss.detach()), taken + 1
+        if not math.isfinite(total):
+            raise TeacherError(f"the loss is not finite in epoch {number + 1}; lower 'lr'")
+        stop = score is not None and state.judge(score, patience=patience)
+        state.write(checkpoint, name, done=epochs if stop else number + 1, total=epochs)
+        advance(epochs - number if stop else 1)
+        if stop:
+            break
+    state.finish()
+    module.eval()
+
+
+def settle(teacher: TorchTeacher, inputs: ArrayLike) -> TorchTeacher:
+    """Gives layers that find their size at first use their size, and tries the module once."""
+    records = teacher._records(np.asarray(inputs)[:2])
+
+    def first_pass() -> None:
+        with seeded_torch(teacher.seed), torch.no_grad():
+            teacher._find_sizes(records)
+            teacher.module.eval()
+            teacher._checked(teacher.module(records), len(records))
+
+    guarded("the module", first_pass, private=False)
+    return teacher
+
+
+def batches(order: Tensor, size: int) -> list[Tensor]:
+    """An order cut into batches of nearly one size, none of a single record if that can be.
+
+    >>> [len(batch) for batch in batches(torch.arange(257), 128)]
+    [86, 86, 85]
+    """
+    return list(torch.tensor_split(order, max(1, math.ceil(len(order) / size))))
+
+
+def soft_cross_entropy(
+    logits: Tensor, targets: Tensor, *, weights: Tensor | None = None, smoothing: float = 0.0
+) -> Tensor:
+    """Cross entropy against a table of probabilities, averaged with weights."""
+    if smoothing:
+        targets = targets * (1 - smoothing) + smoothing / targets.shape[1]
+    each = -(targets * logits.log_softmax(dim=1)).sum(dim=1)
+    if weights is None:
+        return each.mean()
+    return (each * weights).sum() / weights.sum().clamp_min(1e-12)
+
+
+def fit_table(
+    teacher: TorchTeacher,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    weights: Tensor | None = None,
+    augment: Augment | None = None,
+    smoothing: float = 0.0,
+    epochs: int,
+    **settings: Any,
+) -> None:
+    """Trains on inputs with a table of target probabilities; ``settings`` as of `run_epochs`."""
+    module, size = teacher.module, teacher.training.batch_size
+    steps = len(batches(torch.arange(len(inputs)), size))
+
+    def losses(epoch: Epoch) -> Iterator[Tensor]:
+        for batch in batches(torch.randperm(len(inputs), generator=epoch.generator), size):
+            if len(batch) == 1:  # BatchNorm has no variance of one record
+                batch = batch.repeat(2)
+            seen = inputs[batch]
+            if augment is not None:
+                seen = augment(seen, epoch.generator)
+            logits = teacher._checked(module(seen), len(batch))
+            shares = None if weights is None else weights[batch]
+            yield soft_cross_entropy(logits, targets[batch], weights=shares, smoothing=smoothing)
+
+    run_epochs(module, losses, epochs=epochs, steps=steps, training=teacher.training, **settings)
+
+
+def _cosine(done: float) -> float:
+    """The rate, as a share of its peak: a short rise, then half a cosine down to zero."""
+    if done < WARM:
+        return 0.1 + 0.9 * done / WARM
+    return 0.5 * (1 + math.cos(math.pi * (done - WARM) / (1 - WARM)))
+
+
+class _State:
+    """Everything of a training that outlives an epoch."""
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, *, average: float):
+        self.module, self.optimizer, self.decay = module, optimizer, average
+        self.averaged = copy.deepcopy(module.state_dict()) if average else None
+        self.best: dict[str, Tensor] | None = None
+        self.best_score, self.waited = -math.inf, 0
+
+    def follow(self, step: int) -> None:
+        """The average follows the weights; at first faster, so that the start is forgotten."""
+        if self.averaged is None:
+            return
+        keep = min(self.decay, (1 + step) / (10 + step))
+        for name, value in self.module.state_dict().items():
+            if value.is_floating_point():
+                self.averaged[name].lerp_(value, 1 - keep)
+            else:
+                self.averaged[name].copy_(value)
+
+    def judge(self, score: Score, *, patience: int) -> bool:
+        """Whether it is time to stop; a later epoch wins among equals."""
+        now = copy.deepcopy(self.module.state_dict())
+        if self.averaged is not None:
+            self.module.load_state_dict(self.averaged)
+        self.module.eval()
+        found = score(self.module)
+        if found > self.best_score:
+            self.waited = 0
+        else:
+            self.waited += 1
+        if found >= self.best_score:
+            self.best_score, self.best = found, copy.deepcopy(self.module.state_dict())
+        self.module.load_state_dict(now)
+        return self.waited >= patience
+
+    def finish(self) -> None:
+        chosen = self.best if self.best is not None else self.averaged
+        if chosen is not None:
+            self.module.load_state_dict(chosen)
+
+    def write(self, checkpoint: Checkpoint | None, name: str, *, done: int, total: int) -> None:
+        if checkpoint is None:
+            return
+        tensors = pack("module", self.module.state_dict()) | pack_optimizer(self.optimizer)
+        tensors |= pack("averaged", self.averaged or {}) | pack("best", self.best or {})
+        score = self.best_score if self.best is not None else None
+        record = {"name": name, "done": done, "of": total, "score": score, "waited": self.waited}
+        checkpoint.write(tensors, record)
+
+    def restore(self, checkpoint: Checkpoint | None, name: str, *, total: int) -> int:
+        """The number of epochs that are done; the state is as after the last of them."""
+        kept = None if checkpoint is None else checkpoint.read()
+        if kept is None or (kept[1].get("name"), kept[1].get("of")) != (name, total):
+            return 0
+        tensors, record = kept
+        self.module.load_state_dict(unpack("module", tensors))
+        unpack_optimizer(self.optimizer, tensors)
+        if self.averaged is not None:
+            self.averaged = unpack("averaged", tensors)
+        if record["score"] is not None:
+            self.best, self.best_score = unpack("best", tensors), record["score"]
+        self.waited = record["waited"]
+        return int(record["done"])
