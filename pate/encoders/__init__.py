@@ -9,14 +9,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pate.encoders.chain import Chain as Chain
+    from pate.encoders.chain import fit_encoder as fit_encoder
+    from pate.encoders.persist import encoder_content as encoder_content
+    from pate.encoders.persist import load_encoder as load_encoder
+    from pate.encoders.persist import save_encoder as save_encoder
     from pate.encoders.scattering import Scattering as Scattering
+    from pate.encoders.spec import EncoderSpec as EncoderSpec
+    from pate.encoders.spec import StepSpec as StepSpec
 
 _HOMES = {
+    "Chain": "chain",
+    "EncoderSpec": "spec",
     "Scattering": "scattering",
+    "StepSpec": "spec",
+    "encoder_content": "persist",
+    "fit_encoder": "chain",
+    "load_encoder": "persist",
+    "save_encoder": "persist",
 }
 
 __all__ = [
+    "Chain",
+    "EncoderSpec",
     "Scattering",
+    "StepSpec",
+    "encoder_content",
+    "fit_encoder",
+    "load_encoder",
+    "save_encoder",
 ]
 
 

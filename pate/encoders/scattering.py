@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pate.encoders.step import Fixed
 from pate.encoders.wavelets import gaussian, morlet
 from pate.errors import InvalidInput
 
@@ -34,7 +35,7 @@ _MOST_NUMBERS = 2**23  # complex numbers of one step of one block, for large ima
 _DENSE = 2**17  # entries up to which both Gaussians are one matrix
 
 
-class Scattering:
+class Scattering(Fixed):
     """Scattering coefficients of (n, h, w) or (n, h, w, channels) images, as (n, d) float32.
 
     A record's numbers are in the order channel, path, row, column. Paths come as: the average; then

@@ -1,0 +1,183 @@
+"""An encoder: its steps, fitted in turn on public inputs, applied one batch at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pate.encoders.guarding import checked
+from pate.encoders.spec import EncoderSpec, StepSpec
+from pate.encoders.step import Fixed, Step, batches
+from pate.errors import InvalidInput
+
+_BATCH = 256  # records that go through all steps together
+_MOST_NUMBERS = 2**24  # of one batch at its widest: 64 MiB
+_IN_MEMORY = 2**28  # bytes of features between two steps that are kept in memory while fitting
+_ALONE = 8  # public records on which a step shows that it looks at each by itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """A fitted encoder.
+
+    >>> spec = EncoderSpec(steps=["standardise", {"name": "pca", "dimension": 2}])
+    >>> public = np.arange(12.0).reshape(4, 3) ** 2
+    >>> chain = fit_encoder(spec, public)
+    >>> chain.shape, chain.transform(public).shape
+    ((2,), (4, 2))
+
+    Guarantees:
+        Nothing here remembers a record it transforms: the state is that of the public inputs. Each
+        record is encoded on its own. Exactly so for the built-in steps: which values other records
+        of a call have changes not one bit of a record's features, and how many there are at most
+        the last bits, by the record's place among them. A backbone or a step of one's own may round
+        otherwise in another batch, so a call should hold the records of one shard.
+    """
+
+    spec: EncoderSpec
+    steps: tuple[Step, ...]
+    input_shape: tuple[int, ...]  # of one record
+    shape: tuple[int, ...]  # of one record's features
+    widest: int  # numbers of one record between any two steps
+
+    def transform(self, X: ArrayLike) -> NDArray[np.float32]:
+        """The features of records (n, …), as (n, \\*shape)."""
+        records = np.asanyarray(X)
+        out = np.empty((len(records) if records.ndim else 0, *self.shape), dtype=np.float32)
+        self.transform_into(records, out)
+        return out
+
+    def transform_into(self, X: NDArray[Any], out: NDArray[np.float32]) -> None:
+        """Writes the features of (n, …) records into an array, which may be a memory map.
+
+        Input and output are held a batch at a time.
+        """
+        if X.shape[1:] != self.input_shape or X.ndim == 0:
+            raise InvalidInput(
+                f"the encoder was fitted on records of shape {self.input_shape}, and these have "
+                f"shape {X.shape[1:]}; encode records of the same data set"
+            )
+        if out.shape != (len(X), *self.shape) or out.dtype != np.float32:
+            raise InvalidInput(
+                f"the features need a float32 array of shape {(len(X), *self.shape)}, and this one "
+                f"has {out.dtype} {out.shape}"
+            )
+        rows = _rows(self.widest)
+        for start in range(0, len(X), rows):
+            part: NDArray[Any] = np.asarray(X[start : start + rows])
+            part = checked(part, step="(the inputs)", records=len(part))
+            for step, spec in zip(self.steps, self.spec.steps, strict=True):
+                part = _applied(step, spec, part)
+            if part.shape[1:] != self.shape:
+                raise InvalidInput(
+                    f"the encoder made features of shape {part.shape[1:]}, and {self.shape} when "
+                    "it was fitted; a step must make the same shape of every record"
+                )
+            out[start : start + rows] = part
+
+
+def fit_encoder(
+    spec: EncoderSpec, public_inputs: ArrayLike, *, plugin_path: Path | None = None
+) -> Chain:
+    """Fits the steps in turn, each on what the ones before make of the public inputs.
+
+    Guarantees:
+        The inputs must be PUBLIC: what is fitted here reaches every teacher and the student.
+    """
+    X = np.asanyarray(public_inputs)
+    if X.ndim < 1 or len(X) == 0:
+        raise InvalidInput("an encoder is fitted on public inputs, and there are none")
+    input_shape = tuple(X.shape[1:])
+    for part in batches(X):
+        checked(np.asarray(X[part]), step="(the inputs)", records=part.stop - part.start)
+    steps = [make_step(step, plugin_path=plugin_path) for step in spec.steps]
+    last = max((at for at, step in enumerate(steps) if not isinstance(step, Fixed)), default=-1)
+    widest = math.prod(input_shape)
+    with contextlib.ExitStack() as temporary:
+        for at, (step, step_spec) in enumerate(zip(steps, spec.steps, strict=True)):
+            if at > last:  # nothing is fitted any more: a few records tell the shape
+                X = X[:_ALONE]
+            step.fit(X)
+            _looks_at_each(step, step_spec, X[:_ALONE])
+            X = _after(step, step_spec, X if at < last else X[:_ALONE], temporary)
+            widest = max(widest, math.prod(X.shape[1:]))
+        shape = tuple(X.shape[1:])
+    return Chain(spec=spec, steps=tuple(steps), input_shape=input_shape, shape=shape, widest=widest)
+
+
+def make_step(spec: StepSpec, *, plugin_path: Path | None = None) -> Step:
+    """The step a recipe asks for, not fitted yet."""
+    from pate.encoders.backbone import Backbone
+    from pate.encoders.pca import PCA
+    from pate.encoders.plugin import Plugin
+    from pate.encoders.scattering import Scattering
+    from pate.encoders.statistics import Normalise, Standardise
+
+    settings = spec.settings()
+    match spec.name:
+        case "scattering":
+            return Scattering(**settings)
+        case "standardise":
+            return Standardise(**settings)
+        case "normalise":
+            return Normalise()
+        case "pca":
+            return PCA(**settings)
+        case "torch":
+            return Backbone(**settings, plugin_path=plugin_path)
+    return Plugin(spec.name, **settings, plugin_path=plugin_path)
+
+
+def _applied(step: Step, spec: StepSpec, part: NDArray[Any]) -> NDArray[np.float32]:
+    """One step on one batch, its answer checked."""
+    return checked(step.transform(part), step=spec.name, records=len(part))
+
+
+def _after(
+    step: Step, spec: StepSpec, X: NDArray[Any], temporary: contextlib.ExitStack
+) -> NDArray[np.float32]:
+    """What a step makes of all public inputs; in a file where memory might not do."""
+    first = _applied(step, spec, np.asarray(X[:1], dtype=np.float32))
+    shape = (len(X), *first.shape[1:])
+    out: NDArray[np.float32]
+    if 4 * math.prod(shape) <= _IN_MEMORY:
+        out = np.empty(shape, dtype=np.float32)
+    else:
+        folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix="pate-public-"))
+        out = np.memmap(Path(folder) / "features", dtype=np.float32, mode="w+", shape=shape)
+    rows = _rows(max(first.size, math.prod(X.shape[1:])))
+    for start in range(0, len(X), rows):
+        part = np.asarray(X[start : start + rows], dtype=np.float32)
+        made = _applied(step, spec, part)
+        if made.shape[1:] != shape[1:]:
+            raise InvalidInput(
+                f"step {spec.name} made features of shape {made.shape[1:]} and of shape "
+                f"{shape[1:]}; it must make the same shape of every record"
+            )
+        out[start : start + rows] = made
+    return out
+
+
+def _looks_at_each(step: Step, spec: StepSpec, X: NDArray[Any]) -> None:
+    """Refuses a step whose features of one record change with the records beside it."""
+    sample = np.asarray(X, dtype=np.float32)
+    together, alone = _applied(step, spec, sample), _applied(step, spec, sample[:1])
+    size = np.abs(together[:1]).max(initial=0.0)
+    if alone.shape[1:] != together.shape[1:] or not np.allclose(
+        alone[0], together[0], rtol=1e-2, atol=1e-3 * float(size)
+    ):
+        raise InvalidInput(
+            f"step {spec.name} gives a record other features when others are beside it; each "
+            "record must be encoded on its own, so take statistics in fit(X)"
+        )
+
+
+def _rows(widest: int) -> int:
+    return max(1, min(_BATCH, _MOST_NUMBERS // max(widest, 1)))

@@ -1,0 +1,152 @@
+"""The recipe's ``[encoder]`` section: the steps that turn an input into features."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from pate.errors import InvalidInput
+
+# What each step must be given, and what it may be given with its default.
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "scattering": (),
+    "standardise": (),
+    "normalise": (),
+    "pca": ("dimension",),
+    "torch": ("model", "weights"),
+}
+_MAY: dict[str, dict[str, Any]] = {
+    "scattering": {"J": 2, "L": 8, "order": 2},
+    "standardise": {"floor": 0.0},
+    "normalise": {},
+    "pca": {"whiten": 0.0},
+    "torch": dict.fromkeys(("layer", "resize", "channels", "mean", "std", "params")),
+}
+NAMES = tuple(_NEEDS)
+_OWN: dict[str, Any] = {"params": None}
+_ENTRY = re.compile(r"[\w.]+:[\w.]+")
+
+Whole = Annotated[int, Field(ge=1, strict=True)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class StepSpec(BaseModel):
+    """One step: its name, or ``"module:attr"``, and the settings that are its own.
+
+    >>> StepSpec(name="scattering").settings()
+    {'J': 2, 'L': 8, 'order': 2}
+    >>> try:
+    ...     StepSpec(name="pca", whiten=1.0, L=8)
+    ... except ValueError as error:
+    ...     "needs dimension, and takes no L" in str(error)
+    True
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    name: str
+    J: Annotated[int, Field(ge=1, le=10, strict=True)] | None = Field(
+        None, description="scattering: averages over 2^J pixels"
+    )
+    L: Whole | None = Field(None, description="scattering: angles of the wavelets")
+    order: Annotated[int, Field(ge=1, le=2, strict=True)] | None = Field(
+        None, description="scattering: 1 or 2 wavelets in a row"
+    )
+    floor: Share | None = Field(
+        None, description="standardise: least scale, as a share of the median scale"
+    )
+    dimension: Whole | None = Field(None, description="pca: how many components are kept")
+    whiten: Share | None = Field(
+        None, description="pca: 0 keeps the variances, 1 makes all of them one"
+    )
+    model: str | None = Field(None, description='torch: the backbone, as "module:attr"')
+    weights: str | None = Field(None, description="torch: a .safetensors or .pt file")
+    layer: str | None = Field(
+        None, description='torch: the layer to take away instead of the last linear one; "": none'
+    )
+    resize: Whole | None = Field(None, description="torch: images become resize x resize pixels")
+    channels: Whole | None = Field(None, description="torch: grey images are repeated so often")
+    mean: list[float] | None = Field(None, description="torch: taken off each channel")
+    std: list[Annotated[float, Field(gt=0)]] | None = Field(
+        None, description="torch: what each channel is divided by"
+    )
+    params: dict[str, JsonValue] | None = Field(
+        None, description='torch and "module:attr": arguments of the class or factory'
+    )
+
+    @property
+    def own(self) -> bool:
+        """Whether the step is the user's own."""
+        return ":" in self.name
+
+    def settings(self) -> dict[str, Any]:
+        """What the step was given or has by default; nothing of other steps."""
+        may = _OWN if self.own else _MAY[self.name]
+        keys = (*(() if self.own else _NEEDS[self.name]), *may)
+        return {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelled_out(cls, given: Any) -> Any:
+        """A name alone is a step too; defaults are written out, as a resolved recipe has them."""
+        if isinstance(given, str):
+            given = {"name": given}
+        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+            return given
+        defaults = {k: v for k, v in _MAY.get(given["name"], {}).items() if given.get(k) is None}
+        return {**given, **defaults}
+
+    @model_validator(mode="after")
+    def _takes_what_it_needs(self) -> Self:
+        if not (self.name in NAMES or _ENTRY.fullmatch(self.name)):
+            near = difflib.get_close_matches(self.name, NAMES, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMES)}"
+            raise InvalidInput(f"{self.name!r} is no step and no 'module:attr'; {hint}")
+        needs = () if self.own else _NEEDS[self.name]
+        may = tuple(_OWN if self.own else _MAY[self.name])
+        given = [k for k in type(self).model_fields if k != "name" and getattr(self, k) is not None]
+        missing = [key for key in needs if key not in given]
+        unneeded = [key for key in given if key not in (*needs, *may)]
+        problems = []
+        if missing:
+            problems.append(f"needs {' and '.join(missing)}")
+        if unneeded:
+            problems.append(f"takes no {' and no '.join(unneeded)}")
+        if problems:
+            keys = ", ".join((*needs, *may))
+            known = f"its keys are {keys}" if keys else "it has no keys"
+            raise InvalidInput(f'step "{self.name}" {", and ".join(problems)}; {known}')
+        self._fits_together()
+        return self
+
+    def _fits_together(self) -> None:
+        if self.model is not None and not _ENTRY.fullmatch(self.model):
+            raise InvalidInput(f"model is {self.model!r}; write it as 'module:attr'")
+        if self.weights is not None and not self.weights.endswith((".safetensors", ".pt", ".pth")):
+            raise InvalidInput(
+                f"weights is {self.weights!r}; give a .safetensors file, or a .pt file of a "
+                "state dict"
+            )
+        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
+            raise InvalidInput("mean and std go together, with one number each for every channel")
+
+
+class EncoderSpec(BaseModel):
+    """``[encoder]``: the steps in their order; none leaves the inputs as they are.
+
+    >>> spec = EncoderSpec(steps=["scattering", {"name": "pca", "dimension": 40}])
+    >>> [step.name for step in spec.steps]
+    ['scattering', 'pca']
+
+    Guarantees:
+        Steps are fixed or fitted on PUBLIC inputs, so features cost no privacy. A backbone's
+        weights and a step of one's own must not come from private records either: no program can
+        see where they come from.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: list[StepSpec] = []

@@ -1,0 +1,94 @@
+"""Scaling: by the statistics of public inputs, or of each record by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pate.encoders.step import Fixed, batches, read_arrays, write_arrays
+
+
+class Standardise:
+    """Takes the public mean off each number and divides by the public standard deviation.
+
+    Where all public inputs agree the scale is one. ``floor`` is the least scale as a share of the
+    median scale: a number that hardly varies in public could otherwise grow without bounds on
+    private records. It compares scales, so use it where all numbers have the same unit.
+
+    >>> step = Standardise()
+    >>> step.fit(np.array([[0.0, 5.0], [2.0, 5.0]]))
+    >>> step.transform(np.array([[4.0, 6.0]]))
+    array([[3., 1.]], dtype=float32)
+
+    Guarantees:
+        Mean and scale come from PUBLIC inputs; a record's features depend on it alone, bit for bit.
+    """
+
+    def __init__(self, *, floor: float = 0.0) -> None:
+        self.floor = floor
+        self.mean: NDArray[np.float32] | None = None
+        self.scale: NDArray[np.float32] | None = None
+
+    def fit(self, X: NDArray[Any]) -> None:
+        mean = mean_of(X)
+        total = np.zeros(X.shape[1:])
+        for part in batches(X):
+            total += ((np.asarray(X[part], dtype=np.float64) - mean) ** 2).sum(axis=0)
+        scale = np.sqrt(total / len(X))
+        # The mean of equal numbers is rounded: what is left is below float32's own resolution.
+        constant = scale <= np.finfo(np.float32).eps * np.abs(mean)
+        if not constant.all():
+            scale = np.maximum(scale, self.floor * np.median(scale[~constant]))
+        scale[constant] = 1.0
+        self.mean = mean.astype(np.float32)
+        self.scale = np.maximum(scale.astype(np.float32), np.finfo(np.float32).tiny)
+
+    def transform(self, X: NDArray[Any]) -> NDArray[np.float32]:
+        assert self.mean is not None
+        assert self.scale is not None
+        features: NDArray[np.float32] = np.asarray(X, dtype=np.float32) - self.mean
+        features /= self.scale
+        return features
+
+    def save(self, folder: Path) -> None:
+        assert self.mean is not None
+        assert self.scale is not None
+        write_arrays(folder, {"mean": self.mean, "scale": self.scale})
+
+    def load(self, folder: Path) -> None:
+        arrays = read_arrays(folder)
+        self.mean, self.scale = arrays["mean"], arrays["scale"]
+
+
+class Normalise(Fixed):
+    """Scales each record to length one (Euclidean); a record of zeros stays as it is.
+
+    >>> Normalise().transform(np.array([[3.0, 4.0], [0.0, 0.0]]))
+    array([[0.6, 0.8],
+           [0. , 0. ]], dtype=float32)
+
+    Guarantees:
+        A record's features depend on it alone, bit for bit, and their norm is at most 1 but for
+        rounding: what clips a gradient or bounds a cosine still has to enforce its own bound.
+    """
+
+    def transform(self, X: NDArray[Any]) -> NDArray[np.float32]:
+        values = np.array(X, dtype=np.float64)
+        axes = tuple(range(1, values.ndim))
+        largest = np.abs(values).max(axis=axes, keepdims=True, initial=0.0)
+        values /= np.where(largest > 0, largest, 1.0)  # squares of tiny numbers would vanish
+        norms = np.sqrt((values**2).sum(axis=axes, keepdims=True))
+        values /= np.where(norms > 0, norms, 1.0)
+        return values.astype(np.float32)
+
+
+def mean_of(X: NDArray[Any]) -> NDArray[np.float64]:
+    """The mean record, in double precision and one part after another."""
+    total = np.zeros(X.shape[1:])
+    for part in batches(X):
+        total += np.asarray(X[part], dtype=np.float64).sum(axis=0)
+    mean: NDArray[np.float64] = total / len(X)
+    return mean
