@@ -165,10 +165,12 @@ def read_votes(
         if labels or counts or abstentions or classes:
             raise InvalidInput("--labels, --counts, --abstentions and --classes go with --votes")
         return None
+    from pate.cli.tuning import note_private_votes
     from pate.votes import read_counts, read_labels
 
     if labels and counts:
         raise InvalidInput("--labels and --counts contradict each other")
+    note_private_votes(path)
     if not labels:
         if classes:
             raise InvalidInput("--classes goes with --labels; counts have a column for each class")

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from pate.accounting import Ledger
 from pate.accounting.data_ledger import budget_line
+from pate.cli.tuning import tuning_told
 from pate.datasets import data_root as default_root
 from pate.pipeline.runner import Run, find_data_root, read_resolved
 from pate.pipeline.spending import ledger_path, open_ledger
@@ -55,6 +56,8 @@ def show_summary(run: Run) -> None:
         console.print("The noise was seeded: this run is NOT PRIVATE.")
     with open_ledger(run.recipe, run.options) as ledger:
         console.print(budget_line(ledger), soft_wrap=True)
+        for sentence in tuning_told(run, ledger):
+            console.print(f"Note: {sentence}", soft_wrap=True)
     console.print(f"Student: {run.artifact('distill').path}", soft_wrap=True)
     console.print(f"Next: pate status {_shell(run)}", soft_wrap=True)
 
