@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pate.teachers.adapters import make as make
     from pate.teachers.errors import TeacherError as TeacherError
+    from pate.teachers.families import alike as alike
+    from pate.teachers.families import predict_many_labels as predict_many_labels
+    from pate.teachers.families import train_many as train_many
     from pate.teachers.persist import load as load
+    from pate.teachers.persist import restore as restore
     from pate.teachers.persist import save as save
     from pate.teachers.protocol import Teacher as Teacher
     from pate.teachers.protocol import predict_labels as predict_labels
@@ -26,13 +30,17 @@ _HOMES = {
     "Teacher": "protocol",
     "TeacherError": "errors",
     "TeachersSpec": "spec",
+    "alike": "families",
     "load": "persist",
     "make": "adapters",
     "model_for": "spec",
     "predict_labels": "protocol",
+    "predict_many_labels": "families",
+    "restore": "persist",
     "save": "persist",
     "seed_for": "spec",
     "train": "protocol",
+    "train_many": "families",
 }
 
 __all__ = [
@@ -40,13 +48,17 @@ __all__ = [
     "Teacher",
     "TeacherError",
     "TeachersSpec",
+    "alike",
     "load",
     "make",
     "model_for",
     "predict_labels",
+    "predict_many_labels",
+    "restore",
     "save",
     "seed_for",
     "train",
+    "train_many",
 ]
 
 

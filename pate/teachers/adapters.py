@@ -25,9 +25,15 @@ from pate.teachers.torch_teacher import TorchTeacher, seeded_torch
 _SEEDS = ("random_state", "seed")
 _CLASSES = ("classes", "num_classes", "n_classes")
 
+# Teachers that come with the framework, by their short names.
+BUILT_IN = {
+    "logistic": "pate.teachers.logistic:LogisticTeacher",
+    "ridge": "pate.teachers.ridge:RidgeTeacher",
+}
+
 
 def make(model: ModelSpec, *, classes: int, seed: int, plugin_path: Path | None = None) -> Teacher:
-    """An untrained teacher.
+    """An untrained teacher: ``"ridge"``, ``"logistic"``, a class, or what a factory makes.
 
     Where the class or factory has an argument ``random_state`` or ``seed``, ``classes``,
     ``num_classes`` or ``n_classes`` and ``params`` leaves it out, it is given.
@@ -40,7 +46,10 @@ def make(model: ModelSpec, *, classes: int, seed: int, plugin_path: Path | None 
         from pate.vision import torchvision
 
         torchvision()
-    target = resolve(model.model, path=plugin_path, group=ENTRY_POINTS)
+    if model.model in BUILT_IN:
+        target = resolve(BUILT_IN[model.model])
+    else:
+        target = _resolve(model.model, plugin_path)
     return build(target, model, classes=classes, seed=seed)
 
 
@@ -74,6 +83,16 @@ def build(target: Any, training: Training, *, classes: int, seed: int) -> Teache
         return SklearnTeacher(made, home=_home(target))
     teacher: Teacher = made
     return teacher
+
+
+def _resolve(name: str, plugin_path: Path | None) -> Any:
+    try:
+        return resolve(name, path=plugin_path, group=ENTRY_POINTS)
+    except InvalidInput as error:
+        if ":" in name:
+            raise
+        known = " and ".join(repr(each) for each in BUILT_IN)
+        raise InvalidInput(f"{error}; built in are {known}") from None
 
 
 def takes_seed(target: Any) -> bool:

@@ -36,6 +36,12 @@ def train(teacher: Teacher, X: ArrayLike, y: ArrayLike, *, private: bool = True)
         With ``private`` an error says where in the code the model failed and never what it said;
         what the model prints or warns is dropped.
     """
+    records, labels = checked_shard(X, y)
+    guarded("fit", lambda: teacher.fit(records, labels), private=private)
+
+
+def checked_shard(X: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Records and labels that a teacher can be given, or the rule they break."""
     records, labels = np.asarray(X), np.asarray(y)
     if len(labels) == 0:
         raise TeacherError("its shard holds no records; use fewer teachers")
@@ -43,8 +49,7 @@ def train(teacher: Teacher, X: ArrayLike, y: ArrayLike, *, private: bool = True)
         raise TeacherError(f"records {records.shape} and labels {labels.shape} do not go together")
     if labels.dtype.kind not in "iu":
         raise TeacherError(f"labels have type {labels.dtype}; they must be whole numbers")
-    labels = labels.astype(np.int64, copy=False)
-    guarded("fit", lambda: teacher.fit(records, labels), private=private)
+    return records, labels.astype(np.int64, copy=False)
 
 
 def predict_labels(

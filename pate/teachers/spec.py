@@ -45,7 +45,7 @@ class Training(BaseModel):
 
 
 class ModelSpec(Training):
-    """One model: ``"module:attr"`` or an entry point, and its share where several are mixed."""
+    """One model: a built-in name, ``"module:attr"`` or an entry point, and its share in a mix."""
 
     model: ModelName
     weight: PositiveFloat = 1.0
@@ -66,6 +66,7 @@ class TeachersSpec(Training):
     retries: int = Field(default=1, ge=0)
     seed: int = Field(default=0, ge=0)
     timeout: PositiveFloat | None = None  # seconds for one teacher
+    batched: bool = True  # torch modules of one architecture train as one program
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> TeachersSpec:

@@ -1,0 +1,167 @@
+"""Families: teachers of one kind that are trained, and asked, all at once.
+
+A class is a family if, besides ``fit`` and ``predict``, it offers
+
+    family(self) -> Hashable                      equal for teachers that may be taken together
+    fit_many(teachers, shards) -> list            for each teacher a PateError, or None
+    predict_many(teachers, X) -> labels           (teachers, n)
+
+The last two are called on the class. In both lists None stands for a teacher that is missing: its
+place is kept and what is answered for it is ignored. An exception from a call as a whole has all
+members trained, or asked, one by one; ``fit`` must then start anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pate.errors import PateError
+from pate.teachers.errors import TeacherError
+from pate.teachers.protocol import (
+    Teacher,
+    checked_labels,
+    checked_shard,
+    guarded,
+    predict_labels,
+    train,
+)
+
+Shard = tuple[ArrayLike, ArrayLike]
+
+
+def alike(teachers: Sequence[Teacher | None]) -> list[list[int]]:
+    """The places of teachers that go together; an ordinary teacher is alone, a missing one nowhere.
+
+    >>> from pate.teachers.ridge import RidgeTeacher
+    >>> a, b, c = (RidgeTeacher(classes=3, alpha=alpha) for alpha in (1.0, 2.0, 1.0))
+    >>> alike([a, b, None, c])
+    [[0, 3], [1]]
+    """
+    found: dict[Hashable, list[int]] = {}
+    for place, teacher in enumerate(teachers):
+        if teacher is not None:
+            found.setdefault(_kind(teacher, place), []).append(place)
+    return list(found.values())
+
+
+def train_many(
+    teachers: Sequence[Teacher | None], shards: Sequence[Shard | None], *, private: bool = True
+) -> list[PateError | None]:
+    """Fits teachers of one family, each to its own shard; says for each what went wrong.
+
+    Guarantees:
+        A teacher fails for what happened on its own shard alone: where a family cannot be trained
+        as a whole, its members are trained one by one. What they print or warn is dropped, and
+        with ``private`` errors name places in code only, as in :func:`pate.teachers.train`.
+    """
+    found: list[PateError | None] = [None] * len(teachers)
+    fit: list[Teacher | None] = list(teachers)
+    ready: list[Shard | None] = [None] * len(teachers)
+    for place, teacher in enumerate(teachers):
+        shard = shards[place] if teacher is not None else None
+        if shard is None:
+            fit[place] = None
+            continue
+        try:
+            ready[place] = checked_shard(*shard)
+        except PateError as error:
+            found[place], fit[place] = error, None
+    told = _together(fit, ready, private=private)
+    for place, teacher in enumerate(fit):
+        shard = ready[place]
+        if teacher is None or shard is None:
+            continue
+        if told is not None:
+            found[place] = told[place]
+            continue
+        try:
+            train(teacher, *shard, private=private)
+        except PateError as error:
+            found[place] = error
+    return found
+
+
+def predict_many_labels(
+    teachers: Sequence[Teacher | None], X: ArrayLike, *, classes: int, private: bool = True
+) -> list[NDArray[np.int64] | PateError | None]:
+    """For each teacher of one family its labels for every record, or what went wrong.
+
+    Guarantees:
+        As in :func:`pate.teachers.predict_labels`: a prediction that is no label never becomes a
+        vote, and spoils no other teacher's.
+    """
+    records = np.asarray(X)
+    answers = _asked_together(teachers, records, private=private)
+    found: list[NDArray[np.int64] | PateError | None] = [None] * len(teachers)
+    for place, teacher in enumerate(teachers):
+        if teacher is None:
+            continue
+        try:
+            if answers is None:
+                found[place] = predict_labels(teacher, records, classes=classes, private=private)
+            else:
+                found[place] = checked_labels(answers[place], records=len(records), classes=classes)
+        except PateError as error:
+            found[place] = error
+    return found
+
+
+def _kind(teacher: Any, place: int) -> Hashable:
+    if all(callable(getattr(teacher, name, None)) for name in _NAMES):
+        try:
+            key = guarded("family", teacher.family, private=True)
+            hash(key)
+        except (PateError, TypeError):  # it cannot say: then it is alone
+            return (place,)
+        return type(teacher), key
+    return (place,)
+
+
+_NAMES = ("family", "fit_many", "predict_many")
+
+
+def _together(
+    teachers: Sequence[Teacher | None], shards: Sequence[Shard | None], *, private: bool
+) -> list[PateError | None] | None:
+    """What a family's ``fit_many`` says, or None where there is none, or it does not work."""
+    cls = _family_of(teachers)
+    if cls is None:
+        return None
+    try:
+        told = guarded("fit_many", lambda: list(cls.fit_many(teachers, shards)), private=private)
+    except TeacherError:
+        return None
+    fine = len(told) == len(teachers) and all(
+        each is None or isinstance(each, PateError) for each in told
+    )
+    return told if fine else None
+
+
+def _asked_together(
+    teachers: Sequence[Teacher | None], records: NDArray[Any], *, private: bool
+) -> NDArray[Any] | None:
+    cls = _family_of(teachers)
+    if cls is None:
+        return None
+    try:
+        answers = guarded(
+            "predict_many",
+            lambda: np.asarray(cls.predict_many(teachers, records)),
+            private=private,
+        )
+    except TeacherError:
+        return None
+    found: NDArray[Any] | None = answers if answers.shape[:1] == (len(teachers),) else None
+    return found
+
+
+def _family_of(teachers: Sequence[Teacher | None]) -> Any:
+    """The class of a family with room for more than one; None for an ordinary teacher."""
+    cls = next((type(teacher) for teacher in teachers if teacher is not None), None)
+    if len(teachers) > 1 and all(callable(getattr(cls, name, None)) for name in _NAMES):
+        return cls
+    return None
