@@ -31,7 +31,16 @@ Spend = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but the result.")]
 JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Progress as JSON lines on stderr.")]
 
-STAGE_NAMES = ("partition", "teach", "vote", "aggregate", "account", "distill", "evaluate")
+STAGE_NAMES = (
+    "partition",
+    "encode",
+    "teach",
+    "vote",
+    "aggregate",
+    "account",
+    "distill",
+    "evaluate",
+)
 
 
 def make_run(

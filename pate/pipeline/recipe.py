@@ -7,18 +7,11 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pate.datasets.spec import DataSpec
+from pate.encoders.spec import EncoderSpec
 from pate.mechanisms.spec import AggregateSpec
 from pate.partition import PartitionSpec
 from pate.students.spec import StudentSpec
 from pate.teachers.spec import TeachersSpec
-
-
-class EncoderSpec(BaseModel):
-    """``[encoder]``: features made without private data; for now the inputs as they are."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: Literal["none"] = "none"
 
 
 class PrivacySpec(BaseModel):

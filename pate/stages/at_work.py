@@ -28,7 +28,7 @@ def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
     store = Store(root=Path(payload["root"]), reader="teach")
     shards = Path(payload["shards"])
     offsets = np.load(shards / "offsets.npy")
-    features = np.load(shards / "features.npy", mmap_mode="r")
+    features = np.load(payload["features"], mmap_mode="r")
     labels = np.load(shards / "labels.npy", mmap_mode="r")
     failed: dict[int, str] = {}
     for each in payload["teachers"]:

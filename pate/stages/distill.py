@@ -11,6 +11,7 @@ from pate.artifacts import Level
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
+from pate.stages.features import graph_features, student_inputs
 from pate.stages.teach import plugin_digest
 from pate.students import StudentData, train_student
 from pate.teachers import save
@@ -26,7 +27,6 @@ def _settings(recipe: Recipe, options: Options) -> Any:
 def _run(context: Context) -> None:
     """A student costs nothing: it is made from what is already paid for."""
     released, public = context.inputs["aggregate"], context.inputs["data-public"]
-    inputs = public.array("features.npy")
     rows = np.concatenate([released.array("answered.npy"), released.array("kept.npy")])
     labels = np.concatenate([released.array("labels.npy"), released.array("kept_labels.npy")])
     if len(np.unique(labels)) < 2:
@@ -35,7 +35,11 @@ def _run(context: Context) -> None:
             "student; allow more queries, or lower the threshold"
         )
     data = StudentData(
-        inputs=np.array(inputs), rows=rows, labels=labels, classes=int(public.facts["classes"])
+        inputs=np.array(student_inputs(context)),
+        features=graph_features(context),
+        rows=rows,
+        labels=labels,
+        classes=int(public.facts["classes"]),
     )
     final = context.store.folder("distill", Level.RELEASED, context.made_from)
     checkpoints = final.with_name(f".checkpoint-{final.name}")
@@ -60,7 +64,7 @@ def _run(context: Context) -> None:
 DISTILL = Stage(
     name="distill",
     version=1,
-    needs=("aggregate", "data-public"),
+    needs=("aggregate", "data-public", "encoder"),
     clearance=Level.RELEASED,
     settings=_settings,
     run=_run,

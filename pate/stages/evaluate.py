@@ -12,6 +12,7 @@ from scipy.special import ndtri
 from pate.artifacts import Artifact, Level
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
+from pate.stages.features import as_student_sees, private_records
 from pate.stages.teach import plugin_digest
 from pate.students import StudentData, train_student
 from pate.teachers import load, predict_labels
@@ -28,7 +29,8 @@ def _settings(recipe: Recipe, options: Options) -> Any:
 def _run(context: Context) -> None:
     test, released = context.inputs["data-test"], context.inputs["aggregate"]
     classes = int(context.inputs["data-public"].facts["classes"])
-    inputs, truth = np.array(test.array("features.npy")), np.array(test.array("labels.npy"))
+    truth = np.array(test.array("labels.npy"))
+    inputs = as_student_sees(context, np.array(test.array("features.npy")))
     student = load(
         context.inputs["distill"].path,
         context.recipe.student.as_model(),
@@ -54,13 +56,13 @@ def _reference(
     context: Context, inputs: NDArray[Any], truth: NDArray[np.int64], classes: int
 ) -> None:
     """The same model on the private labels themselves: not private, so kept in private."""
-    private = context.inputs["data"]
+    records, labels = private_records(context)
     model = train_student(
         context.recipe.student.model_copy(update={"method": "supervised", "validation": 0.0}),
         StudentData(
-            inputs=np.array(private.array("features.npy")),
-            rows=np.arange(len(private.array("labels.npy"))),
-            labels=np.array(private.array("labels.npy")),
+            inputs=np.array(records),
+            rows=np.arange(len(labels)),
+            labels=np.array(labels),
             classes=classes,
         ),
         plugin_path=context.options.plugin_path,
@@ -109,7 +111,16 @@ def _label_quality(released: Artifact, answers: Artifact) -> dict[str, float] | 
 EVALUATE = Stage(
     name="evaluate",
     version=1,
-    needs=("distill", "aggregate", "data", "data-public", "data-test", "data-answers"),
+    needs=(
+        "distill",
+        "aggregate",
+        "partition",
+        "encoder",
+        "encode",
+        "data-public",
+        "data-test",
+        "data-answers",
+    ),
     clearance=Level.PRIVATE,
     settings=_settings,
     run=_run,

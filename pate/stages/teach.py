@@ -12,6 +12,7 @@ from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.secret import naming_key
 from pate.pipeline.stage import Context, Options, Stage
+from pate.stages.features import private_features_path
 from pate.teachers import TeacherError, model_for, seed_for
 
 _VERSION = 1
@@ -46,11 +47,20 @@ def _run(context: Context) -> None:
     shards = context.inputs["partition"]
     plugin = plugin_digest(context.options.plugin_path)
     classes = shards.facts["classes"]
+    encoder = context.inputs["encoder"].digest
     # Under the data set's key: names of folders turn up in messages, and follow from records.
     key = naming_key(context.recipe, context.options.data_root)
     made_from = [
         fingerprint(
-            "teacher", _VERSION, key, number, digest, classes, _one(context, number), plugin
+            "teacher",
+            _VERSION,
+            key,
+            number,
+            digest,
+            encoder,
+            classes,
+            _one(context, number),
+            plugin,
         )
         for number, digest in enumerate(shards.json("shards.json"))
     ]
@@ -169,6 +179,7 @@ def _task(
         payload={
             "root": str(context.store.root),
             "shards": str(shards.path),
+            "features": str(private_features_path(context)),
             "classes": shards.facts["classes"],
             "plugin_path": str(context.options.plugin_path or ""),
             "teachers": [
@@ -181,7 +192,7 @@ def _task(
 TEACH = Stage(
     name="teach",
     version=_VERSION,
-    needs=("partition",),
+    needs=("partition", "encoder", "encode"),
     clearance=Level.PRIVATE,
     settings=_settings,
     run=_run,

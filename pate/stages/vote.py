@@ -15,6 +15,7 @@ from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.at_work import ABSTAINS, CHUNK
+from pate.stages.features import public_features_path
 from pate.stages.teach import grouped, read_failures, tell_abstentions
 from pate.teachers import TeacherError, model_for, seed_for
 
@@ -122,7 +123,7 @@ def _task(context: Context, teachers: list[str | None], group: list[int], folder
         function="pate.stages.at_work:predict_group",
         payload={
             "root": str(context.store.root),
-            "inputs": str(context.inputs["data-public"].path / "features.npy"),
+            "inputs": str(public_features_path(context)),
             "part": str(folder / f"{key}.npy"),
             "classes": context.inputs["data-public"].facts["classes"],
             "plugin_path": str(context.options.plugin_path or ""),
@@ -142,7 +143,7 @@ def _task(context: Context, teachers: list[str | None], group: list[int], folder
 VOTE = Stage(
     name="vote",
     version=1,
-    needs=("teach", "data-public"),
+    needs=("teach", "data-public", "encoder"),
     clearance=Level.PRIVATE,
     settings=_settings,
     run=_run,

@@ -1,0 +1,69 @@
+"""Where a stage finds features: the encoder's, or the inputs themselves where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from pate.encoders import load_encoder
+from pate.pipeline.stage import Context
+
+_FILE = "features.npy"
+
+
+def public_features_path(context: Context) -> Path:
+    """The features of the public inputs; for a stage that needs ``encoder`` and ``data-public``."""
+    encoder = context.inputs["encoder"]
+    home = context.inputs["data-public"] if encoder.facts["identity"] else encoder
+    return home.path / _FILE
+
+
+def public_features(context: Context) -> NDArray[Any]:
+    """The same as an array, memory-mapped."""
+    encoder = context.inputs["encoder"]
+    home = context.inputs["data-public"] if encoder.facts["identity"] else encoder
+    return home.array(_FILE)
+
+
+def private_features_path(context: Context) -> Path:
+    """The features of the private records, in the order of the shards."""
+    encoded = context.inputs["encode"]
+    home = context.inputs["partition"] if encoded.facts["identity"] else encoded
+    return home.path / _FILE
+
+
+def private_records(context: Context) -> tuple[NDArray[Any], NDArray[Any]]:
+    """All private records as the student's model would see them, and their labels. PRIVATE."""
+    shards = context.inputs["partition"]
+    if context.recipe.student.inputs == "raw" or context.inputs["encode"].facts["identity"]:
+        return shards.array(_FILE), shards.array("labels.npy")
+    return context.inputs["encode"].array(_FILE), shards.array("labels.npy")
+
+
+def student_inputs(context: Context) -> NDArray[Any]:
+    """The public inputs as the student's model sees them."""
+    if context.recipe.student.inputs == "features":
+        return public_features(context)
+    return context.inputs["data-public"].array(_FILE)
+
+
+def graph_features(context: Context) -> NDArray[Any] | None:
+    """The encoder's features of the public inputs, as (n, d); None where there is no encoder."""
+    encoder = context.inputs["encoder"]
+    if encoder.facts["identity"]:
+        return None
+    features = encoder.array(_FILE)
+    return features.reshape(len(features), -1)
+
+
+def as_student_sees(context: Context, inputs: NDArray[Any]) -> NDArray[Any]:
+    """Other inputs, such as the test set's, in the form the student's model sees."""
+    encoder = context.inputs["encoder"]
+    if context.recipe.student.inputs == "raw" or encoder.facts["identity"]:
+        return inputs
+    chain = load_encoder(
+        context.recipe.encoder, encoder.path, plugin_path=context.options.plugin_path
+    )
+    return chain.transform(inputs)
