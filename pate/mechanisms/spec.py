@@ -17,6 +17,7 @@ from pate.mechanisms.release import Mechanism
 Name = Literal["lnmax", "gnmax", "confident", "interactive"]
 Noise = Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)]
 AtLeastOne = Annotated[int, Field(ge=1)]
+Choice = Literal["first", "random", "diverse", "uncertain"]
 
 # What each mechanism needs, in the order it is written; no mechanism takes what is not its own.
 _NEEDS: dict[Name, tuple[str, ...]] = {
@@ -26,7 +27,6 @@ _NEEDS: dict[Name, tuple[str, ...]] = {
     "interactive": ("threshold", "sigma1", "sigma2"),
 }
 _NOISES = ("scale", "sigma", "threshold", "sigma1", "sigma2")
-_INTERACTIVE_ONLY = ("rounds", "keep")
 
 
 class AggregateSpec(BaseModel):
@@ -53,7 +53,17 @@ class AggregateSpec(BaseModel):
     sigma2: Noise | None = Field(None, description="noise of the answer, in votes")
     queries: AtLeastOne | None = Field(None, description="most queries")
     answers: AtLeastOne | None = Field(None, description="most answers")
-    rounds: AtLeastOne = Field(2, description="rounds of asking and learning (interactive)")
+    choose: Choice = Field(
+        "first",
+        description="which public inputs to ask about: the first ones, random ones, diverse ones, "
+        "or in rounds those where the answers so far leave most doubt (uncertain)",
+    )
+    choose_seed: Annotated[int, Field(ge=0)] = Field(
+        0, description="of the random order; public (random)"
+    )
+    rounds: AtLeastOne = Field(
+        2, description="rounds of asking and learning (interactive, or choose = uncertain)"
+    )
     keep: Annotated[float, Field(ge=0, le=1)] = Field(
         0.9, description="confidence above which a student keeps its own label (interactive)"
     )
@@ -63,26 +73,41 @@ class AggregateSpec(BaseModel):
         needs = _NEEDS[self.mechanism]
         missing = [key for key in needs if getattr(self, key) is None]
         unneeded = [key for key in _NOISES if key not in needs and getattr(self, key) is not None]
-        if self.mechanism != "interactive":
-            fields = type(self).model_fields
-            # A resolved recipe spells defaults out; only another value was meant.
-            unneeded += [k for k in _INTERACTIVE_ONLY if getattr(self, k) != fields[k].default]
+        unneeded += self._set_in_vain()
         problems = []
         if missing:
             problems.append(f"needs {' and '.join(missing)}")
         if unneeded:
             problems.append(f"takes no {' and no '.join(unneeded)}")
+        chosen = "" if self.choose == "first" else f' with choose = "{self.choose}"'
         if problems:
             raise InvalidInput(
-                f'mechanism "{self.mechanism}" {", and ".join(problems)}; '
+                f'mechanism "{self.mechanism}"{chosen} {", and ".join(problems)}; '
                 f"its keys are {', '.join(needs)}" + self._own_keys()
             )
         return self
 
+    @property
+    def in_rounds(self) -> bool:
+        """Whether answers are looked at before all queries were asked."""
+        return self.mechanism == "interactive" or self.choose == "uncertain"
+
+    def _set_in_vain(self) -> list[str]:
+        """Keys that nothing reads. A resolved recipe spells defaults out: another value counts."""
+        used = {
+            "rounds": self.in_rounds,
+            "keep": self.mechanism == "interactive",
+            "choose_seed": self.choose == "random",
+        }
+        fields = type(self).model_fields
+        return [k for k, read in used.items() if not read and getattr(self, k) != fields[k].default]
+
     def _own_keys(self) -> str:
-        if self.mechanism == "interactive":
-            return " and, if you wish, queries, answers, rounds and keep"
-        return " and, if you wish, queries and answers"
+        more = ["queries", "answers", "choose"]
+        more += ["choose_seed"] if self.choose == "random" else []
+        more += ["rounds"] if self.in_rounds else []
+        more += ["keep"] if self.mechanism == "interactive" else []
+        return f" and, if you wish, {', '.join(more[:-1])} and {more[-1]}"
 
 
 def make_mechanism(spec: AggregateSpec) -> Mechanism:

@@ -1,4 +1,23 @@
-"""account: what the release cost, in every way one may ask; what may be published, and what not."""
+"""account: what the release cost, in every way one may ask; what may be published, and what not.
+
+Guarantees, where inputs were chosen by earlier answers (``choose = "uncertain"``):
+    * **Data-independent.** An answer costs the same whatever it is asked about: nothing changes.
+    * **Data-dependent.** Let o be what was released, x_i(o) the i-th input asked, fixed by the
+      answers before it, and c_i(o) the bound of its cost at Rényi order α, worked out from the
+      votes on x_i. Whatever came before, E[e^{(α−1) loss_i}] ≤ e^{(α−1) c_i}, the mean over the
+      i-th answer for the data at hand. Multiplied up, answer by answer,
+      E[e^{(α−1)(loss(o) − c(o))}] ≤ 1 with c = Σ c_i, at a fixed α. With ε(o) = c(o) plus what a
+      conversion adds at α and δ, Markov's inequality gives Pr[loss > ε(o)] ≤ δ (classic), and
+      (1 − e^{−x})₊ ≤ (1/α)(1 − 1/α)^{α−1} e^{(α−1)x} gives E[(1 − e^{ε(o) − loss})₊] ≤ δ
+      (improved): for every set S of outcomes, Pr[S] ≤ Σ_{o ∈ S} e^{ε(o)} Pr'[o] + δ. So the figure
+      holds for the answers that came, at one order fixed in advance (a filter's argument: Feldman &
+      Zrnic 2021); the best of many orders would be chosen by the answers too, and is not taken.
+    * **Sanitised.** For every o the queries are fixed, and the cost is a function of the votes on
+      them, of which one teacher changes at most one for each query: the premise of its smooth
+      sensitivity (:mod:`pate.accounting.smooth`), which reads nothing else. So given o publishing
+      costs the plan's price, the same for all o, and the two add up (adaptive composition,
+      Mironov 2017, Proposition 1). The price adds to c(o) in the bound above.
+"""
 
 from __future__ import annotations
 
@@ -50,16 +69,18 @@ def _run(context: Context) -> None:
     recipe = context.recipe
     released = context.inputs["aggregate"]
     votes = _Votes.of(context)
-    dependent = votes.total(recipe.aggregate, None)
-    with context.draft(Level.PRIVATE, part="private") as draft:
-        draft.save_json(
-            "guarantees.json",
-            {c.value: _json(dependent, recipe.privacy.delta, c) for c in Conversion},
-        )
     report = _public_report(released, recipe)
     with open_ledger(recipe, context.options) as ledger:
         # The order at which the ledger adds up: fixed when it was made, before these votes.
         order = _set(ledger.terms.budget.moment) + 1
+        # Which inputs were asked about may depend on answers: then the best λ does, too.
+        moments = [order - 1] if recipe.aggregate.choose == "uncertain" else None
+        dependent = votes.total(recipe.aggregate, moments)
+        with context.draft(Level.PRIVATE, part="private") as draft:
+            draft.save_json(
+                "guarantees.json",
+                {c.value: _json(dependent, recipe.privacy.delta, c) for c in Conversion},
+            )
         cost, why = _sensitive(votes, recipe, order)
         if cost is not None:
             plan = ReleasePlan.default(order=order, doubt=recipe.privacy.doubt)
@@ -111,7 +132,7 @@ def _release(
     recipe = context.recipe
     randomness = Randomness.open(insecure_seed=context.options.insecure_seed)
 
-    def prepare(draft: Draft) -> None:
+    def prepare(draft: Draft, name: str) -> None:
         result = sanitise(
             cost,
             plan=plan,
@@ -205,10 +226,9 @@ class _Votes:
     @classmethod
     def of(cls, context: Context) -> _Votes:
         votes, released = context.inputs["vote"], context.inputs["aggregate"]
-        asked = int(released.facts["asked"])
-        counts = votes.array("counts.npy")[:asked].astype(np.int64)
-        answered = np.zeros(asked, dtype=bool)
-        answered[released.array("answered.npy")] = True
+        asked = np.array(released.array("asked.npy"))
+        counts = votes.array("counts.npy")[asked].astype(np.int64)
+        answered = np.isin(asked, released.array("answered.npy"))
         teachers = int(votes.facts["teachers"])
         return cls(counts, answered, _baseline(context, counts, teachers), teachers)
 
@@ -271,7 +291,7 @@ def _set(value: float | None) -> float:
 
 ACCOUNT = Stage(
     name="account",
-    version=1,
+    version=2,
     needs=("vote", "aggregate"),
     clearance=Level.PRIVATE,
     settings=_settings,

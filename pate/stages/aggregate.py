@@ -1,4 +1,8 @@
-"""aggregate: private votes → released labels; pays before it speaks."""
+"""aggregate: private votes → released labels; pays before it speaks.
+
+Which public inputs are asked about is chosen by :mod:`pate.querying`, from public features and
+released answers only; it says there why that costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from pate.accounting import Conversion, Event, Ledger, event_from_json, event_to
 from pate.artifacts import Artifact, Draft, Level, fingerprint
 from pate.mechanisms import (
     InteractiveGnmax,
+    Mechanism,
     Plan,
     Randomness,
     Release,
@@ -21,10 +26,16 @@ from pate.mechanisms import (
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options, Stage
+from pate.querying import Chooser
 from pate.stages.releasing import paid_answers, release_once
+from pate.stages.rounds import Round, draw_once, labelled
 from pate.students import StudentData, train_student
 from pate.teachers.protocol import probabilities
 from pate.votes import Votes
+
+# What leaves: inputs by their row among the public ones, in the order in which they were asked.
+_ANSWER = ("asked.npy", "answered.npy", "labels.npy", "kept.npy", "kept_labels.npy")
+_NONE = np.empty(0, dtype=np.int64)
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
@@ -54,29 +65,41 @@ def _run(context: Context) -> None:
         available_queries=len(public.array("features.npy")),
         conversion=Conversion(recipe.privacy.conversion),
     )
-    randomness = Randomness.open(insecure_seed=options.insecure_seed)
+    chooser = Chooser(
+        how=recipe.aggregate.choose,
+        inputs=len(public.array("features.npy")),
+        features=lambda: public.array("features.npy"),
+        seed=recipe.aggregate.choose_seed,
+    )
 
     with open_ledger(recipe, options, moment=plan.guarantee.moment) as ledger:
-        charge, known = _known_answers(context, ledger, plan)
-        rest = plan.queries - known.asked
-        events = mechanism.caps(queries=rest, answers=rest) if known.asked else plan.events
+        # One drawing of all is chosen before the votes are opened; rounds choose as they go.
+        rows = _NONE if recipe.aggregate.in_rounds else chooser.first(plan.queries)
+        charge, known = _known_answers(context, ledger, plan, rows)
+        asked = len(known.rows)
+        rest = plan.queries - asked
+        events = mechanism.caps(queries=rest, answers=rest) if asked else plan.events
 
-        def prepare(draft: Draft) -> None:
-            counts = context.inputs["vote"].array("counts.npy")[: plan.queries].astype(np.int64)
-            cast, rng = Votes(counts=counts[known.asked :]), randomness.generator
-            if isinstance(mechanism, InteractiveGnmax):
-                inputs = public.array("features.npy")
-                rounds = _interact(context, mechanism, cast, plan, rng, inputs)
+        def prepare(draft: Draft, name: str) -> None:
+            if recipe.aggregate.in_rounds:
+                rounds = _in_rounds(context, ledger, mechanism, plan, chooser, course=name)
             else:
-                most = plan.answers - known.asked
-                drawn = mechanism.release(cast, rng=rng, most_answers=most)
-                rounds = [(0, known, None)] if known.asked else []
-                rounds.append((known.asked, drawn, None))
-            _save(draft, rounds, plan, randomness)
-            draft.facts.update(family=_family(context), extended=bool(known.asked))
+                drawn = mechanism.release(
+                    _votes(context, rows[asked:]),
+                    rng=_generator(options),
+                    most_answers=plan.answers - asked,
+                )
+                rounds = [known] if asked else []
+                rounds.append(Round(rows=rows[asked:], release=drawn))
+            _save(draft, rounds, plan)
+            draft.facts.update(
+                family=_family(context),
+                extended=bool(asked),
+                randomness=Randomness.open(insecure_seed=options.insecure_seed).verdict,
+            )
 
         def publish(answer: Artifact, draft: Draft) -> None:
-            for name in ("answered.npy", "labels.npy", "kept.npy", "kept_labels.npy"):
+            for name in _ANSWER:
                 draft.save_array(name, answer.array(name))
             draft.save_json("events.json", answer.json("events.json"))
             paid = answer.json("plan.json")
@@ -97,39 +120,43 @@ def _run(context: Context) -> None:
             events=events,
             prepare=prepare,
             publish=publish,
-            # Between rounds a student learns from labels: they must be paid for by then.
-            pay_first=isinstance(mechanism, InteractiveGnmax),
+            # Between rounds labels are looked at: they must be paid for by then.
+            pay_first=recipe.aggregate.in_rounds,
             extends=charge,
         )
 
 
-def _known_answers(context: Context, ledger: Ledger, plan: Plan) -> tuple[str | None, Release]:
+def _known_answers(
+    context: Context, ledger: Ledger, plan: Plan, rows: NDArray[np.int64]
+) -> tuple[str | None, Round]:
     """The longest paid release of the same votes with the same noise, and its charge.
 
-    For mechanisms that answer every query (lnmax, gnmax); a check that counts answers, a student
-    in between, or an ε for the whole run makes a release one whole.
+    For mechanisms that answer every query (lnmax, gnmax) asked in an order that was fixed in
+    advance, of which the earlier release asked the beginning; a check that counts answers, answers
+    looked at in between, or an ε for the whole run makes a release one whole.
     """
-    empty = np.empty(0, dtype=np.int64)
-    charge, best = None, Release(labels=empty, answered=empty, events=(), asked=0)
+    charge, best = None, Round(rows=_NONE, release=_release(_NONE, ()))
     capped = context.recipe.privacy.epsilon is not None  # then the plan must hold as it was made
-    if capped or context.recipe.aggregate.mechanism not in ("lnmax", "gnmax"):
+    spec = context.recipe.aggregate
+    if capped or spec.mechanism not in ("lnmax", "gnmax") or spec.in_rounds:
         return charge, best
     for release, earlier in paid_answers(context, "labels", ledger).items():
         same = earlier.manifest["inputs"]["vote"] == context.provenance["vote"]
-        asked = int(earlier.facts["asked"])
-        if (
-            same
-            and earlier.facts["family"] == _family(context)
-            and best.asked < asked < plan.queries
-        ):
-            charge = release
-            best = Release(
-                labels=np.array(earlier.array("labels.npy")),
-                answered=np.array(earlier.array("answered.npy")),
-                events=tuple(event_from_json(text) for text in earlier.json("events.json")),
-                asked=asked,
-            )
+        if not same or earlier.facts["family"] != _family(context):
+            continue
+        asked = np.array(earlier.array("asked.npy"))
+        begins = np.array_equal(asked, rows[: len(asked)])
+        if begins and len(best.rows) < len(asked) < plan.queries:
+            events = tuple(event_from_json(text) for text in earlier.json("events.json"))
+            labels = np.array(earlier.array("labels.npy"))
+            charge, best = release, Round(rows=asked, release=_release(labels, events))
     return charge, best
+
+
+def _release(labels: NDArray[np.int64], events: tuple[Event, ...]) -> Release:
+    """A release that answered every query."""
+    answered = np.arange(len(labels), dtype=np.int64)
+    return Release(labels=labels, answered=answered, events=events, asked=len(labels))
 
 
 def _family(context: Context) -> str:
@@ -138,71 +165,91 @@ def _family(context: Context) -> str:
     return fingerprint(spec, context.options.insecure_seed)
 
 
-Round = tuple[int, Release, NDArray[np.float64] | None]
-
-
-def _interact(
+def _in_rounds(
     context: Context,
-    mechanism: InteractiveGnmax,
-    cast: Votes,
+    ledger: Ledger,
+    mechanism: Mechanism,
     plan: Plan,
-    rng: np.random.Generator,
-    inputs: NDArray[Any],
+    chooser: Chooser,
+    *,
+    course: str,
 ) -> list[Round]:
-    """Rounds of asking and learning: a student of the labels so far is checked in the next.
+    """Rounds of asking and learning, each chosen and checked by what the ones before released.
 
-    Only labels the mechanism gave out so far, and public inputs, reach the student.
+    Only labels the mechanism gave out so far, and public inputs, reach the chooser and the student
+    (which an interactive release compares the teachers with).
     """
-    recipe = context.recipe
-    edges = np.linspace(0, cast.queries, recipe.aggregate.rounds + 1).astype(int)
-    teachers = int(context.inputs["vote"].facts["teachers"])
+    spec, public = context.recipe.aggregate, context.inputs["data-public"]
+    classes = int(public.facts["classes"])
+    edges = np.unique(np.linspace(0, plan.queries, spec.rounds + 1).astype(int))
     rounds: list[Round] = []
     left = plan.answers
-    for start, stop in pairwise(edges):
-        shown = None
+
+    def draw() -> Round:
+        rows, shown = chooser.first(int(stop - start)), None
         if rounds:
-            rows, labels = _labelled(rounds)
-            if len(rows):
+            known, labels = labelled(rounds)
+            asked = np.concatenate([each.rows for each in rounds])
+            rows = chooser.next(
+                int(stop - start), asked=asked, rows=known, labels=labels, classes=classes
+            )
+            if isinstance(mechanism, InteractiveGnmax) and len(known):
+                inputs = np.array(public.array("features.npy"))
                 student = train_student(
-                    recipe.student,
-                    StudentData(
-                        inputs=np.array(inputs[: plan.queries]),
-                        rows=rows,
-                        labels=labels,
-                        classes=cast.classes,
-                    ),
+                    context.recipe.student,
+                    StudentData(inputs=inputs, rows=known, labels=labels, classes=classes),
                     plugin_path=context.options.plugin_path,
                 )
-                shown = probabilities(student, np.array(inputs[start:stop]), classes=cast.classes)
-        part = Votes(counts=cast.counts[start:stop])
-        release = mechanism.release(
-            part, rng=rng, most_answers=left, student=shown, teachers=teachers
-        )
-        rounds.append((int(start), release, shown))
-        left -= len(release.answered)
+                shown = probabilities(student, inputs[rows], classes=classes)
+        votes, rng = _votes(context, rows), _generator(context.options, number=len(rounds))
+        if isinstance(mechanism, InteractiveGnmax):
+            teachers = int(context.inputs["vote"].facts["teachers"])
+            release = mechanism.release(
+                votes, rng=rng, most_answers=left, student=shown, teachers=teachers
+            )
+        else:
+            release = mechanism.release(votes, rng=rng, most_answers=left)
+        return Round(rows=rows, release=release, shown=shown)
+
+    for number, (start, stop) in enumerate(pairwise(edges)):  # noqa: B007, read by draw
+        rounds.append(draw_once(context, ledger, course=course, number=number, draw=draw))
+        left -= len(rounds[-1].release.answered)
         if left <= 0:
             break
     return rounds
 
 
-def _labelled(rounds: list[Round]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    rows = [part for start, r, _ in rounds for part in (start + r.answered, start + r.kept)]
-    labels = [part for _, r, _ in rounds for part in (r.labels, r.kept_labels)]
-    return np.concatenate(rows), np.concatenate(labels)
+def _votes(context: Context, rows: NDArray[np.int64]) -> Votes:
+    """The votes on some inputs; of the others nothing is read."""
+    return Votes(counts=context.inputs["vote"].array("counts.npy")[rows].astype(np.int64))
 
 
-def _save(draft: Draft, rounds: list[Round], plan: Plan, randomness: Randomness) -> None:
+def _generator(options: Options, *, number: int = 0) -> np.random.Generator:
+    """Noise of its own for each round; with a seed, for tests, the same after a crash."""
+    randomness = Randomness.open(insecure_seed=options.insecure_seed)
+    if randomness.secure or number == 0:
+        return randomness.generator
+    return randomness.generator.spawn(number)[-1]
+
+
+def _save(draft: Draft, rounds: list[Round], plan: Plan) -> None:
     """The answer, and what accounting will need of it; the baseline stays private."""
-    draft.save_array("answered.npy", np.concatenate([start + r.answered for start, r, _ in rounds]))
-    draft.save_array("labels.npy", np.concatenate([r.labels for _, r, _ in rounds]))
-    draft.save_array("kept.npy", np.concatenate([start + r.kept for start, r, _ in rounds]))
-    draft.save_array("kept_labels.npy", np.concatenate([r.kept_labels for _, r, _ in rounds]))
-    happened: list[Event] = [event for _, r, _ in rounds for event in r.events]
+    parts = {
+        "asked.npy": [each.asked for each in rounds],
+        "answered.npy": [each.answered for each in rounds],
+        "labels.npy": [each.release.labels for each in rounds],
+        "kept.npy": [each.kept for each in rounds],
+        "kept_labels.npy": [each.release.kept_labels for each in rounds],
+    }
+    assert set(parts) == set(_ANSWER)
+    for name, values in parts.items():
+        draft.save_array(name, np.concatenate(values))
+    happened: list[Event] = [event for each in rounds for event in each.release.events]
     draft.save_json("events.json", [event_to_json(event) for event in happened])
-    for number, (start, _, shown) in enumerate(rounds):
-        if shown is not None:
-            draft.save_array(f"student-{number}-{start}.npy", shown)
-    asked = max((start + r.asked for start, r, _ in rounds if r.asked), default=0)
+    starts = np.cumsum([0, *(len(each.rows) for each in rounds)])
+    for number, (start, each) in enumerate(zip(starts, rounds, strict=False)):
+        if each.shown is not None:
+            draft.save_array(f"student-{number}-{start}.npy", each.shown)
     draft.save_json(
         "plan.json",
         {
@@ -213,16 +260,15 @@ def _save(draft: Draft, rounds: list[Round], plan: Plan, randomness: Randomness)
         },
     )
     draft.facts.update(
-        asked=int(asked),
-        answered=int(sum(len(r.answered) for _, r, _ in rounds)),
-        kept=int(sum(len(r.kept) for _, r, _ in rounds)),
-        randomness=randomness.verdict,
+        asked=sum(len(each.asked) for each in rounds),
+        answered=sum(len(each.answered) for each in rounds),
+        kept=sum(len(each.kept) for each in rounds),
     )
 
 
 AGGREGATE = Stage(
     name="aggregate",
-    version=1,
+    version=2,
     needs=("vote", "data-public"),
     clearance=Level.PRIVATE,
     settings=_settings,

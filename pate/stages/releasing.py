@@ -25,7 +25,7 @@ def release_once(
     source: str,
     ledger: Ledger,
     events: tuple[Event, ...],
-    prepare: Callable[[Draft], None],
+    prepare: Callable[[Draft, str], None],
     publish: Callable[[Artifact, Draft], None],
     pay_first: bool = False,
     extends: str | None = None,
@@ -33,9 +33,12 @@ def release_once(
     """Draws an answer, pays for it, and only then lets it out.
 
     ``source`` names the input the answer is drawn from: another answer from the same source is
-    another release. ``pay_first`` charges before anything is drawn, for answers that are shown to
-    somebody (a student) on the way. ``extends`` is the charge of an earlier answer that is
-    given out again as it was; ``events`` are then what comes on top.
+    another release. ``prepare`` draws the answer into a draft; it is told the draw's own name.
+    ``pay_first`` charges before anything is drawn, for answers that are shown to somebody (a
+    student) on the way: the name is then written down before the charge, and a run that was killed
+    goes on under it. What was drawn by then ``prepare`` keeps itself (:mod:`pate.stages.rounds`).
+    ``extends`` is the charge of an earlier answer that is given out again as it was; ``events`` are
+    then what comes on top.
 
     Guarantees:
         * What is charged was written down with the draw, and is charged under the draw's own random
@@ -48,15 +51,17 @@ def release_once(
     pending = f"pending-{kind}"
     answer = _stored(context, pending)
     if answer is None:
-        if extends is None:
-            _require_consent(context, kind, source, ledger)
-        name = secrets.token_hex(12)
         if pay_first:
+            name = _begin(context, kind, source, ledger)
             ledger.charge(events, release=_release_id(kind, context.made_from, name))
+        else:
+            if extends is None:
+                _require_consent(context, kind, source, ledger)
+            name = secrets.token_hex(12)
         with context.store.draft(
             pending, context.made_from, level=Level.PRIVATE, inputs=context.provenance
         ) as draft:
-            prepare(draft)
+            prepare(draft, name)
             written = [event_to_json(event) for event in events]
             draft.save_json(_CHARGE, {"name": name, "events": written, "extends": extends})
         answer = context.store.open(pending, context.made_from)
@@ -84,6 +89,24 @@ def _stored(context: Context, pending: str) -> Artifact | None:
     if context.store.find(pending, context.made_from) is None:
         return None
     return context.store.open(pending, context.made_from)  # checked against its manifest
+
+
+def _begin(context: Context, kind: str, source: str, ledger: Ledger) -> str:
+    """The name of a draw that is paid for first: that of the one that was begun, or a new one."""
+    begun = f"begun-{kind}"
+    earlier = _stored(context, begun)
+    if earlier is not None:
+        name = str(earlier.json(_CHARGE)["name"])
+        if _release_id(kind, context.made_from, name) in {c.release for c in ledger.charges()}:
+            return name
+    _require_consent(context, kind, source, ledger)
+    if earlier is None:
+        with context.store.draft(
+            begun, context.made_from, level=Level.PRIVATE, inputs=context.provenance
+        ) as draft:
+            draft.save_json(_CHARGE, {"name": secrets.token_hex(12)})
+        earlier = context.store.open(begun, context.made_from)  # of two at once, the first
+    return str(earlier.json(_CHARGE)["name"])
 
 
 def _pay(context: Context, kind: str, answer: Artifact, ledger: Ledger) -> None:
@@ -116,7 +139,9 @@ def _require_consent(context: Context, kind: str, source: str, ledger: Ledger) -
     paid = {each.release for each in ledger.charges()}
     if any(each.startswith(_release_id(kind, context.made_from, "")) for each in paid):
         raise SpendNeeded(_paid_elsewhere(ledger))
-    for earlier in context.store.all(f"pending-{kind}"):
+    for earlier in (
+        each for s in ("pending", "begun") for each in context.store.all(f"{s}-{kind}")
+    ):
         same = earlier.manifest["inputs"].get(source) == context.provenance[source]
         prefix = _release_id(kind, earlier.manifest["made_from"], "")
         if same and any(each.startswith(prefix) for each in paid):

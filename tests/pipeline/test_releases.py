@@ -121,6 +121,14 @@ def test_interactive_labels_are_paid_for_before_a_student_sees_them(project: Any
     failed = project.call_run(stage="aggregate", code=2)
     assert "student" in failed.stderr
     assert len(charged(project)) == 1  # whatever the failure tells was paid for
+    (labels,) = project.run_folder.glob("private/round/*/labels.npy")
+    drawn = labels.read_bytes()
+    project.call_run(stage="aggregate", code=2)  # goes on with what was drawn and paid for
+    assert [
+        file.read_bytes() for file in project.run_folder.glob("private/round/*/labels.npy")
+    ] == [drawn]
+    assert len(charged(project)) == 1
+    shutil.rmtree(project.run_folder / "private" / "begun-labels")
     again = project.call_run(stage="aggregate", code=3)  # and a new draw is not free
     assert "--spend" in again.stderr
 

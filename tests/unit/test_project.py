@@ -24,6 +24,7 @@ LAYERS = [
     ["compare", "planner", "report"],
     ["stages"],
     ["pipeline"],
+    ["querying"],
     ["students", "testing"],
     ["partition", "teachers", "votes", "mechanisms", "encoders", "datasets"],
     ["artifacts", "console", "engines", "plugins", "reading", "vision"],

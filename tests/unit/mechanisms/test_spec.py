@@ -91,3 +91,23 @@ def test_whole_numbers_of_toml_are_noise_too():
     made = make_mechanism(AggregateSpec(**table))
     assert made == ConfidentGnmax(threshold=200.0, sigma1=150.0, sigma2=40.0)
     assert isinstance(made.sigma1, float)  # events compare and hash alike however it was written
+
+
+def test_rounds_are_for_uncertain_choices_too():
+    assert AggregateSpec(scale=20.0, choose="uncertain", rounds=4).in_rounds
+    assert not AggregateSpec(scale=20.0, choose="diverse").in_rounds
+    _, text = complaint(scale=20.0, choose="diverse", rounds=4)
+    assert 'with choose = "diverse" takes no rounds; its keys are scale' in text
+    _, text = complaint(scale=20.0, choose="uncertain", keep=0.5)
+    assert "takes no keep" in text
+    assert text.endswith("queries, answers, choose and rounds")
+
+
+def test_a_seed_is_for_the_random_choice():
+    assert AggregateSpec(scale=20.0, choose="random", choose_seed=7).choose_seed == 7
+    _, text = complaint(scale=20.0, choose_seed=7)
+    assert "takes no choose_seed" in text
+    place, _ = complaint(scale=20.0, choose="random", choose_seed=-1)
+    assert place == "choose_seed"
+    place, _ = complaint(scale=20.0, choose="best")
+    assert place == "choose"
