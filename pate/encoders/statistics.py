@@ -76,13 +76,13 @@ class Normalise(Fixed):
     """
 
     def transform(self, X: NDArray[Any]) -> NDArray[np.float32]:
-        values = np.array(X, dtype=np.float64)
+        values = np.array(X, dtype=np.float32)
         axes = tuple(range(1, values.ndim))
         largest = np.abs(values).max(axis=axes, keepdims=True, initial=0.0)
         values /= np.where(largest > 0, largest, 1.0)  # squares of tiny numbers would vanish
-        norms = np.sqrt((values**2).sum(axis=axes, keepdims=True))
-        values /= np.where(norms > 0, norms, 1.0)
-        return values.astype(np.float32)
+        norms = np.sqrt(np.square(values, dtype=np.float64).sum(axis=axes, keepdims=True))
+        values /= np.where(norms > 0, norms, 1.0).astype(np.float32)
+        return values
 
 
 def mean_of(X: NDArray[Any]) -> NDArray[np.float64]:
