@@ -28,6 +28,8 @@ from pate.querying.coverage import cover, near_inputs
 
 IntArray = NDArray[np.int64]
 
+_LEAST = 0.05  # what an input counts whose class is beyond doubt
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chooser:
@@ -89,11 +91,15 @@ class Chooser:
         return table
 
     def _unsure(self, rows: IntArray, labels: IntArray, classes: int) -> NDArray[np.float64]:
-        """From 0 (sure) to 1 (every class alike): the entropy of spread labels."""
+        """From near 0 (sure) to 1 (every class alike): the entropy of spread labels.
+
+        Where all are sure all count alike, a little: then the choice is a diverse one.
+        """
         from pate.students.propagation import propagate
 
         if self.inputs < 2:
             return np.ones(self.inputs)
         table = propagate(self._table, rows, labels, classes=classes)
         logs = np.log(np.maximum(table, np.finfo(float).tiny))
-        return np.asarray(-(table * logs).sum(axis=1) / np.log(classes))
+        entropy = np.asarray(-(table * logs).sum(axis=1) / np.log(classes))
+        return _LEAST + (1 - _LEAST) * entropy

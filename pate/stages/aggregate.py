@@ -27,6 +27,7 @@ from pate.pipeline.recipe import Recipe
 from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options, Stage
 from pate.querying import Chooser
+from pate.stages.features import graph_features, public_features, student_inputs
 from pate.stages.releasing import paid_answers, release_once
 from pate.stages.rounds import Round, draw_once, labelled
 from pate.students import StudentData, train_student
@@ -68,7 +69,7 @@ def _run(context: Context) -> None:
     chooser = Chooser(
         how=recipe.aggregate.choose,
         inputs=len(public.array("features.npy")),
-        features=lambda: public.array("features.npy"),
+        features=lambda: public_features(context),
         seed=recipe.aggregate.choose_seed,
     )
 
@@ -194,11 +195,19 @@ def _in_rounds(
                 int(stop - start), asked=asked, rows=known, labels=labels, classes=classes
             )
             if isinstance(mechanism, InteractiveGnmax) and len(known):
-                inputs = np.array(public.array("features.npy"))
+                inputs = np.array(student_inputs(context))
+                data = StudentData(
+                    inputs=inputs,
+                    features=graph_features(context),
+                    rows=known,
+                    labels=labels,
+                    classes=classes,
+                )
                 student = train_student(
                     context.recipe.student,
-                    StudentData(inputs=inputs, rows=known, labels=labels, classes=classes),
+                    data,
                     plugin_path=context.options.plugin_path,
+                    progress=context.options.progress,
                 )
                 shown = probabilities(student, inputs[rows], classes=classes)
         votes, rng = _votes(context, rows), _generator(context.options, number=len(rounds))
@@ -269,7 +278,7 @@ def _save(draft: Draft, rounds: list[Round], plan: Plan) -> None:
 AGGREGATE = Stage(
     name="aggregate",
     version=2,
-    needs=("vote", "data-public"),
+    needs=("vote", "data-public", "encoder"),
     clearance=Level.PRIVATE,
     settings=_settings,
     run=_run,

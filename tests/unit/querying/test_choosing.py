@@ -10,12 +10,10 @@ from pate.querying import Chooser
 
 
 @pytest.fixture
-def kinds_and_bridges():
-    """Three directions (0, 1, 2), and a few inputs between 0 and 1 (3) and between 1 and 2 (4)."""
-    rng = np.random.default_rng(5)
-    kinds = rng.permutation(np.repeat([0, 1, 2, 3, 4], [36, 36, 36, 12, 12]))
-    centres = np.array([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [0.7, 0.7, 0], [0, 0.7, 0.7]])
-    return centres[kinds] + 0.08 * rng.normal(size=(len(kinds), 3)), kinds
+def arc():
+    """Directions from one axis to the other in even steps: near inputs have near numbers."""
+    angles = np.linspace(0, np.pi / 2, 601)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
 def never():
@@ -23,11 +21,10 @@ def never():
 
 
 @pytest.mark.parametrize("how", ["first", "random", "diverse", "uncertain"])
-def test_the_first_are_distinct_and_the_same_for_every_count(kinds_and_bridges, how):
-    features, _ = kinds_and_bridges
-    chooser = Chooser(how=how, inputs=132, features=lambda: features)
-    everything = chooser.first(132)
-    assert sorted(everything) == list(range(132))
+def test_the_first_are_distinct_and_the_same_for_every_count(arc, how):
+    chooser = Chooser(how=how, inputs=601, features=lambda: arc)
+    everything = chooser.first(601)
+    assert sorted(everything) == list(range(601))
     assert everything.dtype == np.int64
     for count in (0, 5, 60):
         np.testing.assert_array_equal(chooser.first(count), everything[:count])
@@ -45,9 +42,8 @@ def test_first_and_random_read_no_features():
 
 
 @pytest.mark.parametrize("how", ["first", "random", "diverse"])
-def test_only_uncertain_looks_at_answers(kinds_and_bridges, how):
-    features, _ = kinds_and_bridges
-    chooser = Chooser(how=how, inputs=132, features=lambda: features)
+def test_only_uncertain_looks_at_answers(arc, how):
+    chooser = Chooser(how=how, inputs=601, features=lambda: arc)
     asked = chooser.first(10)
     plain = chooser.next(20, asked=asked)
     for labels in (np.zeros(10, dtype=np.int64), np.arange(10) % 3):
@@ -56,22 +52,26 @@ def test_only_uncertain_looks_at_answers(kinds_and_bridges, how):
 
 
 @pytest.mark.parametrize(
-    ("classes", "bridge"), [([0, 1, 1], 3), ([1, 0, 0], 3), ([0, 0, 1], 4), ([1, 1, 0], 4)]
+    ("labels", "middle"),
+    [([0, 0, 1, 1], 300), ([1, 1, 0, 0], 300), ([0, 1, 1, 1], 100), ([1, 1, 1, 0], 500)],
 )
-def test_uncertain_asks_between_the_classes(kinds_and_bridges, classes, bridge):
-    features, kinds = kinds_and_bridges
-    chooser = Chooser(how="uncertain", inputs=132, features=lambda: features)
-    asked = np.concatenate([np.flatnonzero(kinds == kind)[:4] for kind in range(3)])
-    labels = np.array(classes)[kinds[asked]]
-    chosen = chooser.next(6, asked=asked, rows=asked, labels=labels, classes=2)
-    assert not set(chosen) & set(asked)
-    assert (kinds[chosen] == bridge).sum() >= 2  # they are 12 of 132
-    assert 7 - bridge not in kinds[chosen]  # between two kinds of one class there is no doubt
+def test_uncertain_asks_first_between_the_classes(arc, labels, middle):
+    chooser = Chooser(how="uncertain", inputs=601, features=lambda: arc)
+    asked = np.array([0, 200, 400, 600])
+    chosen = chooser.next(3, asked=asked, rows=asked, labels=np.array(labels), classes=2)
+    assert len({*chosen, *asked}) == 7
+    assert abs(chosen[0] - middle) < 20
 
 
-def test_uncertain_without_an_answer_goes_on_covering(kinds_and_bridges):
-    features, _ = kinds_and_bridges
-    chooser = Chooser(how="uncertain", inputs=132, features=lambda: features)
+def test_where_all_is_sure_the_choice_is_a_diverse_one(arc):
+    chooser = Chooser(how="uncertain", inputs=601, features=lambda: arc)
+    asked = np.array([0, 200, 400, 600])
+    chosen = chooser.next(5, asked=asked, rows=asked, labels=np.zeros(4, dtype=int), classes=2)
+    np.testing.assert_array_equal(chosen, chooser.next(5, asked=asked))
+
+
+def test_uncertain_without_an_answer_goes_on_covering(arc):
+    chooser = Chooser(how="uncertain", inputs=601, features=lambda: arc)
     asked = chooser.first(8)
     none = np.empty(0, dtype=np.int64)
     chosen = chooser.next(5, asked=asked, rows=none, labels=none, classes=3)
