@@ -50,7 +50,7 @@ Answers = Annotated[
 ]  # fmt: skip
 LabelAccuracy = Annotated[
     float | None,
-    typer.Option(help="Least share of right labels; default: nine tenths of the best plurality.",
+    typer.Option(help="Least share of right labels, predicted.",
                  show_default=False),
 ]  # fmt: skip
 Records = Annotated[

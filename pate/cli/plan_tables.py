@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def show_plan(planned: Planned) -> None:
     """The best setting for each k, for each mechanism at that k, and the proposal in words."""
     proposal = planned.proposal
-    console = Console(width=None if Console().is_terminal else 130, markup=False, highlight=False)
+    console = Console(width=None if Console().is_terminal else 140, markup=False, highlight=False)
     budget = proposal.budget
     console.print(f"Over the number of teachers, at ε {budget.epsilon:g} and δ {budget.delta:g}:")
     console.print(_table(proposal.over_teachers, chosen=proposal.best))
@@ -48,7 +48,7 @@ def noise_of(found: Forecast) -> str:
 def _table(rows: tuple[Forecast, ...], *, chosen: Forecast) -> Table:
     table = Table()
     for heading in ("", "teachers", "one alone", "plurality", "mechanism", "noise", "answers",
-                    "right", "ε", "ε dep.", "ε san."):  # fmt: skip
+                    "right", "student", "ε", "ε dep.", "ε san."):  # fmt: skip
         left = heading in ("", "mechanism", "noise")
         table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "noise")
     for row in rows:
@@ -62,6 +62,7 @@ def _table(rows: tuple[Forecast, ...], *, chosen: Forecast) -> Table:
             noise_of(row),
             f"{row.answered:.0f}",
             _share(row.label_accuracy),
+            "–" if row.student_accuracy is None else _share(row.student_accuracy),
             f"{row.plan.guarantee.epsilon:.4g}",
             f"{row.data_dependent.epsilon:.4g}",
             "–" if row.sanitised is None else f"{row.sanitised:.4g}",
@@ -86,6 +87,8 @@ def _proposed(best: Forecast) -> list[str]:
     lines.append(
         f"{best.answered:.0f} answers expected, {_share(best.label_accuracy)} of them right"
     )
+    if best.student_accuracy is not None:
+        lines.append(f"{_share(best.student_accuracy)} reached by a student, on the surrogate")
     return lines
 
 

@@ -13,8 +13,10 @@ from pate.planner.facts import Facts, public_facts, teacher_counts
 from pate.planner.noise import Budget
 from pate.planner.profile import Profile
 from pate.planner.proposal import Proposal, propose
+from pate.planner.rehearsal import Rehearsal
 from pate.planner.search import MECHANISMS, Mechanism
 from pate.planner.simulated import RIVAL, accuracy_at, parse_accuracies, simulated
+from pate.planner.surrogate import load_surrogate, surrogate_profile
 
 Say = Callable[[str], None]
 
@@ -86,10 +88,12 @@ def plan(
             "lower --teachers"
         )
     if request.surrogate:
-        profiles, told = _on_surrogate(recipe, request.surrogate, facts, counts, root=root,
-                                       plugin_path=plugin_path, say=say)  # fmt: skip
+        profiles, told, rehearsal = _on_surrogate(
+            recipe, request.surrogate, facts, counts, root=root, plugin_path=plugin_path, say=say
+        )
     else:
         profiles, told = _simulated(recipe, request.accuracies, facts, counts)
+        rehearsal = None
     proposal = propose(
         profiles,
         facts=facts,
@@ -97,6 +101,7 @@ def plan(
         label_accuracy=request.label_accuracy,
         answers=request.answers,
         mechanisms=request.mechanisms,
+        rehearsal=rehearsal,
         ledger_budget=recipe.privacy.budget,
         doubt=recipe.privacy.doubt,
         say=say,
@@ -119,11 +124,15 @@ def _on_surrogate(
     root: Path,
     plugin_path: Path | None,
     say: Say,
-) -> tuple[list[Profile], list[str]]:
-    from pate.planner.surrogate import load_surrogate, surrogate_profile
-
-    say(f"reading {name}")
-    surrogate = load_surrogate(name, recipe, root=root, plugin_path=plugin_path)
+) -> tuple[list[Profile], list[str], Rehearsal]:
+    say(f"reading and encoding {name}")
+    surrogate = load_surrogate(
+        name,
+        recipe,
+        root=root,
+        largest_shard=-(-facts.records // counts[0]),
+        plugin_path=plugin_path,
+    )
     profiles = []
     for count in counts:
         say(f"training {count} teachers of {name}")
@@ -146,10 +155,11 @@ def _on_surrogate(
         told.append(f"{name} has {surrogate.classes} classes, and your data {facts.classes}.")
     if len(surrogate.labels) < facts.records:
         told.append(
-            f"{name} has {len(surrogate.labels)} records for {facts.records}: its teachers share "
-            "records, and agree a little more than teachers with shards of their own."
+            f"{len(surrogate.labels)} records of {name} stood for {facts.records}: its teachers "
+            "share records, and agree a little more than teachers with shards of their own."
         )
-    return profiles, told
+    rehearsal = Rehearsal(surrogate=surrogate, spec=recipe.teachers, plugin_path=plugin_path)
+    return profiles, told, rehearsal
 
 
 def _simulated(
@@ -176,13 +186,24 @@ def _simulated(
 
 def _reasons(proposal: Proposal) -> list[str]:
     wish = proposal.wish
-    if wish.answers is not None:
+    if proposal.rehearsed:
+        chosen = (
+            "Chosen by rehearsal: labels were drawn with each setting from the surrogate's votes, "
+            "a model of the teachers' kind learnt from them, and the setting whose model was right "
+            "most often won. Another kind of student may do better with fewer or more labels."
+        )
+        if wish.answers is not None:
+            chosen += f" Only settings with {wish.answers} answers or more took part."
+        elif wish.accuracy:
+            chosen += f" Only settings with {100 * wish.accuracy:.3g} % right labels took part."
+    elif wish.answers is not None:
         chosen = f"Chosen for the most accurate labels, with {wish.answers} answers or more."
     else:
+        least = f", of which {100 * wish.accuracy:.3g} % or more are right" if wish.accuracy else ""
         chosen = (
-            f"Chosen for the most useful labels of which {100 * wish.accuracy:.3g} % or more are "
-            "right; n labels with a share η of wrong ones count as n·(1 − η·C/(C−1))² right ones "
-            "(C classes), and fewer where a check lets some inputs through more than others."
+            f"Chosen for the most useful labels{least}; n labels with a share η of wrong ones "
+            "count as n·(1 − η·C/(C−1))¹² right ones (C classes), and as fewer where a check lets some "
+            "inputs through more than others. Where there is a surrogate, a rehearsal decides."
         )
     told = [chosen]
     if not proposal.met:

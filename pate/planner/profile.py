@@ -37,6 +37,10 @@ class Profile:
     def inputs(self) -> int:
         return int(self.counts.shape[0])
 
+    def first(self, inputs: int) -> Profile:
+        """The first so many inputs."""
+        return Profile(counts=self.counts[:inputs], truth=self.truth[:inputs])
+
     @property
     def teacher_accuracy(self) -> float:
         """Of one teacher, on average."""

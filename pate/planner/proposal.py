@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pate.errors import InvalidInput
+from pate.mechanisms import AggregateSpec, make_mechanism, plan_caps
 from pate.planner.facts import Facts
 from pate.planner.forecast import Forecast, forecast
 from pate.planner.noise import Budget
 from pate.planner.profile import Profile
+from pate.planner.rehearsal import Rehearsal, shortlist
 from pate.planner.search import MECHANISMS, Candidate, Mechanism, Wish, candidates
 from pate.planner.winning import right_with_gaussian
 
-NEARLY = 0.9  # of the best plurality: the share of right labels that is wished for by default
+_INPUTS = 2000  # of a profile, for the search: enough for every mean in a plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class Proposal:
     best: Forecast
     trade: Mapping[int, tuple[float, ...]]  # answers → share of right labels, for each k
     met: bool  # whether the best meets the wish
+    rehearsed: bool  # whether a student had a say in it
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -42,6 +45,7 @@ class Proposal:
             "conversion": self.budget.conversion.value,
             "wished": {"label_accuracy": self.wish.accuracy, "answers": self.wish.answers},
             "met": self.met,
+            "rehearsed": self.rehearsed,
             "proposal": self.best.as_json(),
             "over_teachers": [each.as_json() for each in self.over_teachers],
             "over_mechanisms": [each.as_json() for each in self.over_mechanisms],
@@ -57,6 +61,7 @@ def propose(
     label_accuracy: float | None = None,
     answers: int | None = None,
     mechanisms: Sequence[Mechanism] = MECHANISMS,
+    rehearsal: Rehearsal | None = None,
     ledger_budget: float | None = None,
     doubt: float = 0.01,
     say: Callable[[str], None] = lambda text: None,
@@ -72,44 +77,87 @@ def propose(
         raise InvalidInput("there is no number of teachers to plan for; give --teachers")
     if answers is not None and answers > facts.queries:
         raise InvalidInput(f"--answers {answers} is more than the {facts.queries} public inputs")
-    if label_accuracy is None:
-        label_accuracy = NEARLY * max(profile.plurality_accuracy for profile in profiles)
-    wish = Wish(accuracy=label_accuracy, answers=answers)
-    chosen: list[tuple[Profile, list[Candidate], Forecast]] = []
+    short = [profile.first(_INPUTS) for profile in profiles]
+    wish = Wish(accuracy=label_accuracy or 0.0, answers=answers)
+    chosen: list[list[Forecast]] = []  # for each number of teachers, the best of each mechanism
 
-    def measured(profile: Profile, candidate: Candidate) -> Forecast:
-        return forecast(
-            profile, candidate.spec, budget=budget, queries=facts.queries,
+    def measured(profile: Profile, setting: AggregateSpec, student: float | None) -> Forecast:
+        figures = forecast(
+            profile, setting, budget=budget, queries=facts.queries,
             ledger_budget=ledger_budget, doubt=doubt,
         )  # fmt: skip
+        return replace(figures, student_accuracy=student)
 
-    for profile in profiles:
+    for whole, profile in zip(profiles, short, strict=True):
         say(f"looking for the best noise with {profile.teachers} teachers")
         found = candidates(profile, budget=budget, queries=facts.queries, mechanisms=mechanisms)
-        best = wish.best(found)
-        assert best is not None  # one answer fits into any budget, with noise enough
-        chosen.append((profile, found, measured(profile, best)))
-    profile, found, best_of_all = max(chosen, key=lambda each: _rank(wish, each[2]))
-    rivals = [wish.best([c for c in found if c.spec.mechanism == name]) for name in mechanisms]
+        tried = _rehearsed(rehearsal, whole, wish, found, budget, facts.queries)
+        rivals = [
+            _pick(wish, tried, [c for c in found if c.spec.mechanism == name])
+            for name in mechanisms
+        ]
+        chosen.append([measured(profile, *each) for each in rivals if each is not None])
+    best_of_each = [max(rivals, key=lambda each: _rank(wish, each)) for rivals in chosen]
+    best = max(best_of_each, key=lambda each: _rank(wish, each))
     return Proposal(
         facts=facts,
         budget=budget,
         wish=wish,
-        over_teachers=tuple(each for _, _, each in chosen),
-        over_mechanisms=tuple(measured(profile, each) for each in rivals if each is not None),
-        best=best_of_all,
-        trade=_trade(profiles, budget, best_of_all.answered, facts.queries),
-        met=_met(wish, best_of_all),
+        over_teachers=tuple(best_of_each),
+        over_mechanisms=tuple(chosen[best_of_each.index(best)]),
+        best=best,
+        trade=_trade(short, budget, best.answered, facts.queries),
+        met=_met(wish, best),
+        rehearsed=best.student_accuracy is not None,
     )
+
+
+Tried = list[tuple[Candidate, float]]  # with what a student reached
+
+
+def _rehearsed(
+    rehearsal: Rehearsal | None,
+    profile: Profile,
+    wish: Wish,
+    found: Sequence[Candidate],
+    budget: Budget,
+    queries: int,
+) -> Tried:
+    """What a student learns from the settings on the short list that meet the wish."""
+    if rehearsal is None:
+        return []
+    meeting = [c for c in found if wish.met_by(answers=c.answers, accuracy=c.accuracy)]
+    tried: Tried = []
+    for each in shortlist(meeting):
+        plan = plan_caps(
+            make_mechanism(each.spec), each.spec, epsilon=budget.epsilon, delta=budget.delta,
+            available_queries=queries, conversion=budget.conversion,
+        )  # fmt: skip
+        reached = rehearsal.accuracy(profile, each.spec, plan)
+        if reached is not None:
+            tried.append((each, reached))
+    return tried
+
+
+def _pick(
+    wish: Wish, tried: Tried, found: Sequence[Candidate]
+) -> tuple[AggregateSpec, float | None] | None:
+    """The setting that taught most; without a rehearsal the one wished for."""
+    own = [each for each in tried if each[0] in found]
+    if own:
+        candidate, reached = max(own, key=lambda each: each[1])
+        return candidate.spec, reached
+    best = wish.best(found)
+    return None if best is None else (best.spec, None)
 
 
 def _met(wish: Wish, found: Forecast) -> bool:
     return wish.met_by(answers=found.answered, accuracy=found.label_accuracy)
 
 
-def _rank(wish: Wish, found: Forecast) -> tuple[bool, float]:
+def _rank(wish: Wish, found: Forecast) -> tuple[bool, float, float]:
     worth = found.label_accuracy if wish.answers is not None else found.useful
-    return _met(wish, found), worth
+    return _met(wish, found), found.student_accuracy or 0.0, worth
 
 
 def _trade(

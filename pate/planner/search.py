@@ -27,7 +27,7 @@ MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
 
 _STEPS = 36  # numbers of answers that are looked at
 _SHARES = (0.05, 0.1, 0.2, 0.35, 0.5)  # of the budget, for the checks
-_THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of the teachers
+_THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of the teachers
 _LEAST = 5  # answers
 
 
@@ -140,8 +140,8 @@ def _checking(
             passing = ndtr((largest[:, None] - thresholds) / sigma1)  # (inputs, thresholds)
             chances = passing.mean(axis=0)
             for column, (threshold, chance) in enumerate(zip(thresholds, chances, strict=True)):
-                most = int(np.ceil(chance * number))
-                if most < 1 or most == number:  # nothing passes, or nothing is held back
+                most = round(float(chance) * number)
+                if not min(_LEAST, number) <= most < number:  # too few pass, or all of them do
                     continue
                 sigma2 = rounded_up(budget.gaussian(most, share=1 - share))
                 accuracy = ladder.accuracy(sigma2, passing[:, column])

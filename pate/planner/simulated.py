@@ -2,7 +2,7 @@
 
 Each input has a share p of teachers that are right about it, drawn from a Beta distribution whose
 mean is the accuracy of one teacher: most inputs are easy, some are hard for everybody. The teachers
-that are wrong mostly (70 %) say the same wrong class, and the others any class.
+that are wrong in half of their votes say the same wrong class, and else any other.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 from pate.errors import InvalidInput
 from pate.planner.profile import Profile
 
-SPREAD = 1.6  # α + β of the Beta distribution: the smaller, the more inputs are easy or hopeless
-RIVAL = 0.7  # of the wrong votes, the share of the wrong class that tempts most
+# Both so that plurality and consensus come out as linear teachers of Fashion-MNIST have them.
+SPREAD = 2.0  # α + β of the Beta distribution: the smaller, the more inputs are easy or hopeless
+RIVAL = 0.5  # of the wrong votes, the share of the wrong class that tempts most
 _EXPONENT = 0.5  # a teacher's error falls with shard ** −0.5, where one accuracy is all we know
 _INPUTS = 2000
 

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from pate.datasets import DataSpec, load
 from pate.datasets.catalogue import named_set
-from pate.errors import InvalidInput
+from pate.errors import InvalidInput, PateError
 from pate.pipeline.recipe import Recipe
 from pate.planner.profile import Profile
-from pate.teachers import TeachersSpec, make, model_for, predict_labels, seed_for, train
+from pate.teachers import TeacherError, TeachersSpec, make, model_for, seed_for
+from pate.teachers.families import alike, predict_many_labels, train_many
 
-_INPUTS = 2000  # voted on, at most: enough for every mean in a plan
+_POOL = 20_000  # records that teachers learn from, at most: more take long to encode
 _GROUP = 256  # teachers that are in memory at once
 
 
@@ -36,13 +37,22 @@ class Surrogate:
     labels: NDArray[np.int64]
     inputs: NDArray[Any]  # features of the inputs that are voted on
     truth: NDArray[np.int64]
+    test: NDArray[Any]  # features of inputs that nobody votes on
+    test_truth: NDArray[np.int64]
     classes: int
 
 
 def load_surrogate(
-    name: str, recipe: Recipe, *, root: Path, plugin_path: Path | None = None
+    name: str,
+    recipe: Recipe,
+    *,
+    root: Path,
+    largest_shard: int = 1,
+    plugin_path: Path | None = None,
 ) -> Surrogate:
     """The named set, encoded as the recipe says; the encoder is fitted on its public part.
+
+    Of its records so many are kept that a teacher with the ``largest_shard`` has a choice.
 
     Guarantees:
         The private data set itself is refused: votes of its teachers would be private votes.
@@ -54,31 +64,40 @@ def load_surrogate(
             "name another one, or use --accuracy"
         )
     splits = load(DataSpec(name=named.name), root=root)
-    truth, labels = splits.public.labels, splits.private.labels
-    assert truth is not None  # of every named set
+    truth, labels, test_truth = (
+        table.labels for table in (splits.public, splits.private, splits.test)
+    )
+    assert truth is not None  # every named set is labelled
     assert labels is not None
-    features, inputs = _encoded(
-        recipe, splits.private.features, splits.public.features, plugin_path
+    assert test_truth is not None
+    pool = np.random.default_rng(0).permutation(len(labels))[: max(_POOL, 4 * largest_shard)]
+    features, inputs, test = _encoded(
+        recipe,
+        (splits.private.features[pool], splits.public.features, splits.test.features),
+        plugin_path,
     )
     return Surrogate(
         name=name,
         features=features,
-        labels=labels,
-        inputs=inputs[:_INPUTS],
-        truth=truth[:_INPUTS],
+        labels=labels[pool],
+        inputs=inputs,
+        truth=truth,
+        test=test,
+        test_truth=test_truth,
         classes=splits.classes,
     )
 
 
 def _encoded(
-    recipe: Recipe, records: NDArray[Any], inputs: NDArray[Any], plugin_path: Path | None
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    if not getattr(recipe.encoder, "steps", None):
-        return records, inputs
+    recipe: Recipe, parts: tuple[NDArray[Any], ...], plugin_path: Path | None
+) -> tuple[NDArray[Any], ...]:
+    """Records, public inputs and test inputs as the recipe's teachers would see them."""
+    if not recipe.encoder.steps:
+        return parts
     from pate.encoders import fit_encoder
 
-    chain = fit_encoder(recipe.encoder, inputs, plugin_path=plugin_path)
-    return chain.transform(records), chain.transform(inputs[:_INPUTS])
+    chain = fit_encoder(recipe.encoder, parts[1], plugin_path=plugin_path)
+    return tuple(chain.transform(part) for part in parts)
 
 
 def surrogate_profile(
@@ -151,6 +170,18 @@ def _predictions(
         )
         for number, _ in group
     ]
-    for teacher, (_, own) in zip(made, group, strict=True):
-        train(teacher, surrogate.features[own], surrogate.labels[own], private=False)
-        yield predict_labels(teacher, surrogate.inputs, classes=surrogate.classes, private=False)
+    for family in alike(made):
+        kin = [made[place] for place in family]
+        shards = [
+            (surrogate.features[group[place][1]], surrogate.labels[group[place][1]])
+            for place in family
+        ]
+        for error in train_many(kin, shards, private=False):
+            if error is not None:
+                raise error
+        for said in predict_many_labels(
+            kin, surrogate.inputs, classes=surrogate.classes, private=False
+        ):
+            if said is None or isinstance(said, PateError):
+                raise said or TeacherError("a teacher of the surrogate cast no vote")
+            yield said

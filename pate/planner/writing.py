@@ -27,19 +27,23 @@ def planned_recipe(
     full: dict[str, Any] = recipe.model_dump(mode="json", exclude_unset=True)
     plan = {
         "teachers": {"count": best.teachers},
-        "aggregate": best.spec.model_dump(
-            mode="json", exclude_none=True, exclude={"rounds", "keep"}
-        ),
+        "aggregate": best.spec.model_dump(mode="json", exclude_unset=True),
         "privacy": {"epsilon": budget.epsilon, "delta": budget.delta},
     }
     content: dict[str, Any] = {}
     for name in Recipe.model_fields:
         kept = {key: full[name][key] for key in said.get(name, ()) if key in full.get(name, {})}
         if name == "aggregate":
-            kept = {}
+            kept = _choosing(kept)
         if merged := kept | plan.get(name, {}):
             content[name] = merged
     return content
+
+
+def _choosing(aggregate: dict[str, Any]) -> dict[str, Any]:
+    """Which inputs are asked about: not planned, so it stays; all other figures are the plan's."""
+    keys = ("choose", "choose_seed", *(("rounds",) if "choose" in aggregate else ()))
+    return {key: aggregate[key] for key in keys if key in aggregate}
 
 
 def said_in(text: str, settings: Sequence[str]) -> dict[str, list[str]]:
