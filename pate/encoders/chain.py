@@ -115,6 +115,7 @@ def fit_encoder(
 def make_step(spec: StepSpec, *, plugin_path: Path | None = None) -> Step:
     """The step a recipe asks for, not fitted yet."""
     from pate.encoders.backbone import Backbone
+    from pate.encoders.groupnorm import GroupNorm
     from pate.encoders.pca import PCA
     from pate.encoders.plugin import Plugin
     from pate.encoders.scattering import Scattering
@@ -128,6 +129,8 @@ def make_step(spec: StepSpec, *, plugin_path: Path | None = None) -> Step:
             return Standardise(**settings)
         case "normalise":
             return Normalise()
+        case "groupnorm":
+            return GroupNorm(**settings)
         case "pca":
             return PCA(**settings)
         case "torch":

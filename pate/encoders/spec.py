@@ -15,6 +15,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "scattering": (),
     "standardise": (),
     "normalise": (),
+    "groupnorm": ("groups",),
     "pca": ("dimension",),
     "torch": ("model", "weights"),
 }
@@ -22,6 +23,7 @@ _MAY: dict[str, dict[str, Any]] = {
     "scattering": {"J": 2, "L": 8, "order": 2},
     "standardise": {"floor": 0.0},
     "normalise": {},
+    "groupnorm": {},
     "pca": {"whiten": 0.0},
     "torch": dict.fromkeys(("layer", "resize", "channels", "mean", "std", "params")),
 }
@@ -57,6 +59,9 @@ class StepSpec(BaseModel):
     )
     floor: Share | None = Field(
         None, description="standardise: least scale, as a share of the median scale"
+    )
+    groups: Whole | None = Field(
+        None, description="groupnorm: parts of a record, each brought to mean 0 and variance 1"
     )
     dimension: Whole | None = Field(None, description="pca: how many components are kept")
     whiten: Share | None = Field(
