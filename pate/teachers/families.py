@@ -4,7 +4,7 @@ A class is a family if, besides ``fit`` and ``predict``, it offers
 
     family(self) -> Hashable                      equal for teachers that may be taken together
     fit_many(teachers, shards) -> list            for each teacher a PateError, or None
-    predict_many(teachers, X) -> labels           (teachers, n)
+    predict_many(teachers, X) -> labels           (teachers, n); may be left out
 
 The last two are called on the class. In both lists None stands for a teacher that is missing: its
 place is kept and what is answered for it is ignored. An exception from a call as a whole has all
@@ -111,7 +111,7 @@ def predict_many_labels(
 
 
 def _kind(teacher: Any, place: int) -> Hashable:
-    if all(callable(getattr(teacher, name, None)) for name in _NAMES):
+    if all(callable(getattr(teacher, name, None)) for name in ("family", "fit_many")):
         try:
             key = guarded("family", teacher.family, private=True)
             hash(key)
@@ -121,14 +121,11 @@ def _kind(teacher: Any, place: int) -> Hashable:
     return (place,)
 
 
-_NAMES = ("family", "fit_many", "predict_many")
-
-
 def _together(
     teachers: Sequence[Teacher | None], shards: Sequence[Shard | None], *, private: bool
 ) -> list[PateError | None] | None:
     """What a family's ``fit_many`` says, or None where there is none, or it does not work."""
-    cls = _family_of(teachers)
+    cls = _family_of(teachers, "fit_many")
     if cls is None:
         return None
     try:
@@ -144,7 +141,7 @@ def _together(
 def _asked_together(
     teachers: Sequence[Teacher | None], records: NDArray[Any], *, private: bool
 ) -> NDArray[Any] | None:
-    cls = _family_of(teachers)
+    cls = _family_of(teachers, "predict_many")
     if cls is None:
         return None
     try:
@@ -159,9 +156,7 @@ def _asked_together(
     return found
 
 
-def _family_of(teachers: Sequence[Teacher | None]) -> Any:
-    """The class of a family with room for more than one; None for an ordinary teacher."""
+def _family_of(teachers: Sequence[Teacher | None], method: str) -> Any:
+    """The class of a family that has the method, if there is more than one place in it."""
     cls = next((type(teacher) for teacher in teachers if teacher is not None), None)
-    if len(teachers) > 1 and all(callable(getattr(cls, name, None)) for name in _NAMES):
-        return cls
-    return None
+    return cls if len(teachers) > 1 and callable(getattr(cls, method, None)) else None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pate.errors import PateError
 from pate.teachers.errors import TeacherError
 from pate.teachers.spec import Training
 
@@ -46,12 +47,7 @@ class TorchTeacher:
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> TorchTeacher:
         """Trains from the weights the module has."""
-        import torch
-
-        records = self._records(X)
-        labels = torch.from_numpy(np.array(y, dtype=np.int64))
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
-            raise TeacherError(f"a label does not exist; labels are 0 … {self.classes - 1}")
+        records, labels = self._shard(X, y)
         with seeded_torch(self.seed):
             self._find_sizes(records)
             self._run(records, labels)
@@ -60,11 +56,26 @@ class TorchTeacher:
 
     def predict(self, X: ArrayLike) -> NDArray[np.int64]:
         """The class of the largest logit; the first of equals."""
-        return np.asarray(self._logits(X).argmax(dim=1).numpy(), dtype=np.int64)
+        return np.asarray(self._logits(X).argmax(dim=1).cpu().numpy(), dtype=np.int64)
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """The softmax of the logits."""
-        return np.asarray(self._logits(X).double().softmax(dim=1).numpy(), dtype=np.float64)
+        return np.asarray(self._logits(X).double().softmax(dim=1).cpu().numpy(), dtype=np.float64)
+
+    def family(self) -> Hashable:
+        """What modules must have in common to be trained together."""
+        from pate.teachers.torch_family import likeness
+
+        return self.classes, self.training.model_dump_json(), likeness(self.module)
+
+    @classmethod
+    def fit_many(
+        cls, teachers: Sequence[TorchTeacher | None], shards: Sequence[Any]
+    ) -> list[PateError | None]:
+        """Trains modules of one architecture as one program; see :mod:`pate.teachers.families`."""
+        from pate.teachers.torch_family import fit_together
+
+        return fit_together(teachers, shards)
 
     def _run(self, records: torch.Tensor, labels: torch.Tensor) -> None:
         import torch
@@ -76,7 +87,9 @@ class TorchTeacher:
         self.module.train()
         for epoch in range(spec.epochs):
             total = 0.0
-            for batch in _batches(torch.randperm(len(labels), generator=order), spec.batch_size):
+            shuffled = torch.randperm(len(labels), generator=order)
+            for cut in cuts(len(labels), spec.batch_size):
+                batch = shuffled[cut]
                 if doubles and len(batch) == 1:  # BatchNorm has no variance of one record
                     batch = batch.repeat(2)
                 optimizer.zero_grad()
@@ -100,11 +113,25 @@ class TorchTeacher:
                 parts.append(self._checked(self.module(chunk), len(chunk)))
         return torch.cat(parts) if parts else torch.zeros(0, self.classes)
 
+    def _shard(self, X: ArrayLike, y: ArrayLike) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        labels = torch.from_numpy(np.array(y, dtype=np.int64))
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
+            raise TeacherError(f"a label does not exist; labels are 0 … {self.classes - 1}")
+        return self._records(X), labels.to(self._device())
+
     def _records(self, X: ArrayLike) -> torch.Tensor:
         import torch
 
         # A copy: torch has no read-only tensors, and shards are read-only maps of files.
-        return torch.from_numpy(np.array(X, dtype=np.float32))
+        return torch.from_numpy(np.array(X, dtype=np.float32)).to(self._device())
+
+    def _device(self) -> torch.device:
+        """Where the factory put the module: on the CPU, or on a GPU."""
+        import torch
+
+        return next((p.device for p in self.module.parameters()), torch.device("cpu"))
 
     def _find_sizes(self, records: torch.Tensor) -> None:
         """One pass without training gives lazy layers their size, before the optimizer asks."""
@@ -129,14 +156,16 @@ class TorchTeacher:
         return self.module.modules()
 
 
-def _batches(order: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """The order cut into batches; a single record left over joins the batch before."""
-    import torch
+def cuts(records: int, size: int) -> list[slice]:
+    """Where an order of records is cut into batches; a single one left over joins the batch before.
 
-    batches = [order[start : start + size] for start in range(0, len(order), size)]
-    if size > 1 and len(batches) > 1 and len(batches[-1]) == 1:
-        batches[-2:] = [torch.cat(batches[-2:])]
-    return batches
+    >>> [(cut.start, cut.stop) for cut in cuts(9, 4)]
+    [(0, 4), (4, 9)]
+    """
+    stops = [*range(size, records, size), records]
+    if size > 1 and len(stops) > 1 and stops[-1] - stops[-2] == 1:
+        del stops[-2]
+    return [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
 
 
 def _optimizer(module: nn.Module, spec: Training) -> torch.optim.Optimizer:

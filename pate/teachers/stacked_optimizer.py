@@ -1,0 +1,84 @@
+"""torch's SGD, Adam and AdamW for stacked parameters, where only some of the stack take a step.
+
+The rules are elementwise, so a stack takes the steps each of its members would take alone. torch's
+own optimizers count one step for all; here each member has its own count and may stand still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from pate.teachers.spec import Training
+
+Step = Callable[[Sequence["torch.Tensor"], "torch.Tensor"], None]
+
+MOMENTUM = 0.9
+BETAS = (0.9, 0.999)
+EPS = 1e-8
+
+
+def stacked_optimizer(parameters: Sequence[torch.Tensor], spec: Training) -> Step:
+    """A function ``step(gradients, active)`` that changes parameters (m, …) in place.
+
+    ``active`` (m,) says which members take the step; the others, and their state, stay as they are.
+    """
+    import torch
+
+    with torch.no_grad():
+        first = [torch.zeros_like(p) for p in parameters]
+        second = [torch.zeros_like(p) for p in parameters] if spec.optimizer != "sgd" else []
+        taken = torch.zeros(len(parameters[0]), dtype=torch.float64)
+
+    @torch.no_grad()
+    def step(gradients: Sequence[torch.Tensor], active: torch.Tensor) -> None:
+        everyone = bool(active.all())
+        taken.add_(active.cpu())
+        for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            state = [parameter, first[number], *second[number : number + 1]]
+            kept = [] if everyone else [(each, each[~active]) for each in state]
+            if spec.optimizer == "sgd":
+                _sgd(parameter, first[number], gradient, spec)
+            else:
+                _adam(parameter, first[number], second[number], gradient, spec, taken)
+            for each, before in kept:
+                each[~active] = before
+
+    return step
+
+
+def _sgd(
+    parameter: torch.Tensor, moment: torch.Tensor, gradient: torch.Tensor, spec: Training
+) -> None:
+    if spec.weight_decay:
+        gradient = gradient.add(parameter, alpha=spec.weight_decay)
+    moment.mul_(MOMENTUM).add_(gradient)
+    parameter.add_(moment, alpha=-spec.lr)
+
+
+def _adam(
+    parameter: torch.Tensor,
+    moment: torch.Tensor,
+    square: torch.Tensor,
+    gradient: torch.Tensor,
+    spec: Training,
+    taken: torch.Tensor,
+) -> None:
+    import torch
+
+    if spec.weight_decay and spec.optimizer == "adam":
+        gradient = gradient.add(parameter, alpha=spec.weight_decay)
+    elif spec.weight_decay:
+        parameter.mul_(1 - spec.lr * spec.weight_decay)
+    moment.lerp_(gradient, 1 - BETAS[0])
+    square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+    steps = taken.clamp(min=1)  # who has taken none is put back as it was
+    shape = (-1, *[1] * (parameter.dim() - 1))
+    root = (1 - BETAS[1] ** steps).sqrt()
+    size = spec.lr / (1 - BETAS[0] ** steps) * root
+    change = square.sqrt().add_((EPS * root).to(parameter).reshape(shape))
+    torch.div(moment, change, out=change)
+    parameter.addcmul_(change, size.to(parameter).reshape(shape), value=-1)
