@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -301,11 +303,20 @@ def test_a_backbone_answers_with_one_tensor_and_images_only_are_resized(plugins,
         fitted(plugins, numbers(), "torch", model="own_steps:Flat", weights=str(file), resize=9)
 
 
-def test_a_pickle_is_no_file_of_weights(plugins, tmp_path):
+class Trap:
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+def test_a_file_of_weights_runs_no_code(plugins, tmp_path):
     file = tmp_path / "weights.pt"
-    torch.save(weights_of(plugins, "own_steps:Net", tmp_path / "fine.pt"), file)
+    torch.save(Trap(tmp_path / "sprung"), file)
     with pytest.raises(InvalidInput, match="does not hold the weights"):
         fitted(plugins, images(channels=3), "torch", model="own_steps:Net", weights=str(file))
+    assert not (tmp_path / "sprung").exists()
 
 
 def test_a_network_of_torchvision(tmp_path):
