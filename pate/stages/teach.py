@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ from pate.pipeline.recipe import Recipe
 from pate.pipeline.secret import naming_key
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.features import private_features_path
+from pate.stages.groups import alone, groups, runs
 from pate.teachers import TeacherError, model_for, seed_for
 
 _VERSION = 1
-_GROUP = 16  # teachers in one task, at most: enough to make a task's own cost invisible
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
@@ -90,7 +90,8 @@ def _one(context: Context, number: int, attempt: int = 0) -> dict[str, Any]:
     """All that decides how one teacher is trained, but for its shard."""
     spec = context.recipe.teachers
     model = model_for(spec, number).model_dump(mode="json", exclude={"weight"})
-    return {"model": model, "seed": seed_for(spec, number, attempt=attempt)}
+    seed = seed_for(spec, number, attempt=attempt)
+    return {"model": model, "seed": seed, "batched": spec.batched}
 
 
 def _train_missing(context: Context, shards: Artifact, made_from: list[str]) -> dict[int, str]:
@@ -125,38 +126,35 @@ def _attempt(
     fatal: bool,
     shown: Progress,
 ) -> dict[int, str]:
-    """Trains some teachers in groups; who was in a group that was lost is trained alone."""
-    timeout = context.recipe.teachers.timeout
-    failed: dict[int, str] = {}
-    groups = list(grouped(numbers, 1 if timeout else max(1, min(_GROUP, len(numbers) // 8))))
-    while groups:
-        tasks = (_task(context, shards, made_from, group, attempt) for group in groups)
-        alone: list[int] = []
-        for outcome in context.options.engine.run(tasks, timeout=timeout):
-            group = [int(number) for number in outcome.key.split("-")[1:]]
-            if outcome.error and len(group) > 1:
-                lost = [n for n in group if context.store.find("teacher", made_from[n]) is None]
-                alone += lost
-                shown.advance(len(group) - len(lost))
-                continue
-            told = read_failures(outcome.result, outcome.error, group)
-            for number, why in told.items():
-                if fatal:
-                    raise TeacherError(f"teacher {number} failed: {why}")
-            failed |= told
-            shown.advance(len(group) - len(told))
-        groups = list(grouped(alone, 1))
-    return failed
+    """Trains some teachers in groups; who was in a group that was lost is trained alone.
 
-
-def grouped(numbers: list[int], size: int) -> Iterator[list[int]]:
-    """Groups of teachers, in order.
-
-    >>> list(grouped([4, 5, 6], 2))
-    [[4, 5], [6]]
+    The others of their groups, which are there already, keep their places. After a failure each
+    is alone: who else failed cannot matter to it.
     """
-    for start in range(0, len(numbers), size):
-        yield numbers[start : start + size]
+    failed: dict[int, str] = {}
+    todo, wanted = groups(context.recipe.teachers) if attempt == 0 else alone(numbers), set(numbers)
+    while todo := [group for group in todo if wanted & set(group)]:
+        lost: list[int] = []
+        for run in runs(todo, timeout=context.recipe.teachers.timeout):
+            tasks = (
+                _task(context, shards, made_from, group, wanted, attempt) for group in run.groups
+            )
+            for outcome in context.options.engine.run(tasks, timeout=run.timeout):
+                group = [int(number) for number in outcome.key.split("-")[1:]]
+                asked = [number for number in group if number in wanted]
+                if outcome.error and len(group) > 1:
+                    found = context.store.find
+                    lost += [n for n in asked if found("teacher", made_from[n]) is None]
+                    shown.advance(len(asked) - len(set(asked) & set(lost)))
+                    continue
+                told = read_failures(outcome.result, outcome.error, asked)
+                for number, why in told.items():
+                    if fatal:
+                        raise TeacherError(f"teacher {number} failed: {why}")
+                failed |= told
+                shown.advance(len(asked) - len(told))
+        todo, wanted = alone(lost), set(lost)
+    return failed
 
 
 def read_failures(
@@ -171,7 +169,12 @@ def read_failures(
 
 
 def _task(
-    context: Context, shards: Artifact, made_from: list[str], group: list[int], attempt: int
+    context: Context,
+    shards: Artifact,
+    made_from: list[str],
+    group: list[int],
+    wanted: set[int],
+    attempt: int,
 ) -> Task:
     return Task(
         key="teacher-" + "-".join(map(str, group)),
@@ -182,8 +185,11 @@ def _task(
             "features": str(private_features_path(context)),
             "classes": shards.facts["classes"],
             "plugin_path": str(context.options.plugin_path or ""),
+            "batched": context.recipe.teachers.batched,
             "teachers": [
-                {"number": n, "made_from": made_from[n], **_one(context, n, attempt)} for n in group
+                {"number": n, "made_from": made_from[n] if n in wanted else None}
+                | _one(context, n, attempt)
+                for n in group
             ],
         },
     )

@@ -16,10 +16,9 @@ from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.at_work import ABSTAINS, CHUNK
 from pate.stages.features import public_features_path
-from pate.stages.teach import grouped, read_failures, tell_abstentions
+from pate.stages.groups import alone, groups, runs
+from pate.stages.teach import read_failures, tell_abstentions
 from pate.teachers import TeacherError, model_for, seed_for
-
-_GROUP = 16
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
@@ -64,27 +63,30 @@ def _collect(
     """
     spec = context.recipe.teachers
     failed: dict[int, str] = {}
-    groups = list(grouped(voting, 1 if spec.timeout else _GROUP))
-    while groups:
-        tasks = (_task(context, teachers, group, folder) for group in groups)
-        alone: list[int] = []
-        for outcome in context.options.engine.run(tasks, timeout=spec.timeout):
-            group = [int(number) for number in outcome.key.split("-")[1:]]
-            if outcome.error and len(group) > 1:
-                alone += group
-                continue
-            told = _blamed(context.inputs["teach"], outcome.result, outcome.error, group)
-            for number, why in told.items():
-                if spec.on_error != "abstain":
-                    raise TeacherError(f"teacher {number} could not vote: {why}")
-                predictions[number] = ABSTAINS
-            failed |= told
-            part = folder / f"{outcome.key}.npy"
-            if outcome.result is not None:
-                _count(np.load(part, mmap_mode="r"), group, predictions, counts)
-            part.unlink(missing_ok=True)
-            shown.advance(len(group))
-        groups = list(grouped(alone, 1))
+    todo, wanted = groups(spec), set(voting)
+    while todo := [group for group in todo if wanted & set(group)]:
+        lost: list[int] = []
+        for run in runs(todo, timeout=spec.timeout):
+            tasks = (_task(context, teachers, group, folder) for group in run.groups)
+            for outcome in context.options.engine.run(tasks, timeout=run.timeout):
+                group = [int(number) for number in outcome.key.split("-")[1:]]
+                asked = [number for number in group if number in wanted]
+                part = _part(folder, group)
+                if outcome.error and len(group) > 1:
+                    lost += asked
+                    part.unlink(missing_ok=True)
+                    continue
+                told = _blamed(context.inputs["teach"], outcome.result, outcome.error, asked)
+                for number, why in told.items():
+                    if spec.on_error != "abstain":
+                        raise TeacherError(f"teacher {number} could not vote: {why}")
+                    predictions[number] = ABSTAINS
+                failed |= told
+                if outcome.result is not None:
+                    _count(np.load(part, mmap_mode="r"), group, predictions, counts)
+                part.unlink(missing_ok=True)
+                shown.advance(len(asked))
+        todo, wanted = alone(lost), set(lost)
     return failed
 
 
@@ -115,18 +117,23 @@ def _count(
         ).reshape(-1, classes)
 
 
+def _part(folder: Path, group: list[int]) -> Path:
+    """Where a group's predictions are until they are counted."""
+    return folder / f"part-{group[0]}.npy"
+
+
 def _task(context: Context, teachers: list[str | None], group: list[int], folder: Path) -> Task:
     spec = context.recipe.teachers
-    key = "teachers-" + "-".join(map(str, group))
     return Task(
-        key=key,
+        key="teachers-" + "-".join(map(str, group)),
         function="pate.stages.at_work:predict_group",
         payload={
             "root": str(context.store.root),
             "inputs": str(public_features_path(context)),
-            "part": str(folder / f"{key}.npy"),
+            "part": str(_part(folder, group)),
             "classes": context.inputs["data-public"].facts["classes"],
             "plugin_path": str(context.options.plugin_path or ""),
+            "batched": spec.batched,
             "teachers": [
                 {
                     "number": n,
