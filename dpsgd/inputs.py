@@ -12,11 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dpsgd.encoding import make_encoder
 from dpsgd.models import call_with
 from dpsgd.pca import PrivatePCA
 from dpsgd.public import encode
 from dpsgd.recipe import FeaturesSpec, Recipe
 from pate.datasets import Splits, Table
+from pate.encoders import Chain
 from pate.errors import InvalidInput
 from pate.plugins import resolve
 
@@ -33,6 +35,7 @@ class Inputs:
     test_labels: Tensor
     classes: int
     pca: PrivatePCA | None
+    encoder: Chain | None  # of [features] steps; public
 
     @property
     def records(self) -> int:
@@ -58,19 +61,30 @@ def prepare(
     splits: Splits,
     *,
     pca_file: Path,
+    encoder_folder: Path | None = None,
     begun: bool = False,
     plugin_path: Path | None = None,
     insecure_seed: int | None = None,
 ) -> Inputs:
     """Turns records into inputs; a PCA is fitted once and kept in ``pca_file``, which is private.
 
+    Each record is encoded once, for the whole run; the features are held in memory. The encoder of
+    ``steps`` is kept in ``encoder_folder``, so that a killed run goes on with the same one.
+
     Guarantees:
-        * Scaling and encoding treat each record on its own and learn nothing from others, so
-          neighbouring data sets stay neighbours.
+        * Scaling and encoding treat each record on its own and learn nothing from other private
+          records, so neighbouring data sets stay neighbours. Steps that are fitted are fitted on
+          public inputs (:func:`dpsgd.encoding.make_encoder`), which is free.
         * The PCA is drawn once: a run that goes on after a crash reads it back. Its cost
           (``events``) must be charged before anything that rests on it is shown.
     """
-    each = _each(recipe, plugin_path)
+    chain = make_encoder(
+        recipe.features,
+        _scaled(splits.public, recipe.features),
+        folder=encoder_folder,
+        plugin_path=plugin_path,
+    )
+    each = _each(recipe, chain, plugin_path)
     private, test = each(splits.private), each(splits.test)
     pca = None
     if recipe.features.pca is not None:
@@ -85,15 +99,20 @@ def prepare(
         test_labels=torch.from_numpy(_labels(splits.test)),
         classes=splits.classes,
         pca=pca,
+        encoder=chain,
     )
 
 
-def _each(recipe: Recipe, plugin_path: Path | None) -> Callable[[Table], NDArray[np.float32]]:
+def _each(
+    recipe: Recipe, chain: Chain | None, plugin_path: Path | None
+) -> Callable[[Table], NDArray[np.float32]]:
     spec = recipe.features
     encoder = _encoder(spec, plugin_path)
 
     def one_by_one(table: Table) -> NDArray[np.float32]:
-        records = np.multiply(table.features, spec.scale, dtype=np.float32)
+        records = _scaled(table, spec)
+        if chain is not None:
+            records = chain.transform(records)
         if encoder is not None:
             records = encode(encoder, records)
         if recipe.model.kind == "cnn" and spec.pca is None:
@@ -101,6 +120,11 @@ def _each(recipe: Recipe, plugin_path: Path | None) -> Callable[[Table], NDArray
         return np.ascontiguousarray(records, dtype=np.float32)
 
     return one_by_one
+
+
+def _scaled(table: Table, spec: FeaturesSpec) -> NDArray[np.float32]:
+    records: NDArray[np.float32] = np.multiply(table.features, spec.scale, dtype=np.float32)
+    return records
 
 
 def _encoder(spec: FeaturesSpec, plugin_path: Path | None) -> Any:

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from pate.datasets.spec import DataSpec
+from pate.encoders.spec import StepSpec
 
 Positive = Annotated[float, Field(gt=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
@@ -57,9 +58,18 @@ class FeaturesSpec(Section):
     """``[features]``: what is done to each record before the model sees it, in this order."""
 
     scale: Positive = 1.0  # every input is multiplied by it
+    steps: list[StepSpec] = []  # as in [encoder] of pate; fitted on public inputs: free
     encoder: Entry | None = None  # made without private records: free
     params: dict[str, JsonValue] = {}  # of the encoder, where it is a class or a factory
     pca: PcaSpec | None = None
+
+    @model_validator(mode="after")
+    def _one_encoder(self) -> Self:
+        if self.steps and self.encoder is not None:
+            raise ValueError(
+                "steps and encoder are both set; keep one of them (a step may be 'module:attr' too)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _params_of_something(self) -> Self:

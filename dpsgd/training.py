@@ -1,6 +1,6 @@
 """From a recipe to a released model: prepare in private → charge → train → publish.
 
-    FOLDER/private/NAME/     PCA and checkpoint of a run that is under way; open to its owner only
+    FOLDER/private/NAME/     encoder, PCA and checkpoint of a run under way; open to its owner only
     FOLDER/released/training/NAME/   model, guarantee, curve and recipe, once it has ended
 
 NAME is a fingerprint of the recipe alone. Nothing of the private records goes into it.
@@ -38,6 +38,7 @@ from dpsgd.workplace import (
 from pate.accounting import Guarantee, Ledger, event_to_json
 from pate.artifacts import Level, Store
 from pate.datasets import load
+from pate.encoders import save_encoder
 from pate.errors import BudgetExceeded
 
 
@@ -83,6 +84,7 @@ def train(recipe: Recipe, folder: Path, options: Options) -> Outcome:
             recipe,
             splits,
             pca_file=private / "pca.npz",
+            encoder_folder=private / "encoder",
             begun=(private / CHECKPOINT).exists(),
             plugin_path=options.plugin_path,
             insecure_seed=seed,
@@ -220,6 +222,8 @@ def _release(
         save_file(weights, draft.path / "model.safetensors")
         if inputs.pca is not None:
             inputs.pca.save(draft.path / "pca.npz")
+        if inputs.encoder is not None:
+            save_encoder(inputs.encoder, draft.path / "encoder")
         draft.save_json("guarantee.json", report)
         draft.save_json("recipe.json", recipe.model_dump(mode="json"))
         write_curve([dataclasses.replace(row, seconds=0.0) for row in trainer.history], draft.path)

@@ -46,4 +46,5 @@ class GroupNorm(Fixed):
         )
         parts = parts - parts.mean(axis=2, keepdims=True)
         parts /= np.sqrt(np.square(parts).mean(axis=2, keepdims=True) + _STABILITY)
-        return parts.reshape(X.shape).astype(np.float32)
+        features: NDArray[np.float32] = parts.reshape(X.shape).astype(np.float32)
+        return features

@@ -1,0 +1,123 @@
+"""``[features] steps``: fitted on public inputs alone, each record encoded by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from dpsgd.inputs import prepare
+from dpsgd.models import build_model, linear
+from dpsgd.recipe import FeaturesSpec, ModelSpec, Recipe
+from dpsgd.run_plan import plan_run
+from pate.datasets import Splits, Table
+from pate.errors import InvalidInput
+
+RNG = np.random.default_rng(11)
+SCATTER = ["scattering", {"name": "groupnorm", "groups": 27}]
+FITTED = ["standardise", {"name": "pca", "dimension": 3}]
+
+
+def recipe(steps, **features):
+    return Recipe.model_validate(
+        {
+            "kind": "dpsgd",
+            "data": {"name": "digits"},
+            "features": {"steps": steps, **features},
+            "training": {"steps": 2, "learning_rate": 0.1, "lot_size": 10},
+            "privacy": {"noise_multiplier": 1.5, "delta": 1e-5},
+        }
+    )
+
+
+def splits(public=120, shape=(8, 8)):
+    tables = (
+        Table(features=RNG.random((n, *shape)), labels=np.arange(n) % 2) for n in (40, public, 10)
+    )
+    private, open_, test = tables
+    return Splits(private=private, public=open_, test=test, class_names=("no", "yes"))
+
+
+def prepared(tmp_path, steps, data, **features):
+    return prepare(
+        recipe(steps, **features),
+        data,
+        pca_file=tmp_path / "pca.npz",
+        encoder_folder=tmp_path / "encoder",
+    )
+
+
+def test_steps_are_those_of_an_encoder_and_come_after_the_scale(tmp_path):
+    data = splits(public=1)
+    made = prepared(tmp_path, SCATTER, data, scale=0.5)
+    assert made.shape == (81 * 2 * 2,)
+    from pate.encoders import EncoderSpec, fit_encoder
+
+    half = np.float32(0.5) * data.private.features.astype(np.float32)
+    chain = fit_encoder(EncoderSpec(steps=SCATTER), half[:1])
+    assert np.array_equal(made.features, chain.transform(half))
+    assert made.test_features.shape == (10, 324)
+
+
+def test_what_is_fitted_comes_from_public_inputs_alone(tmp_path):
+    data = splits()
+    first = prepared(tmp_path / "a", FITTED, data)
+    other = dataclasses.replace(
+        data.private, features=np.concatenate([data.private.features[:5], RNG.random((35, 8, 8))])
+    )
+    again = prepared(tmp_path / "b", FITTED, dataclasses.replace(data, private=other))
+    assert torch.equal(first.features[:5], again.features[:5])
+    assert torch.equal(first.test_features, again.test_features)
+    public = dataclasses.replace(data.public, features=data.public.features**2)
+    moved = prepared(tmp_path / "c", FITTED, dataclasses.replace(data, public=public))
+    assert not torch.allclose(first.features[:5], moved.features[:5])
+
+
+def test_a_run_that_goes_on_takes_its_encoder_up_again(tmp_path):
+    data = splits()
+    first = prepared(tmp_path, FITTED, data)
+    public = dataclasses.replace(data.public, features=data.public.features**2)
+    again = prepared(tmp_path, FITTED, dataclasses.replace(data, public=public))
+    assert torch.equal(first.features, again.features)
+    (tmp_path / "encoder" / "encoder.json").unlink()  # killed before it was whole
+    anew = prepared(tmp_path, FITTED, data)
+    assert torch.equal(first.features, anew.features)
+
+
+def test_steps_cost_nothing_and_a_private_pca_after_them_does(tmp_path):
+    assert plan_run(recipe(SCATTER), records=40).prior == ()
+    pca = {"dimension": 2, "noise_multiplier": 2.0}
+    both = recipe(FITTED, pca=pca)
+    assert len(plan_run(both, records=40).prior) == 1
+    made = prepare(both, splits(), pca_file=tmp_path / "pca.npz")
+    assert made.shape == (2,)
+
+
+@pytest.mark.parametrize(("name", "settings"), [("standardise", {}), ("pca", {"dimension": 1})])
+def test_too_few_public_inputs_are_refused_where_a_step_is_fitted(tmp_path, name, settings):
+    steps = ["normalise", {"name": name, **settings}]
+    with pytest.raises(InvalidInput, match="and 99 of them are too few") as refusal:
+        prepared(tmp_path, steps, splits(public=99))
+    assert f'step "{name}"' in str(refusal.value)
+    assert prepared(tmp_path, steps, splits(public=100)).records == 40
+    assert prepared(tmp_path / "b", ["normalise"], splits(public=1)).records == 40
+
+
+def test_one_encoder_at_a_time():
+    with pytest.raises(ValueError, match="steps and encoder are both set"):
+        FeaturesSpec(steps=["normalise"], encoder="mine:encode")
+    with pytest.raises(ValueError, match="did you mean groupnorm"):
+        FeaturesSpec.model_validate({"steps": [{"name": "groupnrm"}]})
+
+
+def test_the_linear_model_begins_at_zero_and_has_no_bias():
+    spec = ModelSpec(entry="dpsgd.models:linear")
+    for shape in ((6,), (2, 3)):
+        model = build_model(spec, shape=shape, classes=4)
+        (weight,) = model.parameters()
+        assert weight.shape == (4, 6)
+        assert not weight.any()
+        assert model(torch.ones(5, *shape)).shape == (5, 4)
+    assert list(linear((6,), 4).state_dict()) == ["weight"]
