@@ -32,7 +32,7 @@ def show_plan(planned: Planned) -> None:
         console.print(f"  {line}", soft_wrap=True)
     console.print("Assumed:")
     for sentence in planned.assumptions:
-        console.print(f"- {sentence}", soft_wrap=console.is_terminal)
+        console.print(f"- {sentence}", soft_wrap=True)
 
 
 def noise_of(found: Forecast) -> str:

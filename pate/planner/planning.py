@@ -202,8 +202,8 @@ def _reasons(proposal: Proposal) -> list[str]:
         least = f", of which {100 * wish.accuracy:.3g} % or more are right" if wish.accuracy else ""
         chosen = (
             f"Chosen for the most useful labels{least}; n labels with a share η of wrong ones "
-            "count as n·(1 − η·C/(C−1))¹² right ones (C classes), and as fewer where a check lets some "
-            "inputs through more than others. Where there is a surrogate, a rehearsal decides."
+            "count as n·(1 − η·C/(C−1))¹² right ones (C classes), and as fewer where a check lets "
+            "some inputs through more than others. With a surrogate, a rehearsal would decide."
         )
     told = [chosen]
     if not proposal.met:

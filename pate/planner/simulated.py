@@ -1,8 +1,8 @@
 """A profile from a simple model, for when no public data set is like the private one.
 
 Each input has a share p of teachers that are right about it, drawn from a Beta distribution whose
-mean is the accuracy of one teacher: most inputs are easy, some are hard for everybody. The teachers
-that are wrong in half of their votes say the same wrong class, and else any other.
+mean is the accuracy of one teacher: most inputs are easy, some are hard for everybody. Half of
+the wrong votes fall on one class, and the others on any.
 """
 
 from __future__ import annotations

@@ -1,0 +1,182 @@
+"""``pate plan``: from public figures to a recipe that runs, without a look at the private data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pate.accounting import (
+    GaussianNoisyMaxAnswer,
+    LaplaceNoisyMaxAnswer,
+    Repeated,
+    ThresholdCheck,
+    compose,
+)
+
+SIMULATED = ("--accuracy", "0.9", "--records", "90", "--classes", "3")
+SURROGATE = ("--surrogate", "digits", "--records", "90", "--teachers", "10,20")
+
+
+def epsilon_of(row: dict[str, Any], delta: float) -> float:
+    """The data-independent ε of a row of the table, from its own figures alone."""
+    if row["mechanism"] == "lnmax":
+        events = [Repeated(LaplaceNoisyMaxAnswer(scale=row["scale"]), row["queries"])]
+    elif row["mechanism"] == "gnmax":
+        events = [Repeated(GaussianNoisyMaxAnswer(sigma=row["sigma"]), row["queries"])]
+    else:
+        events = [
+            Repeated(ThresholdCheck(sigma=row["sigma1"]), row["queries"]),
+            Repeated(GaussianNoisyMaxAnswer(sigma=row["sigma2"]), row["answers"]),
+        ]
+    return compose(events).guarantee(delta=delta).epsilon
+
+
+@pytest.mark.parametrize("mechanism", ["gnmax", "confident", "lnmax"])
+def test_the_plan_runs_and_keeps_its_promise(project: Any, mechanism: str) -> None:
+    told = project.call(
+        "plan", "tiny.toml", "--epsilon", "20", *SIMULATED, "--teachers", "6,9",
+        "--mechanism", mechanism, "--out", "planned.toml", "--plot", "trade.png",
+    )  # fmt: skip
+    assert "wrote planned.toml; next: pate run planned.toml" in told.stdout
+    assert "Taken as public: 90 private records of tiny, 30 public inputs" in told.stdout
+    assert "simulated" in told.stdout
+    assert "no ε accounts for that" in told.stdout
+    assert (project.folder / "trade.png").read_bytes().startswith(b"\x89PNG")
+    text = (project.folder / "planned.toml").read_text()
+    assert text.startswith("# tiny at ε = 20, δ = 0.001, as `pate plan` proposed it:")
+    assert "pate plan tiny.toml --epsilon 20 --accuracy 0.9" in text
+
+    project.call_run(recipe="planned")
+    run = project.folder / "runs" / "planned"
+    costs = project.json("account", "guarantees.json", run)
+    assert costs["guarantee"]["epsilon"] <= 20
+    assert costs["guarantee"]["epsilon"] > 0.95 * 20
+    plan = project.json("aggregate", "plan.json", run)
+    recipe = json.loads((run / "recipe.json").read_text())
+    assert recipe["aggregate"]["mechanism"] == mechanism
+    assert plan["queries"] == recipe["aggregate"]["queries"]
+
+
+def test_every_epsilon_of_the_table_is_the_accountants(project: Any) -> None:
+    words = ("plan", "tiny.toml", "--epsilon", "8", "--delta", "1e-4", *SIMULATED, "--json")
+    report = json.loads(project.call(*words).stdout)
+    rows = report["over_teachers"] + report["over_mechanisms"]
+    assert len(rows) >= 4
+    for row in rows:
+        assert row["data_independent"]["epsilon"] == epsilon_of(row, 1e-4)
+        assert 7.9 < row["data_independent"]["epsilon"] <= 8
+        assert row["predicted_data_dependent"] <= 8.0001
+        assert row["plurality_accuracy"] >= row["teacher_accuracy"]
+    assert report["proposal"] in report["over_teachers"]
+    assert report["facts"] == {"private_records": 90, "public_inputs": 30, "classes": 3}
+    assert len(report["trade"]) >= 2
+
+
+def test_planning_opens_nothing_private(project: Any) -> None:
+    """The data are gone and no ledger can be made: planning works all the same."""
+    (project.folder / "tiny.npz").unlink()
+    (project.folder / "data" / "ledgers").write_text("not a folder")
+    project.write(teachers={"model": "sklearn.neighbors:NearestCentroid"})
+    for words in (SIMULATED, SURROGATE):
+        told = project.call("plan", "tiny.toml", "--epsilon", "9", *words)
+        assert "No file of tiny was opened." in told.stdout
+    project.write("named", data={"name": "mnist", "source": None, "public": None, "test": None})
+    told = project.call("plan", "named.toml", "--epsilon", "1", "--accuracy", "1000=0.8")
+    assert "60000 private records of mnist, 9000 public inputs, 10 classes" in told.stdout
+
+
+def test_a_surrogate_decides_by_rehearsal(project: Any) -> None:
+    project.write(
+        teachers={"model": "sklearn.neighbors:NearestCentroid"},
+        encoder={"steps": [{"name": "pca", "dimension": 10}]},
+    )
+    words = ("plan", "tiny.toml", "--epsilon", "9", *SURROGATE, "--public", "400", "--json")
+    report = json.loads(project.call(*words).stdout)
+    assert report["rehearsed"]
+    rows = report["over_teachers"]
+    assert [row["teachers"] for row in rows] == [10, 20]
+    best = max(rows, key=lambda row: row["rehearsed_student_accuracy"])
+    assert report["proposal"] == best
+    assert any("Chosen by rehearsal" in each for each in report["assumptions"])
+    again = json.loads(project.call(*words).stdout)
+    assert again == report  # a plan can be made again
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--epsilon", "0", *SIMULATED), "epsilon is 0; it must be finite and above zero"),
+        (("--epsilon", "-1", *SIMULATED), "epsilon is -1; it must be finite and above zero"),
+        ((*SIMULATED,), "say what the labels may cost: --epsilon"),
+        (("--epsilon", "1"), "give --surrogate NAME"),
+        (("--epsilon", "1", *SIMULATED, "--surrogate", "digits"), "not both"),
+        (("--epsilon", "1", "--accuracy", "0.9"), "say so with --records"),
+        (("--epsilon", "1", *SIMULATED, "--delta", "2"), "delta is 2.0"),
+        (("--epsilon", "1", *SIMULATED, "--teachers", "some"), "not a list of whole numbers"),
+        (("--epsilon", "1", *SIMULATED, "--teachers", "91"), "more than the 90 private records"),
+        (("--epsilon", "1", *SIMULATED, "--mechanism", "laplace"), "gnmax, confident, lnmax"),
+        (("--epsilon", "1", *SIMULATED, "--answers", "31"), "more than the 30 public inputs"),
+        (("--epsilon", "1", *SURROGATE[2:], "--surrogate", "mnist"), "pate data fetch mnist"),
+        (("--epsilon", "1", *SURROGATE[2:], "--surrogate", "mnits"), "did you mean mnist?"),
+        (("--epsilon", "1", *SIMULATED, "--out", "tiny.toml"), "add --force to replace it"),
+        (("--epsilon", "1", *SIMULATED, "--out", "no/where.toml"), "cannot write no/where.toml"),
+        (("--epsilon", "1", *SIMULATED, "--plot", "no/where.png"), "cannot draw no/where.png"),
+    ],
+)
+def test_mistakes_are_one_line(project: Any, words: tuple[str, ...], says: str) -> None:
+    before = (project.folder / "tiny.toml").read_text()
+    told = project.call("plan", "tiny.toml", *words, "--quiet", code=2)
+    (line,) = told.stderr.strip().splitlines()
+    assert says in line
+    assert (project.folder / "tiny.toml").read_text() == before
+
+
+def test_the_private_set_is_no_surrogate(project: Any) -> None:
+    told = project.call("plan", "digits", "--epsilon", "1", "--surrogate", "digits", code=2)
+    assert "would look at the private data" in told.stderr
+    told = project.call("plan", "digit", "--epsilon", "1", "--surrogate", "digits", code=2)
+    assert "did you mean digits?" in told.stderr
+
+
+def test_a_written_plan_is_replaced_only_on_demand(project: Any) -> None:
+    words = ("plan", "tiny.toml", "--epsilon", "9", *SIMULATED, "--out", "new.toml")
+    project.call(*words)
+    first = (project.folder / "new.toml").read_text()
+    project.call(*words, code=2)
+    assert (project.folder / "new.toml").read_text() == first
+    project.call(*words, "--set", "student.seed=4", "--force")
+    assert "seed = 4" in (project.folder / "new.toml").read_text()
+
+
+def test_tuning_that_left_a_trace_is_told(project: Any) -> None:
+    first = project.call_run()
+    assert "Note:" not in first.stdout
+    (votes,) = project.run_folder.glob("private/vote/*/counts.npy")
+    looked = project.call("epsilon", "lnmax", "--scale", "2", "--delta", "1e-3", "--votes", votes)
+    assert "holds private votes" in looked.stderr
+    assert "no ε accounts for that" in looked.stderr
+    second = project.call_run("--set", "aggregate.scale=3.0", "--spend")
+    assert "1 other release was drawn from this data set before" in second.stdout
+    assert "Votes in this folder were given to `pate epsilon` 1 time." in second.stdout
+    again = project.call_run()  # the first release, drawn before the other one
+    assert "other release" not in again.stdout
+
+
+def test_seeded_trials_are_told(project: Any) -> None:
+    project.call_run("--insecure-seed", "1", "--out", "runs/trial")
+    told = project.call_run()
+    assert "1 release of this data set had seeded noise" in told.stdout
+    assert "not accounted for" in told.stdout
+
+
+def test_votes_elsewhere_are_nobodys_business(project: Any) -> None:
+    np.save(project.folder / "votes.npy", np.array([[90, 10], [50, 50]]))
+    told = project.call(
+        "epsilon", "lnmax", "--scale", "2", "--delta", "1e-3", "--votes", "votes.npy"
+    )
+    assert "private votes;" not in told.stderr
+    assert not list(Path(project.folder).rglob("votes-looked-at.jsonl"))

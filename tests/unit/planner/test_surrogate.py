@@ -1,0 +1,148 @@
+"""A surrogate's votes: of its own teachers, on shards of the right size; and what they teach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from pate.errors import InvalidInput
+from pate.pipeline.recipe import Recipe
+from pate.planner.noise import Budget
+from pate.planner.profile import Profile
+from pate.planner.rehearsal import Rehearsal, shortlist
+from pate.planner.search import candidates
+from pate.planner.surrogate import Surrogate, load_surrogate, surrogate_profile
+from pate.teachers import TeachersSpec
+
+SECTIONS = {
+    "data": {"name": "mine", "source": "nowhere.npz", "public": 30, "test": 30},
+    "teachers": {"count": 10, "model": "sklearn.neighbors:NearestCentroid"},
+    "aggregate": {"mechanism": "gnmax", "sigma": 5.0},
+    "student": {"model": "sklearn.tree:DecisionTreeClassifier"},
+}
+RECIPE = Recipe.model_validate(SECTIONS)
+
+
+def blobs(records: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(3, size=records)
+    return rng.normal(size=(records, 3)) + 3 * np.eye(3)[labels], labels
+
+
+@pytest.fixture(scope="module")
+def surrogate() -> Surrogate:
+    (features, labels), (inputs, truth), (test, test_truth) = (
+        blobs(size, seed) for seed, size in enumerate((90, 200, 100))
+    )
+    return Surrogate(
+        name="blobs", features=features, labels=labels, inputs=inputs, truth=truth, test=test,
+        test_truth=test_truth, classes=3,
+    )  # fmt: skip
+
+
+class Recorder:
+    """A teacher that keeps what it was shown; votes for class one."""
+
+    seen: ClassVar[list[np.ndarray]] = []
+
+    def fit(self, X: np.ndarray, y: np.ndarray) -> None:
+        Recorder.seen.append(X)
+
+    def predict(self, X: np.ndarray) -> np.ndarray:
+        return np.ones(len(X), dtype=int)
+
+
+def test_shards_are_as_large_as_the_private_ones(
+    surrogate: Surrogate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pate.planner.surrogate.make", lambda *_, **__: Recorder())
+    monkeypatch.setattr(Recorder, "seen", [])
+    spec = TeachersSpec(count=2, model="any:Thing")
+    profile = surrogate_profile(surrogate, spec, teachers=30, records=600, equal=True)
+    assert profile.counts.tolist() == [[0, 30, 0]] * 200
+    assert [len(X) for X in Recorder.seen] == [20] * 30
+    for X in Recorder.seen:  # no record twice within a teacher
+        assert len(np.unique(X, axis=0)) == 20
+    used = np.unique(np.concatenate(Recorder.seen), axis=0, return_counts=True)[1]
+    assert used.sum() == 600
+    assert len(used) == 90
+    assert used.max() - used.min() <= 2  # dealt out evenly
+
+    Recorder.seen.clear()
+    surrogate_profile(surrogate, spec, teachers=30, records=600)
+    sizes = [len(X) for X in Recorder.seen]
+    assert sum(sizes) == 600
+    assert len(set(sizes)) > 3  # a hash is only as even as chance
+
+
+def test_a_shard_larger_than_the_surrogate_is_refused(surrogate: Surrogate) -> None:
+    with pytest.raises(InvalidInput, match="blobs has 90 in all; plan for more teachers"):
+        surrogate_profile(surrogate, RECIPE.teachers, teachers=5, records=600)
+
+
+def test_the_private_set_is_no_surrogate(tmp_path: Path) -> None:
+    recipe = RECIPE.model_copy(update={"data": RECIPE.data.model_copy(update={"name": "digits"})})
+    with pytest.raises(InvalidInput, match="would look at the private data"):
+        load_surrogate("digits", recipe, root=tmp_path)
+    with pytest.raises(InvalidInput, match="run `pate data fetch fashion-mnist`"):
+        load_surrogate("fashion-mnist", recipe, root=tmp_path)
+    with pytest.raises(InvalidInput, match="did you mean digits"):
+        load_surrogate("digit", recipe, root=tmp_path)
+
+
+def test_an_encoder_is_fitted_on_the_surrogates_public_part(tmp_path: Path) -> None:
+    raw = load_surrogate("digits", RECIPE, root=tmp_path)
+    assert raw.features.shape[1:] == (8, 8)
+    encoder = {"steps": [{"name": "standardise"}, {"name": "pca", "dimension": 7}]}
+    recipe = Recipe.model_validate(SECTIONS | {"encoder": encoder})
+    made = load_surrogate("digits", recipe, root=tmp_path)
+    assert made.features.shape == (997, 7)
+    assert made.inputs.shape == (500, 7)
+    assert made.test.shape == (300, 7)
+    np.testing.assert_allclose(made.inputs.mean(axis=0), 0, atol=1e-3)  # of the public part
+    assert np.abs(made.features.mean(axis=0)).max() > 0.01
+
+
+def test_better_labels_teach_more(surrogate: Surrogate) -> None:
+    spec = RECIPE.teachers
+    profile = surrogate_profile(surrogate, spec, teachers=40, records=400)
+    rehearsal = Rehearsal(surrogate=surrogate, spec=spec)
+    found = candidates(profile, budget=Budget(epsilon=3.0, delta=1e-5), queries=150)
+    short = shortlist(found)
+    assert 3 < len(short) < len(found) / 5
+    assert max(found, key=lambda each: each.useful) in short
+
+    def reached(sigma: float) -> float:
+        return _reached(rehearsal, profile, sigma=sigma, queries=60)
+
+    assert reached(1.0) > 0.85 > reached(200.0)
+    assert reached(1.0) == reached(1.0)
+
+
+def _reached(rehearsal: Rehearsal, profile: Profile, *, sigma: float, queries: int) -> float:
+    from pate.mechanisms import AggregateSpec, make_mechanism, plan_caps
+
+    setting = AggregateSpec.model_validate(
+        {"mechanism": "gnmax", "sigma": sigma, "queries": queries}
+    )
+    plan = plan_caps(
+        make_mechanism(setting), setting, epsilon=None, delta=1e-5, available_queries=9999
+    )
+    accuracy = rehearsal.accuracy(profile, setting, plan)
+    assert accuracy is not None
+    return accuracy
+
+
+def test_too_few_inputs_for_a_rehearsal(surrogate: Surrogate) -> None:
+    from pate.mechanisms import AggregateSpec, make_mechanism, plan_caps
+
+    profile = surrogate_profile(surrogate, RECIPE.teachers, teachers=40, records=400)
+    setting = AggregateSpec.model_validate({"mechanism": "gnmax", "sigma": 9.0, "queries": 201})
+    plan = plan_caps(
+        make_mechanism(setting), setting, epsilon=None, delta=1e-5, available_queries=300
+    )
+    rehearsal = Rehearsal(surrogate=surrogate, spec=RECIPE.teachers)
+    assert rehearsal.accuracy(profile, setting, plan) is None
