@@ -7,6 +7,7 @@ what passes a threshold.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.errors import InvalidInput
+from pate.students.checkpoint import Checkpoint
 from pate.students.data import StudentData
 from pate.students.propagation import propagate
 from pate.students.seeds import sub_seed
@@ -25,7 +27,7 @@ from pate.teachers.torch_teacher import TorchTeacher
 T = TypeVar("T")
 Table = NDArray[np.float64]  # (n, classes)
 
-FRACTIONS = (0.8, 0.9, 0.95, 0.97, 0.985, 0.99, 0.995)  # of pseudo-labels, round by round
+FRACTIONS = (0.8, 0.85, 0.9, 0.93, 0.96, 0.97, 0.98)  # of pseudo-labels, round by round
 ROUNDS, CONFIDENCE = 3, 0.9  # where a threshold chooses
 
 
@@ -187,7 +189,7 @@ def planned_rounds(spec: StudentSpec) -> list[Round]:
 
     >>> spec = StudentSpec(model="small-cnn", method="self-training", fractions=[0.5, 0.7, 0.9])
     >>> [(each.fraction, each.epochs) for each in planned_rounds(spec)]
-    [(0.5, 5), (0.7, 10), (0.9, 14)]
+    [(0.5, 6), (0.7, 10), (0.9, 14)]
     """
     if spec.confidence is None and spec.rounds is None:
         chosen = [{"fraction": fraction} for fraction in spec.fractions or FRACTIONS]
@@ -195,9 +197,7 @@ def planned_rounds(spec: StudentSpec) -> list[Round]:
         least = CONFIDENCE if spec.confidence is None else spec.confidence
         chosen = [{"confidence": least}] * (spec.rounds or ROUNDS)
     first = min(spec.first_epochs, spec.epochs)
-    ramp = (
-        np.ceil(np.linspace(first, spec.epochs, len(chosen))) if len(chosen) > 1 else [spec.epochs]
-    )
+    ramp = np.ceil(np.linspace(spec.epochs, first, len(chosen)))[::-1]
     planned = [Round(epochs=int(epochs), **kind) for epochs, kind in zip(ramp, chosen, strict=True)]
     if spec.start == "model":
         planned.insert(0, Round(epochs=spec.epochs))
@@ -205,10 +205,10 @@ def planned_rounds(spec: StudentSpec) -> list[Round]:
 
 
 def _torch_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
+    """All rounds but the last only label; the last fits the student to what they found."""
     import torch
 
     from pate.students.augment import make_augment
-    from pate.students.checkpoint import pack, unpack
     from pate.students.training import fit_table, settle
 
     learn, stop = tools.held_out(data)
@@ -217,24 +217,15 @@ def _torch_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
     shape = data.inputs.shape[1:]
     augment = make_augment(spec.augment, shape=shape, plugin_path=tools.plugin_path)
     inputs = torch.from_numpy(np.array(data.inputs, dtype=np.float32))
-    best: _Best[dict[str, Any]] = _Best(spec, data, stop)
-    rounds = tools.checkpoint("rounds")
-    before = None if rounds is None else rounds.read()
-    done, table = 0, None
-    if before is not None:
-        tensors, record = before
-        done, table = int(record["done"]), tensors["table"].numpy()
-        best.score, best.waited = record["score"], record["waited"]
-        best.kept = unpack("module", tensors)
-    elif several and spec.start != "model":
-        table = spread_labels(spec, data, learn)
-    past = sum(each.epochs for each in planned[:done])
-    with tools.progress(sum(each.epochs for each in planned), past) as bar:
-        for number, each in list(enumerate(planned))[done:]:
-            if best.stop:
-                break
-            student = settle(_torch(tools.fresh(number)), data.inputs)
-            rows, targets = _targets(each, table, data, learn, spec)
+    state = _Labelling.resume(spec, data, learn, tools, spread=several)
+    parts = [(number, part) for number in range(len(planned) - 1) for part in range(spec.folds)]
+    total = sum(each.epochs for each in planned[:-1]) * spec.folds + planned[-1].epochs
+    past = sum(planned[number].epochs for number, _ in parts[: state.done])
+
+    with tools.progress(total, past) as bar:
+
+        def fit(each: Round, rows: NDArray[np.int64], targets: Any, name: str) -> TorchTeacher:
+            student = settle(_torch(tools.fresh(name)), data.inputs)
             fit_table(
                 student,
                 inputs[rows],
@@ -242,22 +233,115 @@ def _torch_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
                 augment=augment,
                 smoothing=spec.smoothing,
                 epochs=each.epochs,
-                seed=sub_seed(spec.seed, "round", number),
+                seed=sub_seed(spec.seed, name),
                 average=spec.average,
                 checkpoint=tools.checkpoint("epochs"),
-                name=f"round {number}",
+                name=name,
                 advance=bar.advance,
             )
-            table = student.predict_proba(data.inputs)
-            best.offer(student, student.module.state_dict())
-            if rounds is not None:
-                rounds.write(
-                    {"table": torch.from_numpy(table)} | pack("module", best.kept or {}),
-                    {"done": number + 1, "score": best.score, "waited": best.waited},
-                )
-    student = settle(_torch(tools.fresh()), data.inputs)
-    student.module.load_state_dict(best.kept or {})
-    return student
+            return student
+
+        for number, part in parts[state.done :]:
+            if state.waited >= spec.patience:
+                bar.advance(planned[number].epochs)
+                continue
+            rows, targets = _targets(planned[number], state.table, data, learn, spec)
+            folds = _folds(len(inputs), spec, number)
+            if spec.overrule == 1:  # nothing else than a second look could overrule them
+                folds[data.rows[learn]] = -1  # released labels are for every part
+            mine = np.flatnonzero((folds == part) | (folds < 0))
+            seen = (folds[rows] != part) | (spec.folds == 1)
+            student = fit(planned[number], rows[seen], targets[seen], f"round {number} {part}")
+            state.coming[mine] += student.predict_proba(data.inputs[mine])
+            state.finish(part, stop)
+        each = planned[min(state.rounds, len(planned) - 1)]
+        each = dataclasses.replace(each, epochs=planned[-1].epochs)
+        rows, targets = _targets(each, state.best, data, learn, spec)
+        return fit(each, rows, targets, "last")
+
+
+class _Labelling:
+    """The labels of all public inputs, round after round, and the best of them."""
+
+    def __init__(self, spec: StudentSpec, data: StudentData, kept: Checkpoint | None) -> None:
+        self._spec, self._data, self._kept = spec, data, kept
+        self.done = 0  # fits
+        self.rounds = 0  # of the best labels
+        self.table: Table | None = None  # of the rounds before
+        self.best: Table | None = None
+        self.coming = np.zeros((len(data.inputs), data.classes))
+        self.score, self.waited = -1.0, 0
+
+    @classmethod
+    def resume(
+        cls,
+        spec: StudentSpec,
+        data: StudentData,
+        learn: NDArray[np.int64],
+        tools: Tools,
+        *,
+        spread: bool,
+    ) -> _Labelling:
+        state = cls(spec, data, tools.checkpoint("rounds"))
+        before = None if state._kept is None else state._kept.read()
+        if before is not None:
+            tensors, record = before
+            stored = {name: value.numpy() for name, value in tensors.items()}
+            state.table, state.best = stored.get("table"), stored.get("best")
+            state.coming = stored["coming"]
+            state.done, state.rounds = record["done"], record["rounds"]
+            state.score, state.waited = record["score"], record["waited"]
+        elif spread and spec.start != "model":
+            state.table = state.best = spread_labels(spec, data, learn)
+        return state
+
+    def finish(self, part: int, stop: NDArray[np.int64]) -> None:
+        """Takes note of a fit; with the last part of a round its labels are complete."""
+        self.done += 1
+        if part == self._spec.folds - 1:
+            fresh = self.coming / self.coming.sum(axis=1, keepdims=True)
+            number = self.done // self._spec.folds
+            # Half of what earlier rounds said stays: one network's whims pass.
+            self.table = fresh if number == 1 or self.table is None else (self.table + fresh) / 2
+            self.coming = np.zeros_like(self.coming)
+            self._judge(number, stop)
+        if self._kept is not None:
+            self._write()
+
+    def _judge(self, number: int, stop: NDArray[np.int64]) -> None:
+        """By released labels that no round learnt from; later rounds win among equals."""
+        score, table = self.score, self.table
+        assert table is not None
+        if len(stop):
+            said = table[self._data.rows[stop]].argmax(axis=1)
+            score = float((said == self._data.labels[stop]).mean())
+            self.waited = 0 if score > self.score else self.waited + 1
+        if score >= self.score:
+            self.score, self.rounds, self.best = score, number, table
+
+    def _write(self) -> None:
+        import torch
+
+        tables = {"table": self.table, "best": self.best, "coming": self.coming}
+        stored = {k: torch.from_numpy(v) for k, v in tables.items() if v is not None}
+        record = {
+            "done": self.done,
+            "rounds": self.rounds,
+            "score": self.score,
+            "waited": self.waited,
+        }
+        assert self._kept is not None
+        self._kept.write(stored, record)
+
+
+def _folds(count: int, spec: StudentSpec, number: int) -> NDArray[np.int64]:
+    """The part of every input; another division in every round.
+
+    An input is labelled by a network that has not seen its label of the round before: one that
+    had would only repeat it, right or wrong.
+    """
+    rng = np.random.default_rng(sub_seed(spec.seed, "folds", number))
+    return np.asarray(rng.permutation(count) % spec.folds, dtype=np.int64)
 
 
 def _torch(teacher: Teacher) -> TorchTeacher:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from pate.teachers.spec import ModelName, ModelSpec, Training
 
@@ -25,6 +34,11 @@ _SEMI_SUPERVISED = {
     "weight_decay": 1e-2,
     "augment": "auto",
 }
+_OWN_DEFAULTS: dict[str, dict[str, Any]] = {
+    "fixmatch": {"epochs": 30, "average": 0.99},
+    "mixmatch": {"epochs": 30, "average": 0.99},
+    "gan": {"epochs": 40, "average": 0.99},
+}
 
 # Which keys belong to some methods only; all others hold for every method.
 _ONLY_FOR: dict[str, tuple[str, ...]] = {
@@ -33,8 +47,12 @@ _ONLY_FOR: dict[str, tuple[str, ...]] = {
     "confidence": ("self-training",),
     "fractions": ("self-training",),
     "first_epochs": ("self-training",),
+    "folds": ("self-training",),
     "overrule": ("self-training",),
     "propagation": ("self-training",),
+    "fixmatch": ("fixmatch",),
+    "mixmatch": ("mixmatch",),
+    "gan": ("gan",),
 }
 
 
@@ -58,6 +76,45 @@ class PropagationSpec(BaseModel):
     balance: bool = False  # classes get the mass that the released labels give them
 
 
+class FixMatchSpec(BaseModel):
+    """``[student.fixmatch]``: a strong change of an input gets the class of a weak one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    confidence: Share = 0.95  # a guess needs this probability to be learnt from
+    weight: NonNegativeFloat = 1.0  # of what has no label
+    labelled: PositiveInt = 32  # labels in a step, beside `batch_size` inputs without
+    strong: Annotated[str, AfterValidator(_augmentation)] = "auto"
+    noise: NonNegativeFloat = 0.5  # of "auto" where records are no images, in deviations
+    align: bool = True  # guesses keep to the shares of classes among released labels
+    trust: NonNegativeFloat = 100.0  # shares are drawn towards equal as by so many more labels
+
+
+class MixMatchSpec(BaseModel):
+    """``[student.mixmatch]``: guessed labels, sharpened and mixed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    guesses: PositiveInt = 2  # changes of an input that a guess is the mean over
+    temperature: Share = 0.5  # below one: guesses are sharpened
+    alpha: PositiveFloat = 0.75  # of the Beta distribution of the parts in a mix
+    weight: NonNegativeFloat = 75.0  # of what has no label
+    ramp: float = Field(default=0.5, ge=0, le=1)  # share of training in which the weight rises
+    labelled: PositiveInt = 32  # labels in a step, beside `batch_size` inputs without
+    noise: NonNegativeFloat = 0.2  # of augment = "auto" where records are no images
+
+
+class GanSpec(BaseModel):
+    """``[student.gan]``: a discriminator of real and made inputs that knows classes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    weight: NonNegativeFloat = 1.0  # of telling real from made
+    labelled: PositiveInt = 32  # labels in a step, beside `batch_size` real and made inputs
+    latent: PositiveInt = 100  # numbers the generator starts from
+    hidden: tuple[PositiveInt, ...] = (500, 500)  # widths of the generator's layers
+
+
 class StudentSpec(Training):
     """Which model learns from the released labels, and how.
 
@@ -67,7 +124,7 @@ class StudentSpec(Training):
     'pate.students.networks:SmallCNN'
     """
 
-    method: Literal["supervised", "self-training"] = "supervised"
+    method: Literal["supervised", "self-training", "fixmatch", "mixmatch", "gan"] = "supervised"
     model: ModelName
     inputs: Literal["raw", "features"] = "raw"  # what the model sees: public inputs, or encoded
     seed: int = Field(default=0, ge=0, lt=2**32)
@@ -84,15 +141,21 @@ class StudentSpec(Training):
     fractions: tuple[Share, ...] = ()  # of pseudo-labels used, a round each; or:
     rounds: PositiveInt | None = None  # with a threshold, after the first fit; None: 3
     confidence: Share | None = None  # a pseudo-label needs this probability; None: 0.9
-    first_epochs: PositiveInt = 5  # of the first round; the last has `epochs`
+    first_epochs: PositiveInt = 6  # of the first round; the last has `epochs`
+    folds: PositiveInt = 1  # more: a round labels each part by what the others taught
     overrule: Share = 1.0  # another class so probable drops a released label; 1: never
     propagation: PropagationSpec = PropagationSpec()
+
+    # Methods with labelled and unlabelled inputs in every step, of torch modules only.
+    fixmatch: FixMatchSpec = FixMatchSpec()
+    mixmatch: MixMatchSpec = MixMatchSpec()
+    gan: GanSpec = GanSpec()
 
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_the_method(cls, section: Any) -> Any:
         if isinstance(section, dict) and section.get("method", "supervised") != "supervised":
-            return _SEMI_SUPERVISED | section
+            return _SEMI_SUPERVISED | _OWN_DEFAULTS.get(str(section["method"]), {}) | section
         return section
 
     @model_validator(mode="after")

@@ -35,9 +35,9 @@ class Tools:
     identity: str = ""  # of spec and data: a checkpoint of others is not used
     show: Show | None = None
 
-    def fresh(self, number: int = 0) -> Teacher:
-        """An untrained model; ``number`` tells apart those of one student."""
-        seed = sub_seed(self.spec.seed, "model", number) if number else self.spec.seed
+    def fresh(self, name: str = "") -> Teacher:
+        """An untrained model; ``name`` tells apart those of one student."""
+        seed = sub_seed(self.spec.seed, "model", name) if name else self.spec.seed
         model = self.spec.as_model()
         return make(model, classes=self.classes, seed=seed, plugin_path=self.plugin_path)
 
