@@ -53,6 +53,11 @@ LabelAccuracy = Annotated[
     typer.Option(help="Least share of right labels, predicted.",
                  show_default=False),
 ]  # fmt: skip
+Rehearse = Annotated[
+    bool,
+    typer.Option("--rehearse/--no-rehearse", help="On a surrogate: let what a student learns from "
+                 "labels drawn with each setting decide; else a rule of thumb."),
+]  # fmt: skip
 Records = Annotated[
     int | None,
     typer.Option(help="Private records, where their number is public but not in the catalogue.",
@@ -84,6 +89,7 @@ def plan(
     mechanism: Mechanisms = None,
     answers: Answers = None,
     label_accuracy: LabelAccuracy = None,
+    rehearse: Rehearse = True,
     records: Records = None,
     public: Public = None,
     classes: Classes = None,
@@ -128,6 +134,7 @@ def plan(
         mechanisms=_mechanisms(mechanism),
         answers=answers,
         label_accuracy=label_accuracy,
+        rehearse=rehearse,
         records=records,
         public=public,
         classes=classes,

@@ -32,6 +32,7 @@ class Request:
     mechanisms: Sequence[Mechanism] = MECHANISMS
     label_accuracy: float | None = None
     answers: int | None = None
+    rehearse: bool = True  # on a surrogate, let a student decide
     records: int | None = None
     public: int | None = None
     classes: int | None = None
@@ -101,7 +102,7 @@ def plan(
         label_accuracy=request.label_accuracy,
         answers=request.answers,
         mechanisms=request.mechanisms,
-        rehearsal=rehearsal,
+        rehearsal=rehearsal if request.rehearse else None,
         ledger_budget=recipe.privacy.budget,
         doubt=recipe.privacy.doubt,
         say=say,

@@ -104,6 +104,9 @@ def test_a_surrogate_decides_by_rehearsal(project: Any) -> None:
     assert any("Chosen by rehearsal" in each for each in report["assumptions"])
     again = json.loads(project.call(*words).stdout)
     assert again == report  # a plan can be made again
+    ruled = json.loads(project.call(*words, "--no-rehearse").stdout)
+    assert not ruled["rehearsed"]
+    assert ruled["proposal"] == max(ruled["over_teachers"], key=lambda row: row["useful_labels"])
 
 
 @pytest.mark.parametrize(

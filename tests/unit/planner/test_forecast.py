@@ -20,7 +20,7 @@ from pate.accounting import (
 )
 from pate.accounting.sanitise import ReleasePlan, rehearse
 from pate.accounting.smooth import gnmax_cost
-from pate.mechanisms import AggregateSpec, make_mechanism
+from pate.mechanisms import AggregateSpec, Plan, make_mechanism
 from pate.planner.facts import Facts
 from pate.planner.forecast import evenness, expected_answers, forecast, useful_labels
 from pate.planner.noise import Budget
@@ -173,6 +173,26 @@ def test_wishes() -> None:
     assert Wish().best([]) is None
     assert Wish(answers=100).met_by(answers=99.5, accuracy=0.1)
     assert not Wish(accuracy=0.9).met_by(answers=10, accuracy=0.89)
+
+
+class Preference:
+    """Stands for a rehearsal: its student likes one setting best, whatever that is worth."""
+
+    def accuracy(self, profile: Profile, setting: AggregateSpec, plan: Plan) -> float:
+        return 0.9 if (profile.teachers, setting.mechanism) == (20, "lnmax") else 0.5
+
+
+def test_a_rehearsal_has_the_last_word() -> None:
+    profiles = [
+        simulated(teachers=k, accuracy=a, classes=5, inputs=300) for k, a in ((20, 0.9), (200, 0.9))
+    ]
+    facts = Facts(records=5000, queries=QUERIES, classes=5)
+    budget = Budget(epsilon=5.0, delta=1e-5)
+    preferred: Any = Preference()
+    found = propose(profiles, facts=facts, budget=budget, rehearsal=preferred)
+    assert (found.best.teachers, found.best.spec.mechanism) == (20, "lnmax")
+    assert (found.rehearsed, found.best.student_accuracy) == (True, 0.9)
+    assert propose(profiles, facts=facts, budget=budget).best.teachers == 200
 
 
 def test_a_proposal_takes_the_best_of_its_rows() -> None:
