@@ -1,0 +1,218 @@
+"""What holds for every method of training a student."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from pate.students import StudentData, StudentSpec, train_student
+from pate.students.train import METHODS
+from pate.teachers import load, predict_labels, save
+
+# Settings that make a method quick on small images; a method without an entry runs as it is.
+QUICK = {
+    "supervised": {"epochs": 30, "lr": 0.01},
+    "self-training": {"fractions": [0.8, 0.95], "first_epochs": 4, "epochs": 4},
+}
+
+methods = pytest.mark.parametrize("method", sorted(METHODS))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def spec(method, **changes):
+    settings = {"model": "small-cnn", "params": {"channels": [8, 16, 16]}, "seed": 3}
+    settings |= {"batch_size": 16, "augment": "shift"}
+    return StudentSpec(method=method, **(settings | QUICK.get(method, {}) | changes))
+
+
+def data(labelled=80, inputs=600):
+    digits = load_digits()
+    return StudentData(
+        inputs=(digits.images[:inputs] / 16).astype(np.float32),
+        rows=np.arange(labelled),
+        labels=digits.target[:labelled],
+        classes=10,
+    )
+
+
+def weights(student):
+    return torch.cat([v.double().flatten() for v in student.module.state_dict().values()])
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """One student for each method, made when it is first asked for."""
+    made = {}
+
+    def make(method):
+        if method not in made:
+            made[method] = train_student(spec(method), data())
+        return made[method]
+
+    return make
+
+
+def test_every_method_can_be_named():
+    assert set(METHODS) == set(get_args(StudentSpec.model_fields["method"].annotation))
+
+
+def test_there_is_no_door_for_other_labels():
+    fields = {field.name for field in dataclasses.fields(StudentData)}
+    assert fields == {"inputs", "features", "rows", "labels", "classes"}
+    for method in METHODS.values():
+        assert list(inspect.signature(method).parameters) == ["spec", "data", "tools"]
+
+
+@methods
+def test_it_learns(method, trained):
+    digits = load_digits()
+    said = predict_labels(trained(method), digits.images[600:1200] / 16, classes=10)
+    assert (said == digits.target[600:1200]).mean() > 0.7
+
+
+@methods
+def test_the_seed_decides_and_nothing_else_is_touched(method, trained):
+    seen, state = data(), torch.random.get_rng_state()
+    before = seen.digest()
+    again = train_student(spec(method), seen)
+    assert torch.equal(weights(again), weights(trained(method)))
+    assert seen.digest() == before
+    assert torch.equal(torch.random.get_rng_state(), state)
+    other = train_student(spec(method, seed=4), seen)
+    assert not torch.equal(weights(other), weights(again))
+
+
+@methods
+def test_it_is_stored_and_loaded_as_a_teacher_is(method, trained, tmp_path):
+    save(trained(method), tmp_path)
+    again = load(tmp_path, spec(method).as_model(), classes=10, seed=3)
+    X = data().inputs
+    np.testing.assert_array_equal(again.predict_proba(X), trained(method).predict_proba(X))
+
+
+@methods
+def test_progress_ends_where_it_said(method):
+    shown = []
+
+    class Bar:
+        def advance(self, count=1):
+            shown[-1][2] += count
+
+    @contextmanager
+    def show(title, total, done):
+        shown.append([title, total, done])
+        yield Bar()
+
+    train_student(spec(method), data(), progress=show)
+    assert [(title, done) for title, total, done in shown] == [("distill", shown[0][1])]
+
+
+@methods
+def test_labels_of_one_class(method):
+    seen = dataclasses.replace(data(labelled=12, inputs=100), labels=np.full(12, 7))
+    student = train_student(spec(method, epochs=30), seen)
+    assert (predict_labels(student, seen.inputs[:12], classes=10) == 7).mean() > 0.9
+
+
+@methods
+def test_held_out_labels_are_not_learnt_from(method):
+    """They choose among rounds or epochs, and do no more."""
+    from pate.students.tools import Tools
+
+    held = spec(method, validation=0.25, patience=100)
+    seen = data()
+    learn, stop = Tools(spec=held, classes=10).held_out(seen)
+    assert len(stop) == 20
+    assert not np.intersect1d(seen.rows[learn], seen.rows[stop]).size
+    found = []
+    for nobodys in (10, 11):  # no model says it, so that no round or epoch is the better one
+        labels = seen.labels.copy()
+        labels[stop] = nobodys
+        said = dataclasses.replace(seen, labels=labels, classes=12)
+        student = train_student(held, said)
+        assert nobodys not in student.predict(seen.inputs)
+        found.append(weights(student))
+    assert torch.equal(*found)
+
+
+CHILD = """
+import dataclasses, json, os, signal, sys
+from contextlib import contextmanager
+from pathlib import Path
+import numpy as np, torch
+from sklearn.datasets import load_digits
+from pate.students import StudentData, StudentSpec, train_student
+torch.set_num_threads(1)
+settings, folder, die = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+digits = load_digits()
+data = StudentData(
+    inputs=(digits.images[:600] / 16).astype(np.float32), rows=np.arange(80),
+    labels=digits.target[:80], classes=10,
+)
+class Bar:
+    def __init__(self, done): self.done = done
+    def advance(self, count=1):
+        self.done += count
+        print(self.done, flush=True)
+        if self.done >= die:
+            os.kill(os.getpid(), signal.SIGKILL)
+@contextmanager
+def show(title, total, done):
+    yield Bar(done)
+train_student(StudentSpec.model_validate(settings), data, folder=folder, progress=show)
+"""
+
+
+@methods
+def test_a_killed_student_goes_on_bit_for_bit(method, trained, tmp_path):
+    settings = json.dumps(spec(method).model_dump(mode="json", exclude_unset=True))
+    reached = 0
+    for die in (2, 6):  # within a first part, and again further on
+        child = [sys.executable, "-c", CHILD, settings, str(tmp_path), str(die)]
+        run = subprocess.run(child, capture_output=True, text=True, check=False)
+        assert run.returncode == -signal.SIGKILL, run.stderr
+        told = [int(line) for line in run.stdout.split()]
+        assert told[0] >= reached, "it began anew"
+        reached = told[-1]
+    first = []
+
+    class Bar:
+        def advance(self, count=1):
+            first.append(count)
+
+    @contextmanager
+    def show(title, total, done):
+        first.append(done)
+        yield Bar()
+
+    rest = train_student(spec(method), data(), folder=tmp_path, progress=show)
+    assert first[0] + first[1] >= 5, "it began anew"
+    assert torch.equal(weights(rest), weights(trained(method)))
+    done = train_student(spec(method), data(), folder=tmp_path)
+    assert torch.equal(weights(done), weights(rest))
+
+
+@methods
+def test_a_checkpoint_of_other_data_is_not_used(method, trained, tmp_path):
+    train_student(spec(method), data(labelled=60), folder=tmp_path)
+    assert list(tmp_path.glob("*.safetensors"))
+    student = train_student(spec(method), data(), folder=tmp_path)
+    assert torch.equal(weights(student), weights(trained(method)))
