@@ -42,10 +42,16 @@ def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
         teachers = [_make(payload, each) if each["made_from"] else None for each in group]
     except PateError as error:
         return {"failed": {}, "stop": str(error)}
+    shards = _Shards(payload)
     failed: dict[int, str] = {}
     for family in _families(payload, teachers):
-        shards = [None if t is None else _shard(payload, group[p]) for p, t in family.items()]
-        told = train_many(list(family.values()), shards)
+        told = train_many(
+            list(family.values()),
+            [
+                None if teacher is None else shards.read(group[place]["number"])
+                for place, teacher in family.items()
+            ],
+        )
         for (place, teacher), failure in zip(family.items(), told, strict=True):
             if teacher is None:
                 continue
@@ -139,15 +145,18 @@ def _make(payload: Mapping[str, Any], each: Mapping[str, Any]) -> Teacher:
     )
 
 
-def _shard(
-    payload: Mapping[str, Any], each: Mapping[str, Any]
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    shards, number = Path(payload["shards"]), each["number"]
-    offsets = np.load(shards / "offsets.npy", mmap_mode="r")
-    part = slice(offsets[number], offsets[number + 1])
-    features = np.load(payload["features"], mmap_mode="r")
-    labels = np.load(shards / "labels.npy", mmap_mode="r")
-    return np.array(features[part]), np.array(labels[part])
+class _Shards:
+    """The private records, read a shard at a time."""
+
+    def __init__(self, payload: Mapping[str, Any]) -> None:
+        folder = Path(payload["shards"])
+        self.offsets = np.load(folder / "offsets.npy")
+        self.features = np.load(payload["features"], mmap_mode="r")
+        self.labels = np.load(folder / "labels.npy", mmap_mode="r")
+
+    def read(self, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        part = slice(self.offsets[number], self.offsets[number + 1])
+        return np.array(self.features[part]), np.array(self.labels[part])
 
 
 def _folder(payload: Mapping[str, Any], each: Mapping[str, Any]) -> Path:

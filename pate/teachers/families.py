@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.errors import PateError
-from pate.teachers.errors import TeacherError
 from pate.teachers.protocol import (
     Teacher,
     checked_labels,
@@ -130,7 +129,7 @@ def _together(
         return None
     try:
         told = guarded("fit_many", lambda: list(cls.fit_many(teachers, shards)), private=private)
-    except TeacherError:
+    except PateError:
         return None
     fine = len(told) == len(teachers) and all(
         each is None or isinstance(each, PateError) for each in told
@@ -150,7 +149,7 @@ def _asked_together(
             lambda: np.asarray(cls.predict_many(teachers, records)),
             private=private,
         )
-    except TeacherError:
+    except PateError:
         return None
     found: NDArray[Any] | None = answers if answers.shape[:1] == (len(teachers),) else None
     return found

@@ -33,7 +33,7 @@ class LogisticTeacher(LinearTeacher):
     """
 
     def __init__(
-        self, *, classes: int, alpha: float = 0.03, tol: float = 1e-2, max_iter: int = 200
+        self, *, classes: int, alpha: float = 0.03, tol: float = 5e-3, max_iter: int = 200
     ) -> None:
         super().__init__(classes=classes)
         self.alpha = positive("alpha", alpha)

@@ -30,7 +30,7 @@ class RidgeTeacher(LinearTeacher):
         λ, like the weights, follows from the teacher's own shard alone.
     """
 
-    def __init__(self, *, classes: int, alpha: float = 0.05) -> None:
+    def __init__(self, *, classes: int, alpha: float = 0.1) -> None:
         super().__init__(classes=classes)
         self.alpha = positive("alpha", alpha)
 

@@ -20,6 +20,8 @@ from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
 from pate.plugins import resolve
+from pate.teachers.logistic import LogisticTeacher
+from pate.teachers.ridge import RidgeTeacher
 from pate.testing import check_teacher
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "custom_teacher"
@@ -62,6 +64,8 @@ class Centres:
         pytest.param(pipeline, id="pipeline from a factory"),
         pytest.param(TorchMLP, id="torch"),
         pytest.param(Centres, id="own class"),
+        pytest.param(RidgeTeacher, id="ridge"),
+        pytest.param(LogisticTeacher, id="logistic"),
     ],
 )
 def test_built_in_kinds_keep_the_contract(teacher):

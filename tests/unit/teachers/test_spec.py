@@ -43,6 +43,12 @@ def test_what_is_refused(section, message):
         TeachersSpec.model_validate(section)
 
 
+def test_batched_goes_with_one_model_and_with_a_mix():
+    for one in ({"model": TREE}, {"mix": [{"model": TREE}]}):
+        assert TeachersSpec.model_validate({"count": 4, **one}).batched
+        assert not TeachersSpec.model_validate({"count": 4, **one, "batched": False}).batched
+
+
 @pytest.mark.parametrize("mixed", [True, False])
 def test_a_resolved_section_reads_back(mixed):
     one = {"mix": [{"model": TREE}, {"model": "a:B"}]} if mixed else {"model": TREE, "epochs": 2}

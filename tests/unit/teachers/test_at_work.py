@@ -1,0 +1,145 @@
+"""Groups in a worker: every teacher its own artifact, whoever is missing, failing or beside it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pate.artifacts import Level, Store
+from pate.stages.at_work import ABSTAINS, predict_group, train_group
+from pate.stages.groups import groups
+from pate.teachers import TeachersSpec
+
+NETWORK = """
+import torch
+
+
+class Network(torch.nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layer = torch.nn.Linear(5, classes)
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+
+
+@pytest.fixture
+def bench(tmp_path):
+    """A function that trains or asks a group, and the store it works in."""
+    rng = np.random.default_rng(0)
+    sizes = [12, 9, 0, 15, 12, 12]
+    np.save(tmp_path / "features.npy", rng.normal(size=(sum(sizes), 5)).astype(np.float32))
+    np.save(tmp_path / "labels.npy", rng.integers(0, 3, size=sum(sizes)))
+    np.save(tmp_path / "offsets.npy", np.cumsum([0, *sizes]))
+    np.save(tmp_path / "inputs.npy", rng.normal(size=(5000, 5)).astype(np.float32))
+    (tmp_path / "network.py").write_text(NETWORK)
+    return Bench(tmp_path)
+
+
+class Bench:
+    def __init__(self, folder):
+        self.folder = folder
+        self.store = Store(root=folder / "store")
+
+    def payload(self, model, wanted, **more):
+        teachers = [
+            {
+                "number": n,
+                "made_from": f"{n}-".ljust(30, "0") if n in wanted else None,
+                "model": {"model": model},
+                "seed": n,
+            }
+            for n in range(6)
+        ]
+        return {
+            "root": str(self.store.root),
+            "shards": str(self.folder),
+            "features": str(self.folder / "features.npy"),
+            "inputs": str(self.folder / "inputs.npy"),
+            "part": str(self.folder / "part.npy"),
+            "classes": 3,
+            "plugin_path": str(self.folder),
+            "batched": True,
+            "teachers": teachers,
+        } | more
+
+    def votes(self, payload):
+        told = predict_group(payload)
+        return told, np.array(np.load(payload["part"]))
+
+
+MODELS = ["ridge", "logistic", "network:Network", "sklearn.tree:DecisionTreeClassifier"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_failure_is_one_teachers_and_the_rest_are_saved(model, bench):
+    told = train_group(bench.payload(model, range(6)))
+    assert told["stop"] is None
+    assert {n: "no records" in why for n, why in told["failed"].items()} == {2: True}
+    assert len(bench.store.all("teacher")) == 5
+    assert {artifact.level for artifact in bench.store.all("teacher")} == {Level.PRIVATE}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_who_is_missing_changes_no_bit_for_the_others(model, bench):
+    present = {0, 1, 3, 4, 5}
+    train_group(bench.payload(model, present))
+    whole = {a.manifest["made_from"]: a.digest for a in bench.store.all("teacher")}
+    told, said = bench.votes(bench.payload(model, present))
+    assert told == {"failed": {}, "stop": None}
+    assert (said[2] == ABSTAINS).all()
+    assert set(np.unique(said[[0, 1, 3, 4, 5]])) <= {0, 1, 2}
+
+    _, fewer = bench.votes(bench.payload(model, {1, 4}))
+    np.testing.assert_array_equal(fewer[[1, 4]], said[[1, 4]])
+    assert (fewer[[0, 2, 3, 5]] == ABSTAINS).all()
+
+    bench.store.discard(bench.store.all("teacher")[3])  # a resumed run trains one again
+    gone = whole.keys() - {a.manifest["made_from"] for a in bench.store.all("teacher")}
+    train_group(bench.payload(model, {int(name.split("-")[0]) for name in gone}))
+    assert {a.manifest["made_from"]: a.digest for a in bench.store.all("teacher")} == whole
+
+
+@pytest.mark.parametrize("model", ["ridge", "network:Network"])
+def test_one_by_one_where_the_recipe_says_so(model, bench, monkeypatch):
+    from pate.teachers import families
+
+    def family_of(teachers, _):
+        assert len(teachers) == 1
+
+    wanted = {0, 1, 3}
+    train_group(bench.payload(model, wanted))
+    _, together = bench.votes(bench.payload(model, wanted))
+    alone = Bench(bench.folder)
+    alone.store = Store(root=bench.folder / "alone")
+    monkeypatch.setattr(
+        families, "_family_of", lambda teachers, _: never() if len(teachers) > 1 else None
+    )
+    train_group(alone.payload(model, wanted, batched=False))
+    _, single = alone.votes(alone.payload(model, wanted, batched=False))
+    assert (single == together).mean() > 0.999
+
+
+def test_a_damaged_teacher_stops_the_vote_and_is_named(bench):
+    train_group(bench.payload("ridge", {0, 1}))
+    folder = bench.store.folder("teacher", Level.PRIVATE, "1-".ljust(30, "0"))
+    (folder / "arrays.npz").write_bytes(b"?")
+    told, _ = bench.votes(bench.payload("ridge", {0, 1}))
+    assert told["stop"].startswith("teacher 1: ")
+
+
+def test_a_model_that_cannot_be_made_stops_the_run(bench):
+    told = train_group(bench.payload("rigde", range(6)))
+    assert "built in are" in told["stop"]
+
+
+def test_groups_hold_every_teacher_once_and_one_model_each():
+    mix = [{"model": "ridge", "weight": 2}, {"model": "a:B"}]
+    spec = TeachersSpec.model_validate({"count": 900, "mix": mix})
+    found = groups(spec)
+    assert sorted(n for group in found for n in group) == list(range(900))
+    assert {len(group) for group in found[:-1]} <= {64, 32, 600 % 64}
+    timed = groups(TeachersSpec.model_validate({"count": 900, "mix": mix, "timeout": 5}))
+    assert max(map(len, timed)) == 64
+    assert sum(len(group) == 1 for group in timed) == 300
