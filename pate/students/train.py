@@ -5,6 +5,7 @@ A method is a function from (spec, data, tools) to a trained model, entered in :
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,25 @@ from pate.teachers.protocol import Teacher
 
 Method = Callable[[StudentSpec, StudentData, Tools], Teacher]
 
-METHODS: dict[str, Method] = {"supervised": supervised, "self-training": self_training}
+
+def _torch_method(name: str) -> Method:
+    """A method from a module of its name, which loads torch when it is first used."""
+
+    def method(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
+        module = importlib.import_module(f"pate.students.{name}")
+        trained: Teacher = getattr(module, name)(spec, data, tools)
+        return trained
+
+    return method
+
+
+METHODS: dict[str, Method] = {
+    "supervised": supervised,
+    "self-training": self_training,
+    "fixmatch": _torch_method("fixmatch"),
+    "mixmatch": _torch_method("mixmatch"),
+    "gan": _torch_method("gan"),
+}
 
 
 def train_student(

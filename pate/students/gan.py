@@ -1,0 +1,142 @@
+"""A semi-supervised GAN with feature matching (Salimans et al. 2016), the student of PATE-G.
+
+The student is the discriminator: its K logits say the class of an input, and their log-sum-exp
+whether the input is real. The generator is asked for inputs that have, on average, the features
+that real ones have; it is dropped at the end (Papernot et al. 2017).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from pate.errors import InvalidInput
+from pate.students.data import StudentData
+from pate.students.seeds import sub_seed
+from pate.students.semi_supervised import Learner, prepare, unchanged
+from pate.students.spec import StudentSpec
+from pate.students.tools import Tools
+from pate.students.training import Epoch, soft_cross_entropy
+from pate.teachers.protocol import Teacher
+from pate.teachers.torch_teacher import seeded_torch
+
+
+def gan(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
+    """A torch student by a feature-matching GAN; settings in ``[student.gan]``.
+
+    Features are what the model's method ``features`` returns, or else what its last linear layer
+    sees. ``augment = "auto"`` changes nothing: the generator would learn the changes too.
+    """
+    settings = spec.gan
+    task = prepare(spec, data, tools)
+    change = task.change(spec.augment, unchanged, noise=0.0)
+    features = feature_map(task.student.module, classes=data.classes, name=spec.model)
+    learner = Learner(task.student.module)
+    with seeded_torch(sub_seed(spec.seed, "generator")):
+        made = Maker(task.inputs, latent=settings.latent, hidden=settings.hidden)
+    learner.add_module("generator", made)
+
+    def losses(epoch: Epoch) -> Iterator[Tensor]:
+        for rows, places in task.pairs(epoch, labelled=settings.labelled):
+            known = change(task.inputs[task.rows[places]], epoch.generator)
+            real = change(task.inputs[rows], epoch.generator)
+            with torch.no_grad():
+                fake = made.draw(len(rows), epoch.generator)
+            # One pass: BatchNorm then treats real and made inputs alike, as it will real ones.
+            logits = task.logits(torch.cat([known, real, fake]))
+            said, of_real, of_fake = torch.tensor_split(
+                logits, [len(known), len(known) + len(real)]
+            )
+            supervised = soft_cross_entropy(said, task.targets(places), smoothing=spec.smoothing)
+            yield supervised + settings.weight * realness(of_real, of_fake)
+
+            fake = made.draw(len(rows), epoch.generator)
+            with frozen(task.student.module):
+                both = features(torch.cat([real, fake])).flatten(1)
+                apart = both[: len(real)].mean(dim=0) - both[len(real) :].mean(dim=0)
+                loss = apart.square().mean()
+            yield loss
+
+    return task.learn(learner, losses, losses_per_step=2)
+
+
+def realness(real: Tensor, fake: Tensor) -> Tensor:
+    """The loss of telling real from made inputs, with Z / (Z + 1) the probability of real.
+
+    Z is the sum of the exponentials of K logits: a class K + 1 with its logit fixed at zero.
+
+    >>> realness(torch.tensor([[9.0, -9.0]]), torch.tensor([[-9.0, -9.0]])) < 0.001
+    tensor(True)
+    """
+    at_real, at_fake = real.logsumexp(dim=1), fake.logsumexp(dim=1)
+    return 0.5 * (softplus(-at_real).mean() + softplus(at_fake).mean())
+
+
+def feature_map(module: nn.Module, *, classes: int, name: str) -> Callable[[Tensor], Tensor]:
+    """What the generator has to match: the method ``features``, or what the last layer sees."""
+    own: Any = getattr(module, "features", None)
+    if callable(own):
+        return own  # type: ignore[no-any-return]
+    linear = [each for each in module.modules() if isinstance(each, nn.Linear)]
+    if not linear or linear[-1].out_features != classes or linear[-1] is module:
+        raise InvalidInput(
+            f"gan matches features, and {name} has no method features(x) and ends in no linear "
+            'layer after others; add one, or choose "small-cnn" or "mlp"'
+        )
+    last = linear[-1]
+
+    def seen_by_last(inputs: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        hook = last.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        try:
+            module(inputs)
+        finally:
+            hook.remove()
+        return seen[-1]
+
+    return seen_by_last
+
+
+@contextlib.contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Inside, what is computed gives the module's parameters no gradient."""
+    open_ = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in open_:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in open_:
+            parameter.requires_grad_(True)
+
+
+@final
+class Maker(nn.Module):
+    """Linear layers from noise to inputs; every number stays between its least and its largest."""
+
+    least: Tensor
+    width: Tensor
+
+    def __init__(self, inputs: Tensor, *, latent: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        self.latent, self.shape = latent, tuple(inputs.shape[1:])
+        layers: list[nn.Module] = []
+        before = latent
+        for width in hidden:
+            layers += [nn.Linear(before, width, bias=False), nn.BatchNorm1d(width), nn.Softplus()]
+            before = width
+        self.layers = nn.Sequential(*layers, nn.Linear(before, inputs[0].numel()), nn.Sigmoid())
+        least, most = inputs.amin(dim=0), inputs.amax(dim=0)
+        self.register_buffer("least", least)
+        self.register_buffer("width", most - least)
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """That many inputs."""
+        noise = torch.rand(count, self.latent, generator=generator)
+        made: Tensor = self.layers(noise)
+        return self.least + self.width * made.view(count, *self.shape)
