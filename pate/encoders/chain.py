@@ -115,16 +115,19 @@ def fit_encoder(
 def make_step(spec: StepSpec, *, plugin_path: Path | None = None) -> Step:
     """The step a recipe asks for, not fitted yet."""
     from pate.encoders.backbone import Backbone
+    from pate.encoders.diffusion import Diffusion
     from pate.encoders.groupnorm import GroupNorm
     from pate.encoders.pca import PCA
     from pate.encoders.plugin import Plugin
     from pate.encoders.scattering import Scattering
-    from pate.encoders.statistics import Normalise, Standardise
+    from pate.encoders.statistics import Normalise, Root, Standardise
 
     settings = spec.settings()
     match spec.name:
         case "scattering":
             return Scattering(**settings)
+        case "root":
+            return Root()
         case "standardise":
             return Standardise(**settings)
         case "normalise":
@@ -133,6 +136,8 @@ def make_step(spec: StepSpec, *, plugin_path: Path | None = None) -> Step:
             return GroupNorm(**settings)
         case "pca":
             return PCA(**settings)
+        case "diffusion":
+            return Diffusion(**settings)
         case "torch":
             return Backbone(**settings, plugin_path=plugin_path)
     return Plugin(spec.name, **settings, plugin_path=plugin_path)

@@ -13,18 +13,22 @@ from pate.errors import InvalidInput
 # What each step must be given, and what it may be given with its default.
 _NEEDS: dict[str, tuple[str, ...]] = {
     "scattering": (),
+    "root": (),
     "standardise": (),
     "normalise": (),
     "groupnorm": ("groups",),
     "pca": ("dimension",),
+    "diffusion": ("dimension",),
     "torch": ("model", "weights"),
 }
 _MAY: dict[str, dict[str, Any]] = {
     "scattering": {"J": 2, "L": 8, "order": 2},
-    "standardise": {"floor": 0.0},
+    "root": {},
+    "standardise": {"floor": 0.0, "groups": None},
     "normalise": {},
     "groupnorm": {},
     "pca": {"whiten": 0.0},
+    "diffusion": {"neighbours": 10, "time": 16.0},
     "torch": dict.fromkeys(("layer", "resize", "channels", "mean", "std", "params")),
 }
 NAMES = tuple(_NEEDS)
@@ -61,11 +65,21 @@ class StepSpec(BaseModel):
         None, description="standardise: least scale, as a share of the median scale"
     )
     groups: Whole | None = Field(
-        None, description="groupnorm: parts of a record, each brought to mean 0 and variance 1"
+        None,
+        description="groupnorm: parts of a record, each brought to mean 0 and variance 1; "
+        "standardise: parts that share one scale",
     )
-    dimension: Whole | None = Field(None, description="pca: how many components are kept")
+    dimension: Whole | None = Field(
+        None, description="pca and diffusion: how many components are kept"
+    )
     whiten: Share | None = Field(
         None, description="pca: 0 keeps the variances, 1 makes all of them one"
+    )
+    neighbours: Whole | None = Field(
+        None, description="diffusion: public inputs to which a record's walk may step"
+    )
+    time: Annotated[float, Field(ge=1, le=1000)] | None = Field(
+        None, description="diffusion: steps of the walk"
     )
     model: str | None = Field(None, description='torch: the backbone, as "module:attr"')
     weights: str | None = Field(None, description="torch: a .safetensors or .pt file")

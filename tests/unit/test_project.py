@@ -27,7 +27,7 @@ LAYERS = [
     ["querying"],
     ["students", "testing"],
     ["partition", "teachers", "votes", "mechanisms", "encoders", "datasets"],
-    ["artifacts", "console", "engines", "plugins", "reading", "vision"],
+    ["artifacts", "console", "engines", "neighbours", "plugins", "reading", "vision"],
     ["accounting", "randomness"],
     ["errors"],
 ]

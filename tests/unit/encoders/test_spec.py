@@ -18,7 +18,10 @@ TORCH = {"name": "torch", "model": "torchvision.models:resnet18", "weights": "w.
     ("step", "message"),
     [
         ({"name": "scatering"}, "did you mean scattering"),
-        ({"name": "kernel"}, "known are scattering, standardise, normalise, groupnorm, pca, torch"),
+        (
+            {"name": "kernel"},
+            "known are scattering, root, standardise, normalise, groupnorm, pca, diffusion, torch",
+        ),
         ({"name": "os; rm:x"}, "no step and no 'module:attr'"),
         ({"J": 2}, "steps.0.name is missing"),
         ({"name": "scattering", "j": 2}, "unknown key steps.0.j"),

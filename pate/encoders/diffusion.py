@@ -1,0 +1,133 @@
+"""Diffusion maps: where a walk over the public inputs would go from here.
+
+Labels are few in a shard, and public inputs are many. A walk that steps from an input to those most
+like it stays within a class for long. Coordinates of where it is after some steps make records of
+one class lie close together, so that a small shard teaches a good teacher.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pate.encoders.step import flat, read_arrays, write_arrays
+from pate.errors import InvalidInput
+from pate.neighbours import directions, nearest
+
+_BLOCK = 64  # records of one product
+_CLOSEST = 1e-6  # no input's reach is smaller
+
+
+class Diffusion:
+    """The ``dimension`` slowest coordinates of a walk over public inputs, after ``time`` steps.
+
+    The walk goes to one of the ``neighbours`` nearest public inputs by direction, with the
+    self-tuning weights of Zelnik-Manor & Perona 2004. Its eigenvectors, times eigenvalue to the
+    power ``time``, are the diffusion map of Coifman & Lafon 2006; another record takes its first
+    step to public inputs and continues as they do (Nyström's extension). Reduce to a hundred
+    numbers or so before (``pca``): all distances are between records and public inputs.
+
+    >>> angles = np.array([0.0, 0.1, 0.2, 1.3, 1.4, 1.5])
+    >>> step = Diffusion(dimension=2, neighbours=2, time=4)
+    >>> step.fit(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+    >>> two = step.transform(np.array([[1.0, 0.05], [0.05, 1.0]]))
+    >>> bool(np.abs(two[0] - two[1]).max() > 0.5)
+    True
+
+    Guarantees:
+        The walk is over PUBLIC inputs alone. A record's features are a function of that record and
+        of public inputs. Products always have the same shape, so other records cannot even change
+        the rounding; a record's place in a product may.
+    """
+
+    def __init__(self, *, dimension: int, neighbours: int = 10, time: float = 16.0) -> None:
+        self.dimension, self.neighbours, self.time = dimension, neighbours, time
+        self.inputs: NDArray[np.float32] | None = None  # of length one
+        self.reach: NDArray[np.float64] | None = None
+        self.coordinates: NDArray[np.float32] | None = None  # (inputs, dimension)
+
+    def fit(self, X: NDArray[Any]) -> None:
+        points = directions(flat(X))
+        if max(self.dimension, self.neighbours) + 2 > len(points):
+            raise InvalidInput(
+                f"diffusion with dimension {self.dimension} and {self.neighbours} neighbours needs "
+                f"more than {len(points)} public inputs; lower them"
+            )
+        near, squares = nearest(points, points, self.neighbours + 1, rows=_BLOCK)
+        near, squares = _others(near, squares)
+        self.inputs = points
+        self.reach = np.sqrt(np.maximum(squares[:, -1], _CLOSEST))
+        values, vectors = _slowest(near, self._weights(near, squares, self.reach), self.dimension)
+        # A record's first step is one of the walk's: what is left to do are time − 1.
+        self.coordinates = (vectors * values ** (self.time - 1)).astype(np.float32)
+
+    def transform(self, X: NDArray[Any]) -> NDArray[np.float32]:
+        assert self.inputs is not None
+        assert self.coordinates is not None
+        near, squares = nearest(directions(flat(X)), self.inputs, self.neighbours, rows=_BLOCK)
+        weights = self._weights(near, squares, np.sqrt(np.maximum(squares[:, -1], _CLOSEST)))
+        weights /= weights.sum(axis=1, keepdims=True)
+        steps = self.coordinates[near]  # (records, neighbours, dimension)
+        features: NDArray[np.float32] = np.einsum("ij,ijk->ik", weights, steps).astype(np.float32)
+        return features
+
+    def _weights(
+        self, near: NDArray[np.int64], squares: NDArray[np.float64], reach: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        assert self.reach is not None
+        weights: NDArray[np.float64] = np.exp(-squares / (reach[:, None] * self.reach[near]))
+        return np.maximum(weights, np.finfo(np.float32).tiny)  # one step must be possible
+
+    def save(self, folder: Path) -> None:
+        assert self.inputs is not None
+        assert self.reach is not None
+        assert self.coordinates is not None
+        write_arrays(
+            folder,
+            {"inputs": self.inputs, "reach": self.reach, "coordinates": self.coordinates},
+        )
+
+    def load(self, folder: Path) -> None:
+        arrays = read_arrays(folder)
+        self.inputs, self.reach = arrays["inputs"], arrays["reach"]
+        self.coordinates = arrays["coordinates"]
+
+
+def _others(
+    near: NDArray[np.int64], squares: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Each input's neighbours without itself; where a double took its place, without the last."""
+    own = near == np.arange(len(near))[:, None]
+    own[~own.any(axis=1), -1] = True
+    shape = (len(near), near.shape[1] - 1)
+    return near[~own].reshape(shape), squares[~own].reshape(shape)
+
+
+def _slowest(
+    near: NDArray[np.int64], weights: NDArray[np.float64], dimension: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The walk's largest eigenvalues, and its eigenvectors, of mean square one under its weights.
+
+    The first is the same everywhere and tells nothing, where all inputs hang together. Where they
+    do not, as many as there are parts tell which part it is, in some mixture: all are kept.
+    """
+    from scipy import sparse
+    from scipy.sparse.linalg import eigsh
+
+    count = len(near)
+    heads = np.repeat(np.arange(count), near.shape[1])
+    graph = sparse.csr_matrix((weights.ravel(), (heads, near.ravel())), shape=(count, count))
+    graph = graph.maximum(graph.T)
+    degrees = np.asarray(graph.sum(axis=1)).ravel()
+    scale = sparse.diags(1.0 / np.sqrt(degrees))
+    # The same start, and so the same vectors, every time.
+    start = np.sqrt(degrees) * np.cos(np.arange(count))
+    values, vectors = eigsh(scale @ graph @ scale, k=dimension, which="LA", v0=start, tol=1e-6)
+    values, vectors = values[::-1], vectors[:, ::-1]
+    vectors = vectors / np.sqrt(degrees)[:, None] * np.sqrt(degrees.sum())
+    heaviest = np.abs(vectors).argmax(axis=0)
+    vectors *= np.where(vectors[heaviest, np.arange(dimension)] < 0, -1.0, 1.0)
+    return np.clip(values, 0.0, 1.0), vectors

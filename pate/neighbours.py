@@ -1,0 +1,63 @@
+"""Nearest neighbours by direction: which of some points lie closest to each of others."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_NUMBERS = 1 << 22  # distances in memory at a time
+_ROUNDING = 1e-6  # a squared distance below this is none
+
+
+def directions(features: ArrayLike) -> NDArray[np.float32]:
+    """Features as rows of length one; a row of zeros stays as it is.
+
+    >>> directions([[3.0, 4.0], [0.0, 0.0]])
+    array([[0.6, 0.8],
+           [0. , 0. ]], dtype=float32)
+    """
+    table = np.asarray(features)
+    points = table.reshape(len(table), -1).astype(np.float32)
+    # By the largest number first: the square of a huge or tiny one is out of range.
+    points /= np.maximum(np.abs(points).max(axis=1, initial=0), np.finfo(np.float32).tiny)[:, None]
+    length = np.sqrt(np.einsum("ij,ij->i", points, points))
+    points /= np.where(length > 0, length, 1.0)[:, None]
+    return points
+
+
+def nearest(
+    points: NDArray[np.float32],
+    among: NDArray[np.float32],
+    count: int,
+    *,
+    rows: int | None = None,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """For each point the ``count`` nearest of ``among``, nearest first, and how far, squared.
+
+    ``rows`` fixes how many points go through one product, the last filled up with zeros: then what
+    other points there are cannot even change the rounding of a point's distances.
+
+    >>> line = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=np.float32)
+    >>> near, squares = nearest(line, line, 2)
+    >>> near.tolist(), squares.round(2).tolist()
+    ([[0, 1], [1, 0], [2, 1]], [[0.0, 0.4], [0.0, 0.4], [0.0, 0.8]])
+    """
+    near = np.empty((len(points), count), dtype=np.int64)
+    squares = np.empty((len(points), count))
+    norms = np.einsum("ij,ij->i", among, among)
+    step = rows or max(1, _NUMBERS // max(len(among), 1))
+    block = np.zeros((step, points.shape[1]), dtype=np.float32)
+    for start in range(0, len(points), step):
+        part = points[start : start + step]
+        if rows is not None:
+            block[: len(part)], block[len(part) :] = part, 0.0
+        product = (part if rows is None else block) @ among.T
+        own = np.einsum("ij,ij->i", part, part)[:, None]
+        gaps = own + norms - 2.0 * product[: len(part)]
+        gaps[gaps < _ROUNDING] = 0.0
+        some = np.argpartition(gaps, count - 1, axis=1)[:, :count]
+        found = np.take_along_axis(gaps, some, axis=1)
+        order = np.lexsort((some, found), axis=1)
+        near[start : start + step] = np.take_along_axis(some, order, axis=1)
+        squares[start : start + step] = np.take_along_axis(found, order, axis=1)
+    return near, squares
