@@ -111,11 +111,11 @@ def _slowest(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The walk's largest eigenvalues, and its eigenvectors, of mean square one under its weights.
 
-    The first is the same everywhere and tells nothing, where all inputs hang together. Where they
-    do not, as many as there are parts tell which part it is, in some mixture: all are kept.
+    Where inputs fall into parts with no way between them, each part has vectors of its own, the
+    first of which tells that it is this part.
     """
     from scipy import sparse
-    from scipy.sparse.linalg import eigsh
+    from scipy.sparse.csgraph import connected_components
 
     count = len(near)
     heads = np.repeat(np.arange(count), near.shape[1])
@@ -123,11 +123,35 @@ def _slowest(
     graph = graph.maximum(graph.T)
     degrees = np.asarray(graph.sum(axis=1)).ravel()
     scale = sparse.diags(1.0 / np.sqrt(degrees))
-    # The same start, and so the same vectors, every time.
-    start = np.sqrt(degrees) * np.cos(np.arange(count))
-    values, vectors = eigsh(scale @ graph @ scale, k=dimension, which="LA", v0=start, tol=1e-6)
-    values, vectors = values[::-1], vectors[:, ::-1]
-    vectors = vectors / np.sqrt(degrees)[:, None] * np.sqrt(degrees.sum())
-    heaviest = np.abs(vectors).argmax(axis=0)
-    vectors *= np.where(vectors[heaviest, np.arange(dimension)] < 0, -1.0, 1.0)
-    return np.clip(values, 0.0, 1.0), vectors
+    symmetric = (scale @ graph @ scale).tocsr()
+    values: list[NDArray[np.float64]] = []
+    vectors: list[NDArray[np.float64]] = []
+    parts, part_of = connected_components(graph, directed=False)
+    for part in range(parts):
+        rows = np.flatnonzero(part_of == part)
+        found, inside = _largest(symmetric[rows][:, rows], min(dimension, len(rows)))
+        whole = np.zeros((count, len(found)))
+        whole[rows] = inside
+        values.append(found)
+        vectors.append(whole)
+    every = np.concatenate(values)
+    first = np.argsort(-every, kind="stable")[:dimension]
+    chosen = np.concatenate(vectors, axis=1)[:, first]
+    chosen *= np.sqrt(degrees.sum() / degrees)[:, None]
+    heaviest = np.abs(chosen).argmax(axis=0)
+    chosen *= np.where(chosen[heaviest, np.arange(dimension)] < 0, -1.0, 1.0)
+    return np.clip(every[first], 0.0, 1.0), chosen
+
+
+def _largest(matrix: Any, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Eigenvalues, falling, and vectors; the same every time."""
+    size = matrix.shape[0]
+    if size <= max(4 * count, 256):
+        values, vectors = np.linalg.eigh(matrix.toarray())
+    else:
+        from scipy.sparse.linalg import eigsh
+
+        start = np.cos(np.arange(size))
+        values, vectors = eigsh(matrix, k=count, which="LA", v0=start, tol=1e-6)
+    order = np.argsort(-values, kind="stable")[:count]
+    return values[order], vectors[:, order]
