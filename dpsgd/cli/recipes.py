@@ -16,7 +16,7 @@ def recipes() -> None:
 
     for name, path in sorted(shipped_recipes("dpsgd").items()):
         first = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        typer.echo(f"{name:20} {first}")
+        typer.echo(f"{name:22} {first}")
 
 
 def new(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> None:

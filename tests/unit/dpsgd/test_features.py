@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from dpsgd.recipe import FeaturesSpec, ModelSpec, Recipe
 from dpsgd.run_plan import plan_run
 from pate.datasets import Splits, Table
 from pate.errors import InvalidInput
+from pate.reading import read_recipe
 
 RNG = np.random.default_rng(11)
 SCATTER = ["scattering", {"name": "groupnorm", "groups": 27}]
@@ -121,3 +124,32 @@ def test_the_linear_model_begins_at_zero_and_has_no_bias():
         assert not weight.any()
         assert model(torch.ones(5, *shape)).shape == (5, 4)
     assert list(linear((6,), 4).state_dict()) == ["weight"]
+
+
+@pytest.mark.parametrize("name", ["mnist-dpsgd-scatter", "fashion-dpsgd-scatter"])
+def test_shipped_recipes_fit_what_they_fit_on_enough_public_inputs(name, tmp_path):
+    _, checked = read_recipe(name, None, Recipe)
+    assert checked.data.public == 1000
+    assert checked.data.private is None
+    small = {"dimension": 20}
+    steps = [
+        step.model_dump(exclude_none=True) | (small if step.name == "pca" else {})
+        for step in checked.features.steps
+    ]
+    assert [step["name"] for step in steps] == ["scattering", "groupnorm", "pca", "normalise"]
+    made = prepared(tmp_path, steps, splits(shape=(28, 28)))
+    assert made.shape == (20,)
+    norms = made.features.square().sum(1)
+    assert torch.allclose(norms, torch.ones_like(norms), atol=1e-5)
+    model = build_model(checked.model, shape=made.shape, classes=2)
+    assert model(made.features).shape == (40, 2)
+
+
+def test_a_recipe_with_steps_is_read_without_numpy():
+    code = (
+        "import sys; from dpsgd.recipe import Recipe; from pate.reading import read_recipe\n"
+        "read_recipe('mnist-dpsgd-scatter', None, Recipe)\n"
+        "print([name for name in ('numpy', 'torch') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
