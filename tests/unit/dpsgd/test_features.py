@@ -9,12 +9,15 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dpsgd.inputs import prepare
 from dpsgd.models import build_model, linear
 from dpsgd.recipe import FeaturesSpec, ModelSpec, Recipe
 from dpsgd.run_plan import plan_run
-from pate.datasets import Splits, Table
+from dpsgd.training import Options, train
+from pate.datasets import Splits, Table, load
+from pate.encoders import EncoderSpec, fit_encoder, load_encoder
 from pate.errors import InvalidInput
 from pate.reading import read_recipe
 
@@ -56,8 +59,6 @@ def test_steps_are_those_of_an_encoder_and_come_after_the_scale(tmp_path):
     data = splits(public=1)
     made = prepared(tmp_path, SCATTER, data, scale=0.5)
     assert made.shape == (81 * 2 * 2,)
-    from pate.encoders import EncoderSpec, fit_encoder
-
     half = np.float32(0.5) * data.private.features.astype(np.float32)
     chain = fit_encoder(EncoderSpec(steps=SCATTER), half[:1])
     assert np.array_equal(made.features, chain.transform(half))
@@ -153,3 +154,20 @@ def test_a_recipe_with_steps_is_read_without_numpy():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_the_released_encoder_and_model_are_all_one_needs(tmp_path):
+    made = recipe([{"name": "groupnorm", "groups": 8}, *FITTED], scale=2.0)
+    outcome = train(
+        made, tmp_path / "run", Options(data_root=tmp_path / "data", say=lambda text: None)
+    )
+    place = outcome.artifact.path
+    chain = load_encoder(EncoderSpec(steps=made.features.steps), place / "encoder")
+    model = build_model(made.model, shape=chain.shape, classes=10)
+    model.load_state_dict(load_file(place / "model.safetensors"))
+    test = load(made.data, root=tmp_path / "data").test
+    with torch.no_grad():
+        said = model(torch.from_numpy(chain.transform(2.0 * test.features))).argmax(1).numpy()
+    assert outcome.report["accuracy"] == (said == test.labels).mean()
+    assert not outcome.report["pca"]
+    assert len(outcome.report["events"]) == 1  # the steps of training, and nothing for features
