@@ -68,7 +68,14 @@ class Forecast:
         }
 
 
-def useful_labels(answers: float, accuracy: float, *, classes: int, evenness: float = 1.0) -> float:
+def useful_labels(
+    answers: float,
+    accuracy: float,
+    *,
+    classes: int,
+    evenness: float = 1.0,
+    on_all: float | None = None,
+) -> float:
     """How many labels without mistakes so many labels of this accuracy are worth, roughly.
 
     A share η of wrong labels leaves the signal s = 1 − η·C/(C−1) of C classes: one for right
@@ -77,9 +84,14 @@ def useful_labels(answers: float, accuracy: float, *, classes: int, evenness: fl
     power fits what linear students reached on Fashion-MNIST over a wide range of settings; where
     there is a surrogate, a rehearsal decides instead.
 
+    Labels of inputs that a check let through are right more often because those are easy, and teach
+    less than that; so ``on_all``, the accuracy of the same noise on all inputs, counts for half.
+
     >>> useful_labels(100, 1.0, classes=10), round(useful_labels(100, 0.95, classes=10))
     (100.0, 50)
     """
+    if on_all is not None:
+        accuracy = (accuracy + on_all) / 2
     signal = max(1 - (1 - accuracy) * classes / (classes - 1), 0.0)
     return float(answers * evenness * signal**_STEEP)
 
@@ -121,7 +133,8 @@ def forecast(
     asked, answered = expected_answers(
         float(weights.mean()), queries=plan.queries, most=plan.answers
     )
-    accuracy = float(weights @ _right(profile, spec) / weights.sum())
+    right = _right(profile, spec)
+    accuracy = float(weights @ right / weights.sum())
     dependent = scaled(_total(profile, spec), asked / profile.inputs)
     order = _ledger_order(plan, budget, ledger_budget)
     sanitised, why_not = _sanitised(profile, spec, asked, order, budget, doubt)
@@ -134,7 +147,11 @@ def forecast(
         answered=answered,
         label_accuracy=accuracy,
         useful=useful_labels(
-            answered, accuracy, classes=profile.classes, evenness=evenness(weights)
+            answered,
+            accuracy,
+            classes=profile.classes,
+            evenness=evenness(weights),
+            on_all=float(right.mean()),
         ),
         data_dependent=dependent.guarantee(delta=budget.delta, conversion=budget.conversion),
         sanitised=sanitised,

@@ -204,7 +204,7 @@ def _reasons(proposal: Proposal) -> list[str]:
         chosen = (
             f"Chosen for the most useful labels{least}; n labels with a share η of wrong ones "
             "count as n·(1 − η·C/(C−1))¹² right ones (C classes), and as fewer where a check lets "
-            "some inputs through more than others. With a surrogate, a rehearsal would decide."
+            "the easy inputs through. With a surrogate, a rehearsal would decide."
         )
     told = [chosen]
     if not proposal.met:

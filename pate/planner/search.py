@@ -134,6 +134,7 @@ def _checking(
     """Confident-GNMax. The cap on answers is what is expected, so that the rest goes into noise."""
     largest = profile.counts.max(axis=1).astype(np.float64)
     thresholds = profile.teachers * np.array(_THRESHOLDS)
+    everything = np.ones(profile.inputs)
     for share in _SHARES:
         for number in map(int, numbers):
             sigma1 = rounded_up(budget.checks(number, share=share))
@@ -154,15 +155,20 @@ def _checking(
                     queries=number,
                     answers=most,
                 )
-                yield _candidate(profile, spec, answered, accuracy, evenness(passing[:, column]))
+                worth = useful_labels(
+                    answered,
+                    accuracy,
+                    classes=profile.classes,
+                    evenness=evenness(passing[:, column]),
+                    on_all=ladder.accuracy(sigma2, everything),
+                )
+                yield Candidate(spec=spec, answers=answered, accuracy=accuracy, useful=worth)
 
 
 def _spec(**figures: Any) -> AggregateSpec:
     return AggregateSpec.model_validate(figures)
 
 
-def _candidate(
-    profile: Profile, spec: AggregateSpec, answers: float, accuracy: float, even: float = 1.0
-) -> Candidate:
-    worth = useful_labels(answers, accuracy, classes=profile.classes, evenness=even)
+def _candidate(profile: Profile, spec: AggregateSpec, answers: float, accuracy: float) -> Candidate:
+    worth = useful_labels(answers, accuracy, classes=profile.classes)
     return Candidate(spec=spec, answers=answers, accuracy=accuracy, useful=worth)

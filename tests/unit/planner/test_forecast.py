@@ -132,6 +132,8 @@ def test_what_labels_are_worth() -> None:
     assert useful_labels(50, 0.2, classes=3) == 0
     assert useful_labels(50, 0.9, classes=2) == pytest.approx(50 * 0.8**12)
     assert useful_labels(50, 1.0, classes=2, evenness=0.5) == 25
+    easy = useful_labels(50, 0.9, classes=10, on_all=0.7)
+    assert easy == pytest.approx(useful_labels(50, 0.8, classes=10))
     assert evenness(np.array([0.2, 0.4])) == pytest.approx(0.09 / 0.1)
 
 
@@ -153,6 +155,7 @@ def test_every_candidate_is_within_the_budget_and_uses_it(
         assert exact.plan.events == caps
         assert each.accuracy == pytest.approx(exact.label_accuracy, abs=0.01)
         assert each.answers == pytest.approx(exact.answered)
+        assert each.useful == pytest.approx(exact.useful, rel=0.2)
 
 
 def candidate(answers: float, accuracy: float) -> Candidate:
