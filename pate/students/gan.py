@@ -55,12 +55,11 @@ def gan(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
             supervised = soft_cross_entropy(said, task.targets(places), smoothing=spec.smoothing)
             yield supervised + settings.weight * realness(of_real, of_fake)
 
-            fake = made.draw(len(rows), epoch.generator)
-            with frozen(task.student.module):
-                both = features(torch.cat([real, fake])).flatten(1)
-                apart = both[: len(real)].mean(dim=0) - both[len(real) :].mean(dim=0)
-                loss = apart.square().mean()
-            yield loss
+            with at_rest(task.student.module):
+                with torch.no_grad():
+                    wanted = features(real).flatten(1).mean(dim=0)
+                found = features(made.draw(len(rows), epoch.generator)).flatten(1).mean(dim=0)
+            yield (found - wanted).square().mean()
 
     return task.learn(learner, losses, losses_per_step=2)
 
@@ -103,9 +102,13 @@ def feature_map(module: nn.Module, *, classes: int, name: str) -> Callable[[Tens
 
 
 @contextlib.contextmanager
-def frozen(module: nn.Module) -> Iterator[None]:
-    """Inside, what is computed gives the module's parameters no gradient."""
+def at_rest(module: nn.Module) -> Iterator[None]:
+    """Inside, the module is as it predicts, and what is computed gives it no gradient.
+
+    BatchNorm would otherwise bring made inputs to the mean of the batch, which is to be matched.
+    """
     open_ = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    module.eval()
     for parameter in open_:
         parameter.requires_grad_(False)
     try:
@@ -113,6 +116,7 @@ def frozen(module: nn.Module) -> Iterator[None]:
     finally:
         for parameter in open_:
             parameter.requires_grad_(True)
+        module.train()
 
 
 @final

@@ -109,7 +109,7 @@ class GanSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    weight: NonNegativeFloat = 1.0  # of telling real from made
+    weight: NonNegativeFloat = 0.1  # of telling real from made
     labelled: PositiveInt = 32  # labels in a step, beside `batch_size` real and made inputs
     latent: PositiveInt = 100  # numbers the generator starts from
     hidden: tuple[PositiveInt, ...] = (500, 500)  # widths of the generator's layers
