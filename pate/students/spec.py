@@ -160,8 +160,10 @@ class StudentSpec(Training):
 
     @model_validator(mode="after")
     def _keys_go_together(self) -> Self:
+        fields = type(self).model_fields
         for key, methods in _ONLY_FOR.items():
-            if key in self.model_fields_set and self.method not in methods:
+            # A resolved recipe spells defaults out: another value counts.
+            if self.method not in methods and getattr(self, key) != fields[key].default:
                 raise ValueError(
                     f"{key!r} belongs to method = {' or '.join(map(repr, methods))}, and the "
                     f"method is {self.method!r}; leave it out"

@@ -191,7 +191,10 @@ def test_plans():
         ({"propagation": {"alpha": 1.0}}, "less than 1"),
         ({"propagation": {"neighbors": 3}}, "Extra inputs"),
         ({"method": "supervised", "fractions": [0.5]}, "'fractions' belongs to method"),
-        ({"method": "supervised", "propagation": {}}, "'propagation' belongs to method"),
+        (
+            {"method": "supervised", "propagation": {"neighbours": 3}},
+            "'propagation' belongs to method",
+        ),
     ],
 )
 def test_sections_that_are_refused(section, message):

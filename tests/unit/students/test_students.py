@@ -161,3 +161,13 @@ def test_a_student_says_why_it_cannot_learn():
 def test_sections_that_are_refused(section):
     with pytest.raises(ValidationError):
         StudentSpec.model_validate({"model": LOGISTIC} | section if section else {})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_section_reads_back_what_it_resolves_to(method):
+    """As recipe.json has it: every default of every method is spelt out."""
+    own = {"self-training": {"fractions": [0.5, 1.0], "propagation": {"neighbours": 3}}}
+    own |= {name: {name: {"labelled": 8}} for name in ("fixmatch", "mixmatch", "gan")}
+    spec = StudentSpec(model="mlp", method=method, **own.get(method, {}))
+    assert StudentSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert StudentSpec.model_validate(spec.model_dump(mode="json")) == spec
