@@ -105,9 +105,7 @@ def randaugment(images: Tensor, generator: Generator) -> Tensor:
     from pate.vision import torchvision
 
     torchvision()
-    from torchvision.transforms import v2
-
-    change = v2.RandAugment(num_ops=2, magnitude=9)
+    change = resolve("torchvision.transforms.v2:RandAugment")(num_ops=2, magnitude=9)
     levels = (images.clamp(0, 1) * 255).round().to(torch.uint8)
     return _each(levels, change, generator).to(images.dtype) / 255
 
