@@ -36,8 +36,8 @@ _SEMI_SUPERVISED = {
 }
 _OWN_DEFAULTS: dict[str, dict[str, Any]] = {
     "fixmatch": {"epochs": 30, "average": 0.99},
-    "mixmatch": {"epochs": 30, "average": 0.99},
-    "gan": {"epochs": 40, "average": 0.99},
+    "mixmatch": {"epochs": 15, "average": 0.99},
+    "gan": {"epochs": 20, "average": 0.99},
 }
 
 # Which keys belong to some methods only; all others hold for every method.
