@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _NUMBERS = 1 << 22  # distances in memory at a time
-_ROUNDING = 1e-6  # a squared distance below this is none
+_ROUNDING = 1e-6  # a squared distance below this share of the points' squares is none
 
 
 def directions(features: ArrayLike) -> NDArray[np.float32]:
@@ -31,16 +33,20 @@ def nearest(
     count: int,
     *,
     rows: int | None = None,
+    own: Literal["first", "never"] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """For each point the ``count`` nearest of ``among``, nearest first, and how far, squared.
 
     ``rows`` fixes how many points go through one product, the last filled up with zeros: then what
-    other points there are cannot even change the rounding of a point's distances.
+    other points there are cannot even change the rounding of a point's distances. ``own`` is for
+    points among themselves: each comes first, also where it has doubles, or never.
 
     >>> line = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=np.float32)
     >>> near, squares = nearest(line, line, 2)
     >>> near.tolist(), squares.round(2).tolist()
     ([[0, 1], [1, 0], [2, 1]], [[0.0, 0.4], [0.0, 0.4], [0.0, 0.8]])
+    >>> nearest(line, line, 1, own="never")[0].ravel().tolist()
+    [1, 0, 1]
     """
     near = np.empty((len(points), count), dtype=np.int64)
     squares = np.empty((len(points), count))
@@ -52,12 +58,15 @@ def nearest(
         if rows is not None:
             block[: len(part)], block[len(part) :] = part, 0.0
         product = (part if rows is None else block) @ among.T
-        own = np.einsum("ij,ij->i", part, part)[:, None]
-        gaps = own + norms - 2.0 * product[: len(part)]
-        gaps[gaps < _ROUNDING] = 0.0
+        sizes = np.einsum("ij,ij->i", part, part)[:, None] + norms
+        gaps = sizes - 2.0 * product[: len(part)]
+        gaps[gaps < _ROUNDING / 2 * sizes] = 0.0
+        if own is not None:
+            place = np.arange(len(part))
+            gaps[place, start + place] = -1.0 if own == "first" else np.inf
         some = np.argpartition(gaps, count - 1, axis=1)[:, :count]
         found = np.take_along_axis(gaps, some, axis=1)
         order = np.lexsort((some, found), axis=1)
         near[start : start + step] = np.take_along_axis(some, order, axis=1)
         squares[start : start + step] = np.take_along_axis(found, order, axis=1)
-    return near, squares
+    return near, np.maximum(squares, 0.0)

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.errors import InvalidInput
+from pate.neighbours import directions, nearest
 
 NEIGHBOURS = 100  # that an input can stand for, besides those it is a neighbour of
-_BLOCK = 1 << 22  # distances in memory at a time
 _SAME = 1e-6  # a squared distance below this is rounding
 _GRAIN = 2.0**-20  # of a likeness; sums of whole grains are exact, in whatever order
 
@@ -39,7 +39,7 @@ def near_inputs(features: ArrayLike, *, neighbours: int = NEIGHBOURS) -> Any:
 
     points = _directions(features)
     count = len(points)
-    near, squares = _nearest(points, min(neighbours + 1, count))  # itself among them
+    near, squares = nearest(points, points, min(neighbours + 1, count), own="first")
     reach = np.sqrt(np.maximum(squares.max(axis=1), _SAME))
     alike = np.exp(-squares / (reach[:, None] * reach[near]))
     alike = np.round(alike / _GRAIN) * _GRAIN
@@ -99,36 +99,11 @@ def cover(
 
 
 def _directions(features: ArrayLike) -> NDArray[np.float32]:
-    """Features as vectors of length one (or zero, where there is nothing)."""
-    table = np.asarray(features)
-    points = table.reshape(len(table), -1).astype(np.float32)
+    """Features as vectors of length one, or the rule they break."""
+    points = np.asarray(features, dtype=np.float32)
     if not np.isfinite(points).all():
         raise InvalidInput(
             "features of public inputs are NaN or infinite, so none is near another; mend the "
             "encoder or the inputs, or choose in another way than by nearness"
         )
-    # By the largest number first: the square of a huge or tiny one is out of range.
-    points /= np.maximum(np.abs(points).max(axis=1, initial=0), np.finfo(np.float32).tiny)[:, None]
-    length = np.sqrt(np.einsum("ij,ij->i", points, points))
-    points /= np.where(length > 0, length, 1.0)[:, None]
-    return points
-
-
-def _nearest(
-    points: NDArray[np.float32], count: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The nearest ``count`` of each point, itself included, and their squared distances."""
-    near = np.empty((len(points), count), dtype=np.int64)
-    squares = np.empty((len(points), count))
-    norms = np.einsum("ij,ij->i", points, points)
-    step = max(1, _BLOCK // len(points))
-    for start in range(0, len(points), step):
-        part = points[start : start + step]
-        gaps = norms[start : start + step, None] + norms - 2.0 * (part @ points.T)
-        gaps[gaps < _SAME] = 0.0
-        own = np.arange(len(part))
-        gaps[own, start + own] = -1.0  # first, also among its doubles
-        chosen = np.argpartition(gaps, count - 1, axis=1)[:, :count]
-        near[start : start + step] = chosen
-        squares[start : start + step] = np.take_along_axis(gaps, chosen, axis=1)
-    return near, np.maximum(squares, 0.0)
+    return directions(points)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-CHUNK = 512  # inputs whose distances to all others are in memory at a time
+from pate.neighbours import directions, nearest
 
 
 def propagate(
@@ -72,22 +72,14 @@ def _nearest(
     records: NDArray[np.float32], *, neighbours: int, metric: str
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """For every record the nearest others and a weight from 0 to 1 for each."""
-    points = records - records.mean(axis=0) if metric == "euclidean" else records.copy()
-    squares = np.einsum("ij,ij->i", points, points)
     if metric == "cosine":
-        points /= np.sqrt(np.maximum(squares, np.finfo(np.float32).tiny))[:, None]
-        squares = np.ones_like(squares)
-    near = np.empty((len(points), neighbours), dtype=np.int64)
-    apart = np.empty((len(points), neighbours))
-    for start in range(0, len(points), CHUNK):
-        part = points[start : start + CHUNK]
-        gaps = squares[start : start + CHUNK, None] + squares - 2.0 * (part @ points.T)
-        own = np.arange(len(part))
-        gaps[own, start + own] = np.inf  # nobody is his own neighbour
-        chosen = np.argpartition(gaps, neighbours - 1, axis=1)[:, :neighbours]
-        near[start : start + CHUNK] = chosen
-        apart[start : start + CHUNK] = np.take_along_axis(gaps, chosen, axis=1)
-    apart = np.maximum(apart, 0.0)
+        points = directions(records)
+        empty = ~points.any(axis=1, keepdims=True)
+        if empty.any():  # a direction of its own: what holds nothing is like nothing else
+            points = np.hstack([points, empty.astype(np.float32)])
+    else:
+        points = records - records.mean(axis=0)
+    near, apart = nearest(points, points, neighbours, own="never")
     if metric == "cosine":
         # Squared gap of unit vectors is 2 − 2 cos. The cube favours the very near (Iscen 2019).
         return near, np.maximum(1.0 - apart / 2, 1e-6) ** 3
