@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pate.artifacts import Level
-from pate.encoders import fit_encoder, save_encoder
+from pate.encoders import encoder_content, fit_encoder, save_encoder
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.teach import plugin_digest
@@ -17,6 +17,7 @@ def _settings(recipe: Recipe, options: Options) -> Any:
     spec = recipe.encoder
     return {
         "encoder": spec.model_dump(mode="json"),
+        "weights": encoder_content(spec, plugin_path=options.plugin_path),
         "plugin": plugin_digest(options.plugin_path) if spec.steps else None,
     }
 

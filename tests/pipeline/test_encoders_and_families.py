@@ -1,0 +1,98 @@
+"""Encoders and families of teachers from a recipe: what is noticed, and what must not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+NET = '''
+"""A backbone that scales its records, and a teacher in torch."""
+import torch
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, records):
+        return records * self.scale
+
+
+class Small(torch.nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.LazyLinear(6), torch.nn.Tanh(), torch.nn.Linear(6, classes)
+        )
+
+    def forward(self, records):
+        return self.layers(records)
+'''
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As in a worker: numbers of torch may depend on how many threads there are."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def overlapping(project: Any) -> None:
+    """Records of classes that are hard to tell apart, so that teachers disagree."""
+    rng, y = np.random.default_rng(11), np.arange(150) % 3
+    np.savez(project.folder / "tiny.npz", X=rng.normal(size=(150, 4)) + np.eye(4)[y], y=y)
+
+
+@pytest.mark.parametrize("model", ["ridge", "logistic", "net:Small"])
+def test_engines_give_the_same_predictions_and_votes(project: Any, model: str) -> None:
+    project.plugin("net", NET)
+    overlapping(project)
+    project.write(
+        encoder={"steps": ["standardise", {"name": "pca", "dimension": 3}]},
+        teachers={"model": model, "epochs": 3},
+    )
+    found = []
+    for engine, command in {"serial": project.call_run, "processes:2": project.run}.items():
+        project.engine = engine
+        run = project.folder / engine.partition(":")[0]
+        command("--out", run, stage="vote")
+        found.append([project.array("vote", f"{n}.npy", run) for n in ("predictions", "counts")])
+    (said, counts), (said_again, counts_again) = found
+    np.testing.assert_array_equal(said, said_again)
+    np.testing.assert_array_equal(counts, counts_again)
+    assert said.shape == (6, 30)
+    assert (said != said[0]).any()  # teachers differ, so that a mix-up would show
+    np.testing.assert_array_equal(counts.sum(axis=1), 6)
+
+
+def test_other_weights_of_a_backbone_are_noticed(project: Any) -> None:
+    project.plugin("net", NET)
+    weights = project.folder / "plugins" / "scaled.safetensors"
+    save_file({"scale": torch.ones(4)}, weights)
+    step = {"name": "torch", "model": "net:Scaled", "weights": weights.name, "layer": ""}
+    project.write(encoder={"steps": [step]})
+    project.call_run(stage="encode")
+    before = project.array("encode", "features.npy")
+    status = ("status", "runs/tiny", "--plugin-path", "plugins")
+    assert "weights changed" not in project.call(*status).stdout
+
+    save_file({"scale": torch.full((4,), 2.0)}, weights)
+    assert "stale: weights changed" in project.call(*status).stdout
+    ran = project.call_run(stage="encode").stdout
+    assert "encoder: running" in ran
+    assert "encode: running" in ran
+    found = [np.load(file) for file in project.run_folder.glob("private/encode/*/features.npy")]
+    (now,) = [each for each in found if not np.array_equal(each, before)]
+    np.testing.assert_allclose(now, 2 * before)
+
+    weights.unlink()
+    missing = project.call_run(stage="encode", code=2)
+    assert "scaled.safetensors" in missing.stderr
