@@ -66,6 +66,7 @@ def _reference(
             classes=classes,
         ),
         plugin_path=context.options.plugin_path,
+        private=True,
     )
     with context.draft(Level.PRIVATE, part="reference") as draft:
         said = predict_labels(model, inputs, classes=classes)

@@ -8,7 +8,7 @@ from pate.errors import InvalidInput
 from pate.students.data import StudentData
 from pate.students.spec import StudentSpec
 from pate.students.tools import Tools, refuse_torch_keys
-from pate.teachers.protocol import Teacher, train
+from pate.teachers.protocol import Teacher, guarded, train
 from pate.teachers.torch_teacher import TorchTeacher
 
 
@@ -21,7 +21,10 @@ def supervised(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
     student = tools.fresh()
     if isinstance(student, TorchTeacher):
         if spec.augment != "none" or spec.smoothing or spec.average or spec.validation:
-            _fit_torch(spec, data, tools, student)
+            if tools.private:
+                guarded("fit", lambda: _fit_torch(spec, data, tools, student), private=True)
+            else:
+                _fit_torch(spec, data, tools, student)
             return student
     else:
         refuse_torch_keys(spec)
@@ -29,7 +32,7 @@ def supervised(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
             raise InvalidInput(
                 f"validation decides when to stop, and {spec.model} is fitted once; leave it out"
             )
-    train(student, data.inputs[data.rows], data.labels, private=False)
+    train(student, data.inputs[data.rows], data.labels, private=tools.private)
     return student
 
 
@@ -43,7 +46,8 @@ def _fit_torch(spec: StudentSpec, data: StudentData, tools: Tools, student: Torc
     inputs = torch.from_numpy(np.array(data.inputs[data.rows], dtype=np.float32))
     labels = torch.from_numpy(data.labels)
     targets = torch.nn.functional.one_hot(labels, data.classes).float()
-    settle(student, data.inputs)
+    # With zeros for private records: a module that does not fit may then say what it wants.
+    settle(student, np.zeros_like(data.inputs[:2]) if tools.private else data.inputs)
 
     def score(module: torch.nn.Module) -> float:
         with torch.no_grad():

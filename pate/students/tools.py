@@ -34,6 +34,7 @@ class Tools:
     folder: Path | None = None  # for checkpoints; None: none are kept
     identity: str = ""  # of spec and data: a checkpoint of others is not used
     show: Show | None = None
+    private: bool = False  # whether the data are private records: then errors quote nothing
 
     def fresh(self, name: str = "") -> Teacher:
         """An untrained model; ``name`` tells apart those of one student."""

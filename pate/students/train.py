@@ -49,11 +49,13 @@ def train_student(
     plugin_path: Path | None = None,
     folder: Path | None = None,
     progress: Show | None = None,
+    private: bool = False,
 ) -> Teacher:
     """A trained student; :func:`pate.teachers.save` stores it and ``predict_labels`` asks it.
 
     In ``folder`` checkpoints are kept, so that a run that was killed goes on; a checkpoint of
     another section or other data is not used. The folder may be removed once the student is saved.
+    ``private`` is for a reference model, which no student may be: one fit to private records.
 
     >>> data = StudentData(inputs=[[0.0], [1.0]], rows=[0, 1], labels=[1, 0], classes=2)
     >>> spec = StudentSpec(model="sklearn.tree:DecisionTreeClassifier")
@@ -62,8 +64,11 @@ def train_student(
 
     Guarantees:
         The student is a function of released labels and public inputs, so it costs no privacy
-        beyond theirs (post-processing: Dwork and Roth 2014, Proposition 2.1).
+        beyond theirs (post-processing: Dwork and Roth 2014, Proposition 2.1). With ``private`` it
+        is PRIVATE, and an error says where the model failed and never what it said.
     """
+    if private and spec.method != "supervised":
+        raise InvalidInput(f"a reference model is fitted once, and the method is {spec.method!r}")
     identity = "" if folder is None else fingerprint(spec.model_dump(mode="json"), data.digest())
     tools = Tools(
         spec=spec,
@@ -72,8 +77,10 @@ def train_student(
         folder=folder,
         identity=identity,
         show=progress,
+        private=private,
     )
     try:
         return METHODS[spec.method](spec, data, tools)
     except (TeacherError, InvalidInput) as error:
-        raise type(error)(f"the student failed: {error}") from None
+        who = "the reference model" if private else "the student"
+        raise type(error)(f"{who} failed: {error}") from None

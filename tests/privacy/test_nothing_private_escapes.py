@@ -193,6 +193,17 @@ def test_a_failing_teacher_does_not_quote_its_records(tmp_path, engine, on_error
     assert search(place.in_the_open() | {"said": said}, patterns(*private)) == []
 
 
+def test_a_failing_reference_does_not_quote_its_records(tmp_path):
+    """The student's model on the private records: it learns from public ones without complaint."""
+    private = marked()
+    place = Place(tmp_path / "place", private=private, recipe="[evaluate]\nreference = true\n")
+    words = ("--set", "student.params.fails=true", "--set", "student.params.talks=true")
+    said = place.run(*words, "--json-logs", "--engine", "serial", code=2)
+    assert b"the reference model failed: fit raised ValueError" in said
+    assert b"Traceback" not in said
+    assert search(place.in_the_open() | {"said": said}, patterns(*private)) == []
+
+
 def test_private_folders_are_closed_to_others(tmp_path):
     place = Place(tmp_path / "place")
     before = os.umask(0o000)

@@ -171,3 +171,34 @@ def test_a_section_reads_back_what_it_resolves_to(method):
     spec = StudentSpec(model="mlp", method=method, **own.get(method, {}))
     assert StudentSpec.model_validate_json(spec.model_dump_json()) == spec
     assert StudentSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
+QUOTING = """
+import torch
+
+
+class Quotes(torch.nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layer = torch.nn.LazyLinear(classes)
+
+    def forward(self, records):
+        if (records > 1000).any():
+            raise ValueError(f"odd record {records.max().item()}")
+        return self.layer(records)
+"""
+
+
+@pytest.mark.parametrize("settings", [{}, {"average": 0.9}, {"smoothing": 0.1}])
+def test_a_reference_model_quotes_no_private_record(tmp_path, settings):
+    (tmp_path / "quoting.py").write_text(QUOTING)
+    spec = StudentSpec(model="quoting:Quotes", epochs=1, **settings)
+    data = public(np.full((8, 2), 1234.5), np.arange(8) % 2, classes=2)
+    with pytest.raises(TeacherError) as told:
+        train_student(spec, data, plugin_path=tmp_path, private=True)
+    assert str(told.value).startswith("the reference model failed: fit raised ValueError")
+    assert "1234" not in str(told.value)
+    assert told.value.__cause__ is None
+    assert told.value.__suppress_context__
+    with pytest.raises(InvalidInput, match="fitted once"):
+        train_student(StudentSpec(model="mlp", method="self-training"), data, private=True)
