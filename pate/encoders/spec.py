@@ -166,6 +166,6 @@ class EncoderSpec(BaseModel):
         see where they come from.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     steps: list[StepSpec] = []

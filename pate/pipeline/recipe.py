@@ -43,7 +43,8 @@ class EvaluateSpec(BaseModel):
 class Recipe(BaseModel):
     """The whole of it; every section has defaults but data, teachers, aggregate and student."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Said here too: what sections have in common is checked by the rules of the outermost.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     data: DataSpec
     encoder: EncoderSpec = EncoderSpec()

@@ -76,6 +76,11 @@ def _unknown(where: Where, value: Any, model: type[BaseModel]) -> str:
     near = difflib.get_close_matches(str(where[-1]), known, n=1)
     if near:
         return f"unknown {what}; did you mean {near[0]}?"
+    above = ".".join(map(str, where[:-1]))
+    inside = [name for name in known if str(where[-1]) in _keys_at((*where[:-1], name), model)]
+    if above and inside:
+        places = " or ".join(f"{above}.{name}" for name in inside)
+        return f"unknown {what}; {where[-1]} belongs to {places}"
     homes = [name for name in model.model_fields if str(where[-1]) in _keys_at((name,), model)]
     if homes:
         return f"unknown {what}; {where[-1]} belongs to [{'] or ['.join(homes)}]"

@@ -343,10 +343,30 @@ BAD_RECIPES = {
         "sigma1 = 20.0",
         ["my.toml:6", "data.sigma1", "[aggregate]"],
     ),
-    "an encoder to come": (
+    "a parameter of a step without end": (
         "[student]",
-        '[encoder]\nname = "resnet"\n\n[student]',
-        ["my.toml:18", "encoder.name", "none"],
+        '[encoder]\nsteps = [{ name = "crew:Step", params = { a = inf } }]\n\n[student]',
+        ["my.toml:18: encoder.steps.0.params.a is Infinity", "finite"],
+    ),
+    "an encoder without steps": (
+        "[student]",
+        '[encoder]\nname = "scattering"\n\n[student]',
+        ["my.toml:18", "encoder.name", "belongs to encoder.steps"],
+    ),
+    "a misspelt step": (
+        "[student]",
+        '[encoder]\nsteps = ["scatering"]\n\n[student]',
+        ["my.toml:18", "'scatering'", "did you mean scattering?"],
+    ),
+    "a key of another step": (
+        "[student]",
+        '[encoder]\nsteps = [{ name = "pca", J = 3 }]\n\n[student]',
+        ["my.toml:18", "pca", "needs dimension", "takes no J"],
+    ),
+    "a key of another method": (
+        '[student]\nmodel = "crew:Centroids"',
+        '[student]\nmodel = "crew:Centroids"\nrounds = 4',
+        ["my.toml:17", "'rounds' belongs to method = 'self-training'"],
     ),
 }
 

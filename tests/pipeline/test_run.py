@@ -12,7 +12,8 @@ import pytest
 
 from pate.accounting import Ledger
 
-STAGES = ["data", "partition", "teach", "vote", "aggregate", "account", "distill", "evaluate"]
+STAGES = ["data", "partition", "encoder", "encode", "teach", "vote", "aggregate", "account"]
+STAGES += ["distill", "evaluate"]
 RELEASES = {"aggregate", "pending-labels", "account", "account-private", "pending-sanitised"}
 LEARNT = {"distill", "evaluate"}
 
@@ -101,7 +102,7 @@ def test_another_partition_trains_other_teachers(done: Any, setting: str) -> Non
     before = done.all_artifacts()
     done.call_run("--set", setting)
     new = new_artifacts(done, before)
-    assert set(new) == {"partition", "teach", "teacher", "vote"} | RELEASES | LEARNT
+    assert set(new) == {"partition", "encode", "teach", "teacher", "vote"} | RELEASES | LEARNT
     assert new["teacher"] == (5 if "count" in setting else 6)
 
 
@@ -207,7 +208,7 @@ def test_status_before_midway_and_after(project: Any) -> None:
 
     project.call_run(stage="teach")
     midway = states(project.call("status", *where).stdout)
-    assert [midway[stage] for stage in STAGES[:4]] == ["done", "done", "done", "missing"]
+    assert [midway[stage] for stage in STAGES[:6]] == ["done"] * 5 + ["missing"]
     assert midway["evaluate"] == "missing: distill is to be made first"
     assert "no ledger yet for tiny" in project.call("status", *where).stdout
 
@@ -224,7 +225,7 @@ def test_status_before_midway_and_after(project: Any) -> None:
     [
         ("aggregate.scale=3.0", "vote", "aggregate", "stale: aggregate.scale changed"),
         ("student.params.shrink=0.5", "account", "distill", "stale: student.params"),
-        ("teachers.count=5", "partition", "teach", "stale: partition, teachers.count changed"),
+        ("teachers.count=5", "encode", "teach", "stale: encode, partition, teachers.count changed"),
         ("privacy.doubt=0.1", "vote", "account", "stale: privacy.doubt changed"),
     ],
 )

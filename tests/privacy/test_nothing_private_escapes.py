@@ -249,7 +249,7 @@ def test_names_in_the_open_tell_nothing_of_the_data(tmp_path):
     assert seen[0] & seen[1] <= set(files_and_families(first))
     private = {artifact.digest.encode() for artifact in Store(root=first.run_folder).all("vote")}
     private |= {line.encode() for line in first.artifact("partition").json("shards.json")}
-    for stage in ("data", "partition", "teach", "vote", "account-private"):
+    for stage in ("data", "partition", "encode", "teach", "vote", "account-private"):
         files = first.artifact(stage).manifest["files"].values()
         private |= {entry["sha256"].encode() for entry in files if entry["bytes"] > 8}
     assert len(private) > 15
@@ -283,7 +283,7 @@ def test_distill_can_open_nothing_private(finished):
             store.open(manifest["stage"], manifest["made_from"])
     assert levels["PRIVATE"] >= 10
     assert min(levels.values()) >= 3
-    assert all(need in {"aggregate", "data-public"} for need in DISTILL.needs)
+    assert set(DISTILL.needs) == {"aggregate", "data-public", "encoder"}
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
@@ -309,7 +309,7 @@ def test_only_private_folders_hold_what_comes_from_private_records(finished):
         for level in (Level.PUBLIC, Level.RELEASED)
     }
     assert found == {
-        "PUBLIC": ["data-answers", "data-public", "data-test"],
+        "PUBLIC": ["data-answers", "data-public", "data-test", "encoder"],
         "RELEASED": ["account", "aggregate", "distill", "evaluate"],
     }
 
