@@ -209,7 +209,7 @@ def _torch_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
     import torch
 
     from pate.students.augment import make_augment
-    from pate.students.training import fit_table, settle
+    from pate.students.training import fit_agreeing, fit_table, settle
 
     learn, stop = tools.held_out(data)
     several = len(np.unique(data.labels[learn])) > 1
@@ -226,19 +226,24 @@ def _torch_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
 
         def fit(each: Round, rows: NDArray[np.int64], targets: Any, name: str) -> TorchTeacher:
             student = settle(_torch(tools.fresh(name)), data.inputs)
-            fit_table(
-                student,
-                inputs[rows],
-                torch.from_numpy(targets),
-                augment=augment,
-                smoothing=spec.smoothing,
-                epochs=each.epochs,
-                seed=sub_seed(spec.seed, name),
-                average=spec.average,
-                checkpoint=tools.checkpoint("epochs"),
-                name=name,
-                advance=bar.advance,
-            )
+            settings: dict[str, Any] = {
+                "augment": augment,
+                "smoothing": spec.smoothing,
+                "epochs": each.epochs,
+                "seed": sub_seed(spec.seed, name),
+                "average": spec.average,
+                "checkpoint": tools.checkpoint("epochs"),
+                "name": name,
+                "advance": bar.advance,
+            }
+            if spec.agreement == 1:
+                fit_table(student, inputs[rows], torch.from_numpy(targets), **settings)
+                return student
+            table = torch.zeros(len(inputs), data.classes)
+            table[rows] = torch.from_numpy(targets)
+            given = torch.zeros(len(inputs), dtype=torch.bool)
+            given[rows] = True
+            fit_agreeing(student, inputs, table, given, least=spec.agreement, **settings)
             return student
 
         for number, part in parts[state.done :]:

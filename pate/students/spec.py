@@ -48,6 +48,7 @@ _ONLY_FOR: dict[str, tuple[str, ...]] = {
     "fractions": ("self-training",),
     "first_epochs": ("self-training",),
     "folds": ("self-training",),
+    "agreement": ("self-training",),
     "overrule": ("self-training",),
     "propagation": ("self-training",),
     "fixmatch": ("fixmatch",),
@@ -143,6 +144,9 @@ class StudentSpec(Training):
     confidence: Share | None = None  # a pseudo-label needs this probability; None: 0.9
     first_epochs: PositiveInt = 6  # of the first round; the last has `epochs`
     folds: PositiveInt = 1  # more: a round labels each part by what the others taught
+    agreement: Share = (
+        1.0  # of torch modules: what is so probable of the rest is learnt; 1: nothing
+    )
     overrule: Share = 1.0  # another class so probable drops a released label; 1: never
     propagation: PropagationSpec = PropagationSpec()
 

@@ -75,6 +75,7 @@ def refuse_torch_keys(spec: StudentSpec) -> None:
         "augment": spec.augment not in ("none", "auto"),
         "smoothing": spec.smoothing > 0,
         "average": spec.average > 0,
+        "agreement": spec.agreement < 1,
     }
     for key, given in set_.items():
         if given:

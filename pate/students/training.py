@@ -118,15 +118,22 @@ def batches(order: Tensor, size: int) -> list[Tensor]:
 
 
 def soft_cross_entropy(
-    logits: Tensor, targets: Tensor, *, weights: Tensor | None = None, smoothing: float = 0.0
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    weights: Tensor | None = None,
+    smoothing: float = 0.0,
+    each: bool = False,
 ) -> Tensor:
-    """Cross entropy against a table of probabilities, averaged with weights."""
+    """Cross entropy against a table of probabilities, averaged with weights, or of ``each`` row."""
     if smoothing:
         targets = targets * (1 - smoothing) + smoothing / targets.shape[1]
-    each = -(targets * logits.log_softmax(dim=1)).sum(dim=1)
+    losses = -(targets * logits.log_softmax(dim=1)).sum(dim=1)
+    if each:
+        return losses
     if weights is None:
-        return each.mean()
-    return (each * weights).sum() / weights.sum().clamp_min(1e-12)
+        return losses.mean()
+    return (losses * weights).sum() / weights.sum().clamp_min(1e-12)
 
 
 def fit_table(
@@ -158,6 +165,72 @@ def fit_table(
     run_epochs(module, losses, epochs=epochs, steps=steps, training=teacher.training, **settings)
 
 
+def fit_agreeing(
+    teacher: TorchTeacher,
+    inputs: Tensor,
+    targets: Tensor,
+    given: Tensor,
+    *,
+    least: float,
+    augment: Augment | None = None,
+    smoothing: float = 0.0,
+    epochs: int,
+    average: float,
+    **settings: Any,
+) -> None:
+    """Trains on all inputs: those ``given`` a target on that, the others on what it says itself.
+
+    What it says is asked of the inputs as they are, from the average of its weights, and counts
+    where it is at least so probable; it is then the target for the changed input (FixMatch, Sohn
+    et al. 2020, with a mean teacher, Tarvainen & Valpola 2017).
+    """
+    size = teacher.training.batch_size
+    student, shadow = teacher.module, copy.deepcopy(teacher.module).requires_grad_(False)
+    learner = nn.ModuleDict({"student": student, "shadow": shadow})  # a checkpoint holds both
+    steps = len(batches(torch.arange(len(inputs)), size))
+
+    def losses(epoch: Epoch) -> Iterator[Tensor]:
+        shadow.eval()
+        order = batches(torch.randperm(len(inputs), generator=epoch.generator), size)
+        for step, batch in enumerate(order, start=epoch.number * steps):
+            if len(batch) == 1:  # BatchNorm has no variance of one record
+                batch = batch.repeat(2)
+            seen, wanted, counts = inputs[batch], targets[batch].clone(), given[batch].clone()
+            open_ = ~counts
+            if open_.any():
+                with torch.no_grad():
+                    said = shadow(seen[open_]).softmax(dim=1)
+                sure, label = said.max(dim=1)
+                wanted[open_] = nn.functional.one_hot(label, said.shape[1]).to(wanted.dtype)
+                counts[open_] = sure >= least
+            changed = seen if augment is None else augment(seen, epoch.generator)
+            logits = teacher._checked(student(changed), len(batch))
+            each = soft_cross_entropy(logits, wanted, smoothing=smoothing, each=True)
+            yield (each * counts).sum() / len(batch)
+            keep = min(average, (1 + step) / (10 + step))
+            _follow(shadow.state_dict(), student.state_dict(), keep=keep)
+
+    run_epochs(
+        learner,
+        losses,
+        epochs=epochs,
+        steps=steps,
+        training=teacher.training,
+        average=average,
+        **settings,
+    )
+
+
+@torch.no_grad()
+def _follow(average: dict[str, Tensor], now: dict[str, Tensor], *, keep: float) -> None:
+    """An average of weights takes a step towards the weights; counters are copied."""
+    for name, value in average.items():
+        if value.is_floating_point():
+            value.lerp_(now[name], 1 - keep)
+        else:
+            value.copy_(now[name])
+
+
 def _cosine(done: float) -> float:
     """The rate, as a share of its peak: a short rise, then half a cosine down to zero."""
     if done < WARM:
@@ -179,11 +252,7 @@ class _State:
         if self.averaged is None:
             return
         keep = min(self.decay, (1 + step) / (10 + step))
-        for name, value in self.module.state_dict().items():
-            if value.is_floating_point():
-                self.averaged[name].lerp_(value, 1 - keep)
-            else:
-                self.averaged[name].copy_(value)
+        _follow(self.averaged, self.module.state_dict(), keep=keep)
 
     def judge(self, score: Score, *, patience: int) -> bool:
         """Whether it is time to stop; a later epoch wins among equals."""
