@@ -205,11 +205,14 @@ def test_features_of_private_records_are_private(finished):
 
 
 def test_marks_of_private_records_and_their_features_are_nowhere_in_the_open(finished):
-    """A pixel, whole records and whole features, and no two numbers of features in a row."""
+    """A pixel, whole records, two numbers of features in a row, a digest of a private file."""
     marks = {np.array(MARK, dtype=kind).tobytes() for kind in ("<f4", ">f4", "<f8", ">f8")}
     marks |= {record.tobytes() for record in private_images()[0]}
     features = finished.artifact("encode").array("features.npy")
     marks |= {row[at : at + 2].tobytes() for row in features for at in range(5)}
+    for stage in ("partition", "encode", "vote"):
+        files = finished.artifact(stage).manifest["files"].values()
+        marks |= {file["sha256"].encode() for file in files}
     private, public = {}, {"said": finished.said.encode()}
     for file in finished.run_folder.rglob("*"):
         if file.is_file():
