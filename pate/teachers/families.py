@@ -7,14 +7,20 @@ A class is a family if, besides ``fit`` and ``predict``, it offers
     predict_many(teachers, X) -> labels           (teachers, n); may be left out
 
 The last two are called on the class. In both lists None stands for a teacher that is missing: its
-place is kept and what is answered for it is ignored. An exception from a call as a whole has all
-members trained, or asked, one by one; ``fit`` must then start anew.
+place is kept and what is answered for it is ignored. After an exception from a call as a whole each
+member is tried again in its place, the other places empty, and by itself where that fails too:
+``fit_many`` and ``fit`` must then start anew.
+
+Guarantees, which a class of one's own has to give:
+    ``fit_many`` sees several shards, and must not mix them: what teacher j learns, down to the
+    last bit, follows from shard j, its place and the number of places. Else one record would
+    change several teachers, and no ε that is stated here would hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +36,7 @@ from pate.teachers.protocol import (
 )
 
 Shard = tuple[ArrayLike, ArrayLike]
+_T = TypeVar("_T")
 
 
 def alike(teachers: Sequence[Teacher | None]) -> list[list[int]]:
@@ -54,8 +61,10 @@ def train_many(
 
     Guarantees:
         A teacher fails for what happened on its own shard alone: where a family cannot be trained
-        as a whole, its members are trained one by one. What they print or warn is dropped, and
-        with ``private`` errors name places in code only, as in :func:`pate.teachers.train`.
+        as a whole, each member is trained in its place among empty ones, which gives the same
+        teacher to the last bit, so that one shard's trouble does not even change how others are
+        rounded. Who cannot be trained so is trained by itself. What they print or warn is dropped,
+        and with ``private`` errors name places in code only, as in :func:`pate.teachers.train`.
     """
     found: list[PateError | None] = [None] * len(teachers)
     fit: list[Teacher | None] = list(teachers)
@@ -74,8 +83,9 @@ def train_many(
         shard = ready[place]
         if teacher is None or shard is None:
             continue
-        if told is not None:
-            found[place] = told[place]
+        mine = told or _together(_only(fit, place), _only(ready, place), private=private)
+        if mine is not None:
+            found[place] = mine[place]
             continue
         try:
             train(teacher, *shard, private=private)
@@ -91,7 +101,8 @@ def predict_many_labels(
 
     Guarantees:
         As in :func:`pate.teachers.predict_labels`: a prediction that is no label never becomes a
-        vote, and spoils no other teacher's.
+        vote, and spoils no other teacher's, down to the rounding: after a failure each is asked in
+        its place, as in :func:`train_many`.
     """
     records = np.asarray(X)
     answers = _asked_together(teachers, records, private=private)
@@ -99,14 +110,22 @@ def predict_many_labels(
     for place, teacher in enumerate(teachers):
         if teacher is None:
             continue
+        mine = answers
+        if mine is None:
+            mine = _asked_together(_only(teachers, place), records, private=private)
         try:
-            if answers is None:
+            if mine is None:
                 found[place] = predict_labels(teacher, records, classes=classes, private=private)
             else:
-                found[place] = checked_labels(answers[place], records=len(records), classes=classes)
+                found[place] = checked_labels(mine[place], records=len(records), classes=classes)
         except PateError as error:
             found[place] = error
     return found
+
+
+def _only(members: Sequence[_T | None], place: int) -> list[_T | None]:
+    """One member in its place, the others gone."""
+    return [each if number == place else None for number, each in enumerate(members)]
 
 
 def _kind(teacher: Any, place: int) -> Hashable:
