@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.errors import PateError
+from pate.teachers.apart import require_apart
 from pate.teachers.errors import TeacherError
 from pate.teachers.stacked_optimizer import stacked_optimizer
 
@@ -80,11 +81,13 @@ def fit_together(
     rounding. A batch is filled up to ``batch_size + 1`` records of weight 0; a teacher with fewer
     batches keeps its weights and optimizer state while others take a step. Raises TeacherError
     where modules cannot run together: if what the module says of a record depends on others in the
-    batch (BatchNorm), if it draws random numbers (dropout) or changes its buffers, or if ``vmap``
-    cannot follow it. Nothing is changed then, but for lazy layers, which have their sizes.
+    batch (BatchNorm), if it draws random numbers (dropout) or changes its buffers, if an operation
+    is not known to keep networks apart (:mod:`pate.teachers.apart`), or if ``vmap`` cannot follow
+    it. Nothing is changed then, but for lazy layers, which have their sizes.
 
     Guarantees:
-        * Networks share no arithmetic: a change in shard j changes teacher j alone. All shapes
+        * Networks share no arithmetic: a change in shard j changes teacher j alone. Whether they
+          run together follows from their architecture and the shape of records. All shapes
           follow from the recipe and the number of places in the group, none from shards; a
           missing teacher's place is filled with a copy that takes no step. So the size of a shard
           does not even change the rounding of another teacher.
@@ -135,26 +138,53 @@ class _Lane:
 
 
 def _check(first: _Lane, lanes: Sequence[_Lane | None]) -> None:
-    """Raises if these modules cannot be one program; decided by made-up records."""
+    """Raises if these modules cannot be one program.
+
+    Decided by made-up records and drawn weights: not by whose lane comes first.
+    """
     import torch
 
     from pate.teachers.torch_teacher import seeded_torch
 
     shape = first.records.shape[1:]
+    with seeded_torch(0):
+        few, more = (torch.randn(n, *shape).to(first.records) for n in (3, 2))
     for lane in filter(None, lanes):
         if lane.records.shape[1:] != shape:
             raise TeacherError("the shards of the group differ in the shape of their records")
         with seeded_torch(lane.teacher.seed):
-            lane.teacher._find_sizes(lane.records)
+            lane.teacher._find_sizes(few)
     module = copy.deepcopy(first.teacher.module).train()
-    state = {name: value.clone() for name, value in module.state_dict().items()}
-    with seeded_torch(0), torch.no_grad():
-        few = torch.randn(3, *shape).to(first.records)
-        alone = module(few)
-        beside = module(torch.cat([few, torch.randn(2, *shape).to(few)]))[:3]
-        same = torch.allclose(alone, beside, rtol=1e-3, atol=1e-3 * float(alone.abs().max()))
-    if not same or any(not torch.equal(v, state[k]) for k, v in module.state_dict().items()):
+    with seeded_torch(0):
+        _draw(module)
+        before, made_of = _values(module), likeness(module)
+        alone = require_apart(module, few)
+        with torch.no_grad():
+            beside = module(torch.cat([few, more]))[:3]
+    same = torch.allclose(alone, beside, rtol=1e-3, atol=1e-3 * float(alone.abs().max()))
+    kept = all(torch.equal(value, before[name]) for name, value in _values(module).items())
+    if not same or not kept or likeness(module) != made_of:
         raise TeacherError("the module's answers depend on other records, chance or its past")
+
+
+def _values(module: nn.Module) -> Stack:
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {name: value.detach().clone() for name, value in named}
+
+
+def _draw(module: nn.Module) -> None:
+    """Parameters and buffers of moderate size, the same for every module of one likeness."""
+    import torch
+
+    with torch.no_grad():
+        for value in [*module.parameters(), *module.buffers()]:
+            if not value.is_floating_point():
+                continue
+            if value.ndim > 1:
+                drawn = torch.randn(value.shape) / max(1, value[0].numel()) ** 0.5
+            else:  # scales and offsets: a scale near zero would hide what comes before it
+                drawn = torch.rand(value.shape) + 0.5
+            value.copy_(drawn)
 
 
 def _run(first: _Lane, lanes: Sequence[_Lane | None]) -> tuple[list[PateError | None], Stack]:

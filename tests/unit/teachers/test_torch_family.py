@@ -204,6 +204,135 @@ def test_modules_that_cannot_be_one_program_train_one_by_one(module):
         assert_same(teacher, other.fit(X, y))
 
 
+class Codes(nn.Module):
+    """Looks up rows by the numbers in a record: under vmap, also those of its neighbours."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.table, self.head = nn.Parameter(torch.randn(5, 4)), nn.Linear(24, classes)
+
+    def forward(self, x):
+        return self.head(self.look_up(x.long()).flatten(1))
+
+    def look_up(self, codes):
+        return nn.functional.embedding(codes, self.table)
+
+
+class Rows(Codes):
+    def look_up(self, codes):
+        return self.table[codes]
+
+
+class Doubled(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+class OwnGradient(MLP):
+    def forward(self, x):
+        return Doubled.apply(super().forward(x))
+
+
+class Remembers(MLP):
+    def forward(self, x):
+        self.last = x
+        return super().forward(x)
+
+
+def coded(bad=None):
+    found = [(np.abs(X * 2).round() % 5, y) for X, y in shards()]
+    if bad is not None:
+        found[1][0][3] = bad
+    return found
+
+
+@pytest.mark.parametrize("bad", [7, 12, -3, 999])
+@pytest.mark.parametrize("module", [Codes, Rows])
+def test_codes_out_of_range_reach_no_other_teacher(module, bad):
+    with pytest.raises(TeacherError, match="may mix networks"):
+        TorchTeacher.fit_many(teachers(module), coded())
+    before, after = teachers(module), teachers(module)
+    assert train_many(before, coded()) == [None] * len(SIZES)
+    train_many(after, coded(bad))
+    for number in set(range(len(SIZES))) - {1}:
+        assert_same(before[number], after[number])
+
+
+@pytest.mark.parametrize("module", [OwnGradient, Remembers])
+def test_modules_with_rules_or_a_memory_of_their_own_train_one_by_one(module):
+    with pytest.raises(TeacherError):
+        TorchTeacher.fit_many(teachers(module), shards())
+    assert train_many(teachers(module), shards()) == [None] * len(SIZES)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
+def test_convolutions_keep_what_is_not_finite_to_themselves(bad):
+    class Deep(nn.Module):
+        def __init__(self, classes):
+            super().__init__()
+            self.layers = nn.Sequential(
+                nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+                nn.Conv2d(3, 5, 3, padding=1), nn.GELU(), nn.AvgPool2d(2), nn.Flatten(),
+                nn.LayerNorm(20), nn.Linear(20, classes),
+            )  # fmt: skip
+
+        def forward(self, x):
+            return self.layers(x)
+
+    before, after, changed = teachers(Deep), teachers(Deep), shards((1, 8, 8))
+    assert TorchTeacher.fit_many(before, changed) == [None] * len(SIZES)
+    changed[2][0][4] = bad
+    TorchTeacher.fit_many(after, changed)
+    for number in set(range(len(SIZES))) - {2}:
+        assert_same(before[number], after[number])
+
+
+def test_a_program_that_fails_changes_no_bit_of_the_others(monkeypatch):
+    from pate.teachers import torch_family
+
+    run = torch_family._run
+
+    def fails(first, lanes):  # as a module would that cannot bear one record
+        if any(lane is not None and (lane.records > 1e6).any() for lane in lanes):
+            raise RuntimeError
+        return run(first, lanes)
+
+    monkeypatch.setattr(torch_family, "_run", fails)
+    before, after, changed = teachers(MLP), teachers(MLP), shards()
+    train_many(before, changed)
+    changed[0][0][3] = 1e7
+    assert train_many(after, changed) == [None] * len(SIZES)
+    for one, other in zip(before[1:], after[1:], strict=True):
+        assert_same(one, other)
+
+
+def test_who_comes_first_does_not_decide_whether_modules_run_together():
+    class Proud(MLP):
+        """Loud beside a small answer: with these first weights others would not be seen."""
+
+        def __init__(self, classes, seed):
+            super().__init__(classes)
+            self.share = nn.Parameter(torch.tensor(0.0 if seed == 100 else 1.0))
+
+        def forward(self, x):
+            return super().forward(x) + self.share * x.mean(dim=0)[:3]
+
+    for group in (teachers(Proud), [None, *teachers(Proud)[1:]]):
+        with pytest.raises(TeacherError, match="depend on other records"):
+            TorchTeacher.fit_many(group, [s if t else None for t, s in zip(group, shards())])  # noqa: B905
+
+
 def test_dropout_that_is_off_does_not_keep_modules_apart():
     class Off(MLP):
         def __init__(self, classes):
