@@ -12,10 +12,43 @@ _LINEAR = {"ridge": 64, "logistic": 64}  # so cheap that more of them make one t
 _SHARES = 8  # and at least so many tasks, where there are teachers enough
 
 
-class Run(NamedTuple):
-    """Groups that an engine takes together, and how long each may last."""
+class Work(NamedTuple):
+    """One task: a group, and those of it that are asked for; the others only keep their places."""
 
-    groups: list[list[int]]
+    group: list[int]
+    wanted: list[int]
+
+    @property
+    def name(self) -> str:
+        """Another one for other work in the same run.
+
+        >>> Work([0, 2, 4], [0, 4]).name, Work([0, 2, 4], [4]).name
+        ('0-4-of-3', '0-4-of-3-only-4')
+        """
+        places = f"{self.group[0]}-{self.group[-1]}-of-{len(self.group)}"
+        return f"{places}-only-{self.wanted[0]}" if len(self.wanted) == 1 else places
+
+    def again(self, lost: list[int]) -> list[Work]:
+        """What to try after a worker was lost: each in its place, then by itself, then nothing.
+
+        Guarantees:
+            In its place among empty ones a teacher is, to the last bit, what it is in its group.
+            So another member's trouble does not change how it is rounded.
+
+        >>> Work([3, 4, 5], [3, 4, 5]).again([4, 5])
+        [Work(group=[3, 4, 5], wanted=[4]), Work(group=[3, 4, 5], wanted=[5])]
+        >>> Work([3, 4, 5], [4]).again([4]), Work([4], [4]).again([4])
+        ([Work(group=[4], wanted=[4])], [])
+        """
+        if len(self.wanted) > 1:
+            return [Work(self.group, [number]) for number in lost]
+        return alone(lost) if len(self.group) > 1 else []
+
+
+class Run(NamedTuple):
+    """Work that an engine takes together, and how long each piece may last."""
+
+    work: list[Work]
     timeout: float | None
 
 
@@ -47,19 +80,31 @@ def groups(spec: TeachersSpec) -> list[list[int]]:
     return found
 
 
-def runs(found: Iterable[list[int]], *, timeout: float | None) -> Iterator[Run]:
-    """Groups by how long they may last: ``timeout`` for each member.
+def asked_for(found: Iterable[list[int]], numbers: Iterable[int]) -> list[Work]:
+    """The groups that hold one of these teachers, and which they hold.
 
-    >>> list(runs([[0, 1], [2, 3], [4]], timeout=10))
-    [Run(groups=[[0, 1], [2, 3]], timeout=20), Run(groups=[[4]], timeout=10)]
+    >>> asked_for([[0, 1], [2, 3]], [3])
+    [Work(group=[2, 3], wanted=[3])]
     """
-    sizes: dict[int, list[list[int]]] = {}
-    for group in found:
-        sizes.setdefault(0 if timeout is None else len(group), []).append(group)
+    wanted = set(numbers)
+    work = [Work(group, [n for n in group if n in wanted]) for group in found]
+    return [piece for piece in work if piece.wanted]
+
+
+def runs(work: Iterable[Work], *, timeout: float | None) -> Iterator[Run]:
+    """Work by how long it may last: ``timeout`` for each member of a group.
+
+    >>> work = asked_for([[0, 1], [2, 3], [4]], range(5))
+    >>> [([piece.group for piece in run.work], run.timeout) for run in runs(work, timeout=10)]
+    [([[0, 1], [2, 3]], 20), ([[4]], 10)]
+    """
+    sizes: dict[int, list[Work]] = {}
+    for piece in work:
+        sizes.setdefault(0 if timeout is None else len(piece.group), []).append(piece)
     for size, same in sizes.items():
         yield Run(same, None if timeout is None else timeout * size)
 
 
-def alone(numbers: Iterable[int]) -> list[list[int]]:
+def alone(numbers: Iterable[int]) -> list[Work]:
     """Each teacher in a group of its own."""
-    return [[number] for number in numbers]
+    return [Work([number], [number]) for number in numbers]

@@ -13,7 +13,7 @@ from pate.pipeline.recipe import Recipe
 from pate.pipeline.secret import naming_key
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.features import private_features_path
-from pate.stages.groups import alone, groups, runs
+from pate.stages.groups import Work, alone, asked_for, groups, runs
 from pate.teachers import TeacherError, model_for, seed_for
 
 _VERSION = 1
@@ -100,7 +100,8 @@ def _train_missing(context: Context, shards: Artifact, made_from: list[str]) -> 
     Guarantees:
         A teacher abstains for what happened while it trained alone on its own shard, never
         because another teacher of its group took the worker down: one record still moves one
-        teacher's vote.
+        teacher's vote. Nor does that change how the others are rounded
+        (:meth:`pate.stages.groups.Work.again`).
     """
     spec = context.recipe.teachers
     missing = [n for n, name in enumerate(made_from) if context.store.find("teacher", name) is None]
@@ -126,26 +127,30 @@ def _attempt(
     fatal: bool,
     shown: Progress,
 ) -> dict[int, str]:
-    """Trains some teachers in groups; who was in a group that was lost is trained alone.
+    """Trains some teachers in groups; who was in a group that was lost is tried by itself.
 
     The others of their groups, which are there already, keep their places. After a failure each
     is alone: who else failed cannot matter to it.
     """
     failed: dict[int, str] = {}
-    todo, wanted = groups(context.recipe.teachers) if attempt == 0 else alone(numbers), set(numbers)
-    while todo := [group for group in todo if wanted & set(group)]:
-        lost: list[int] = []
-        for run in runs(todo, timeout=context.recipe.teachers.timeout):
+    spec = context.recipe.teachers
+    todo = asked_for(groups(spec), numbers) if attempt == 0 else alone(numbers)
+    while todo:
+        again: list[Work] = []
+        for run in runs(todo, timeout=spec.timeout):
+            named = {f"teacher-{work.name}": work for work in run.work}
             tasks = (
-                _task(context, shards, made_from, group, wanted, attempt) for group in run.groups
+                _task(context, shards, made_from, work, key=key, attempt=attempt)
+                for key, work in named.items()
             )
             for outcome in context.options.engine.run(tasks, timeout=run.timeout):
-                group = [int(number) for number in outcome.key.split("-")[1:]]
-                asked = [number for number in group if number in wanted]
-                if outcome.error and len(group) > 1:
+                work = named[outcome.key]
+                asked = work.wanted
+                if outcome.error and len(work.group) > 1:
                     found = context.store.find
-                    lost += [n for n in asked if found("teacher", made_from[n]) is None]
-                    shown.advance(len(asked) - len(set(asked) & set(lost)))
+                    lost = [n for n in asked if found("teacher", made_from[n]) is None]
+                    again += work.again(lost)
+                    shown.advance(len(asked) - len(lost))
                     continue
                 told = read_failures(outcome.result, outcome.error, asked)
                 for number, why in told.items():
@@ -153,7 +158,7 @@ def _attempt(
                         raise TeacherError(f"teacher {number} failed: {why}")
                 failed |= told
                 shown.advance(len(asked) - len(told))
-        todo, wanted = alone(lost), set(lost)
+        todo = again
     return failed
 
 
@@ -172,12 +177,13 @@ def _task(
     context: Context,
     shards: Artifact,
     made_from: list[str],
-    group: list[int],
-    wanted: set[int],
+    work: Work,
+    *,
+    key: str,
     attempt: int,
 ) -> Task:
     return Task(
-        key="teacher-" + "-".join(map(str, group)),
+        key=key,
         function="pate.stages.at_work:train_group",
         payload={
             "root": str(context.store.root),
@@ -187,9 +193,9 @@ def _task(
             "plugin_path": str(context.options.plugin_path or ""),
             "batched": context.recipe.teachers.batched,
             "teachers": [
-                {"number": n, "made_from": made_from[n] if n in wanted else None}
+                {"number": n, "made_from": made_from[n] if n in work.wanted else None}
                 | _one(context, n, attempt)
-                for n in group
+                for n in work.group
             ],
         },
     )

@@ -16,7 +16,7 @@ from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.at_work import ABSTAINS, CHUNK
 from pate.stages.features import public_features_path
-from pate.stages.groups import alone, groups, runs
+from pate.stages.groups import Work, asked_for, groups, runs
 from pate.stages.teach import read_failures, tell_abstentions
 from pate.teachers import TeacherError, model_for, seed_for
 
@@ -55,25 +55,26 @@ def _collect(
     counts: NDArray[np.int32],
     shown: Progress,
 ) -> dict[int, str]:
-    """Asks all teachers in groups; who was in a group that was lost is asked alone.
+    """Asks all teachers in groups; who was in a group that was lost is asked by itself.
 
     Guarantees:
         A teacher abstains on all queries, and for what it did itself: one record still moves one
-        vote on a query.
+        vote on a query. After another's failure it is asked in its place, and rounds the same
+        (:meth:`pate.stages.groups.Work.again`).
     """
     spec = context.recipe.teachers
     failed: dict[int, str] = {}
-    todo, wanted = groups(spec), set(voting)
-    while todo := [group for group in todo if wanted & set(group)]:
-        lost: list[int] = []
+    todo = asked_for(groups(spec), voting)
+    while todo:
+        again: list[Work] = []
         for run in runs(todo, timeout=spec.timeout):
-            tasks = (_task(context, teachers, group, folder) for group in run.groups)
+            named = {f"teachers-{work.name}": work for work in run.work}
+            tasks = (_task(context, teachers, work, key, folder) for key, work in named.items())
             for outcome in context.options.engine.run(tasks, timeout=run.timeout):
-                group = [int(number) for number in outcome.key.split("-")[1:]]
-                asked = [number for number in group if number in wanted]
-                part = _part(folder, group)
-                if outcome.error and len(group) > 1:
-                    lost += asked
+                work = named[outcome.key]
+                asked, part = work.wanted, _part(folder, work)
+                if outcome.error and len(work.group) > 1:
+                    again += work.again(asked)
                     part.unlink(missing_ok=True)
                     continue
                 told = _blamed(context.inputs["teach"], outcome.result, outcome.error, asked)
@@ -83,10 +84,10 @@ def _collect(
                     predictions[number] = ABSTAINS
                 failed |= told
                 if outcome.result is not None:
-                    _count(np.load(part, mmap_mode="r"), group, predictions, counts)
+                    _count(np.load(part, mmap_mode="r"), work, predictions, counts)
                 part.unlink(missing_ok=True)
                 shown.advance(len(asked))
-        todo, wanted = alone(lost), set(lost)
+        todo = again
     return failed
 
 
@@ -101,47 +102,47 @@ def _blamed(
 
 def _count(
     said: NDArray[np.int32],
-    group: list[int],
+    work: Work,
     predictions: NDArray[np.int32],
     counts: NDArray[np.int32],
 ) -> None:
-    """Adds the votes of a group, a chunk of queries at a time."""
+    """Adds the votes of those who were asked, a chunk of queries at a time."""
     queries, classes = counts.shape
+    rows = [work.group.index(number) for number in work.wanted]
     for start in range(0, queries, CHUNK):
-        block = np.array(said[:, start : start + CHUNK])
-        for row, number in enumerate(group):
-            predictions[number, start : start + CHUNK] = block[row]
+        block = np.array(said[rows, start : start + CHUNK])
+        predictions[work.wanted, start : start + CHUNK] = block
         cells = np.arange(block.shape[1]) * classes + block
         counts[start : start + CHUNK] += np.bincount(
             cells[block != ABSTAINS], minlength=block.shape[1] * classes
         ).reshape(-1, classes)
 
 
-def _part(folder: Path, group: list[int]) -> Path:
+def _part(folder: Path, work: Work) -> Path:
     """Where a group's predictions are until they are counted."""
-    return folder / f"part-{group[0]}.npy"
+    return folder / f"part-{work.name}.npy"
 
 
-def _task(context: Context, teachers: list[str | None], group: list[int], folder: Path) -> Task:
+def _task(context: Context, teachers: list[str | None], work: Work, key: str, folder: Path) -> Task:
     spec = context.recipe.teachers
     return Task(
-        key="teachers-" + "-".join(map(str, group)),
+        key=key,
         function="pate.stages.at_work:predict_group",
         payload={
             "root": str(context.store.root),
             "inputs": str(public_features_path(context)),
-            "part": str(_part(folder, group)),
+            "part": str(_part(folder, work)),
             "classes": context.inputs["data-public"].facts["classes"],
             "plugin_path": str(context.options.plugin_path or ""),
             "batched": spec.batched,
             "teachers": [
                 {
                     "number": n,
-                    "made_from": teachers[n],
+                    "made_from": teachers[n] if n in work.wanted else None,
                     "model": model_for(spec, n).model_dump(mode="json"),
                     "seed": seed_for(spec, n),
                 }
-                for n in group
+                for n in work.group
             ],
         },
     )

@@ -304,6 +304,62 @@ def test_on_error_abstain_goes_on_without_them(
     assert "the private record" not in told
 
 
+PLACED = '''
+import os
+import numpy as np
+
+
+class Placed:
+    """Rounds, so to speak, by how many places its group has; some shards end the worker."""
+
+    def __init__(self, when="never"):
+        self.when, self.places, self.bad = when, 0, False
+
+    def family(self):
+        return self.when
+
+    @classmethod
+    def fit_many(cls, teachers, shards):
+        for teacher, shard in zip(teachers, shards, strict=True):
+            if teacher is not None:
+                teacher.places = len(teachers)
+                teacher.bad = bool((shard[0][:, 0] == np.load("bad.npy")[:, None]).any())
+                if teacher.bad and teacher.when == "fit":
+                    os._exit(9)
+        return [None] * len(teachers)
+
+    @classmethod
+    def predict_many(cls, teachers, X):
+        if any(t is not None and t.bad and t.when == "predict" for t in teachers):
+            os._exit(9)
+        return [[0 if t is None else (t.places + len(teachers)) % 3] * len(X) for t in teachers]
+
+    def fit(self, X, y):
+        self.fit_many([self], [(X, y)])
+
+    def predict(self, X):
+        return np.array(self.predict_many([self], X)[0])
+'''
+
+
+@pytest.mark.parametrize("when", ["fit", "predict"])
+def test_a_worker_that_is_lost_changes_no_vote_of_the_others(project: Any, when: str) -> None:
+    project.write(teachers={"count": 16})  # two in a group
+    project.call_run(stage="partition")
+    features = project.array("partition", "features.npy")
+    first = project.array("partition", "offsets.npy")[[1, 6]]
+    np.save(project.folder / "bad.npy", features[first, 0])
+    project.plugin("placed", PLACED)
+    project.engine = "processes:2"
+    model = {"model": "placed:Placed", "params": {"when": when}}
+    project.write(teachers={"count": 16, "on_error": "abstain", **model})
+    project.call_run(stage="vote")
+    predictions = project.array("vote", "predictions.npy")
+    assert {n for n in range(16) if (predictions[n] == -1).all()} == {1, 6}
+    assert (np.delete(predictions, [1, 6], axis=0) == (2 + 2) % 3).all()
+    assert (project.array("vote", "counts.npy") == [0, 14, 0]).all()
+
+
 def test_on_error_retry_tries_again_and_then_fails(project: Any) -> None:
     flaky(project, how="once")
     project.write(teachers={"model": "flaky:Flaky", "params": {"how": "once"}})
