@@ -24,6 +24,9 @@ from pate.teachers import load, predict_labels, save
 QUICK = {
     "supervised": {"epochs": 30, "lr": 0.01},
     "self-training": {"fractions": [0.8, 0.95], "first_epochs": 4, "epochs": 4},
+    "fixmatch": {"epochs": 12, "batch_size": 64, "lr": 0.01, "average": 0.9},
+    "mixmatch": {"epochs": 12, "batch_size": 64, "lr": 0.01, "average": 0.9},
+    "gan": {"epochs": 20, "batch_size": 64, "lr": 0.005, "average": 0.95, "gan": {"hidden": [100]}},
 }
 
 methods = pytest.mark.parametrize("method", sorted(METHODS))
