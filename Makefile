@@ -34,6 +34,8 @@ check: lint types test
 bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/accounting.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/pipeline.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/encoders.py
+	$(BIN)/python benchmarks/teachers.py
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --editable '.[bench]'
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/dpsgd_step.py
