@@ -81,11 +81,12 @@ def test_planning_opens_nothing_private(project: Any) -> None:
     (project.folder / "tiny.npz").unlink()
     (project.folder / "data" / "ledgers").write_text("not a folder")
     project.write(teachers={"model": "sklearn.neighbors:NearestCentroid"})
-    for words in (SIMULATED, SURROGATE):
+    for words in ((*SIMULATED, "--teachers", "6,9"), SURROGATE):
         told = project.call("plan", "tiny.toml", "--epsilon", "9", *words)
         assert "No file of tiny was opened." in told.stdout
     project.write("named", data={"name": "mnist", "source": None, "public": None, "test": None})
-    told = project.call("plan", "named.toml", "--epsilon", "1", "--accuracy", "1000=0.8")
+    words = ("--epsilon", "1", "--accuracy", "1000=0.8", "--teachers", "100,250")
+    told = project.call("plan", "named.toml", *words)
     assert "60000 private records of mnist, 9000 public inputs, 10 classes" in told.stdout
 
 
