@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.errors import PateError
-from pate.teachers.adapters import build, takes_seed
+from pate.teachers.adapters import build, made_by, takes_seed
 from pate.teachers.persist import restore, save
 from pate.teachers.protocol import Teacher, checked_labels
 from pate.teachers.sklearn_teacher import SklearnTeacher
@@ -52,6 +52,7 @@ def check_teacher(
     name = getattr(factory_or_class, "__qualname__", type(factory_or_class).__qualname__)
     bench = _Bench(
         make=make,
+        raw=functools.partial(made_by, factory_or_class, training, classes=classes, seed=seed),
         takes_seed=takes_seed(factory_or_class),
         classes=classes,
         features=features,
@@ -72,6 +73,7 @@ class _Bench:
     """A factory of teachers and made-up data to try them on."""
 
     make: Callable[[], Teacher]
+    raw: Callable[[], Any]  # what the factory itself gives: make() copies it
     takes_seed: bool
     classes: int
     features: int
@@ -202,8 +204,6 @@ def _teachers_are_independent(bench: _Bench, folder: Path) -> None:
     first = bench.trained()
     before, state = bench.ask(first), _state(first)
     second = bench.trained(salt=3, labels=(0, 1))
-    if first is second:
-        raise _Broken("the factory gives the same object twice")
     alone = bench.ask(second)
     if state != _state(first) or not np.array_equal(before, bench.ask(first)):
         raise _Broken("training a second teacher changes the first; do not share state in a class")
@@ -212,6 +212,19 @@ def _teachers_are_independent(bench: _Bench, folder: Path) -> None:
         return  # it may differ by chance
     if not np.array_equal(alone, bench.ask(bench.trained(salt=3, labels=(0, 1)))):
         raise _Broken("what one teacher learns depends on others trained before it")
+
+
+def _shares_nothing(bench: _Bench, folder: Path) -> None:
+    """Guarantees: two teachers with one array would both change with a record of either."""
+    for first, second in ((bench.raw(), bench.raw()), (bench.trained(), bench.trained(salt=3))):
+        if first is second:
+            raise _Broken("the factory gives the same object twice")
+        held = _held(second)
+        if any(_overlap(mine, other) for mine in _held(first) for other in held):
+            raise _Broken(
+                "two teachers share weights or arrays; make new ones in every call, not once in "
+                "the module"
+            )
 
 
 def _says_nothing(bench: _Bench, folder: Path) -> None:
@@ -244,6 +257,7 @@ _RULES: dict[str, Callable[[_Bench, Path], None]] = {
     "one seed, one teacher": _same_seed_same_teacher,
     "save and load": _survives_saving,
     "predict only reads": _predict_changes_nothing,
+    "nothing shared": _shares_nothing,
     "independent teachers": _teachers_are_independent,
     "silence": _says_nothing,
     "global random state": _leaves_global_random_state,
@@ -289,13 +303,43 @@ def _random_states_kept() -> Iterator[Callable[[], dict[str, str]]]:
 
 def _state(teacher: Any) -> str:
     """What a teacher is made of, as text to compare: arrays, tensors, numbers and text."""
-    if isinstance(teacher, TorchTeacher):
-        teacher = teacher.module
-    if isinstance(teacher, SklearnTeacher):
-        teacher = teacher.estimator
+    teacher = _inner(teacher)
     if hasattr(teacher, "state_dict"):
         return _text(teacher.state_dict())
     return _text(getattr(teacher, "__dict__", {}))
+
+
+def _inner(teacher: Any) -> Any:
+    """The module or estimator behind a teacher."""
+    if isinstance(teacher, TorchTeacher):
+        return teacher.module
+    return teacher.estimator if isinstance(teacher, SklearnTeacher) else teacher
+
+
+def _held(teacher: Any) -> list[Any]:
+    """Arrays, and tensors of a module, that a teacher could change."""
+    teacher = _inner(teacher)
+    found = list(getattr(teacher, "__dict__", {}).values())
+    if hasattr(teacher, "state_dict"):
+        found += [*teacher.parameters(), *teacher.buffers()]
+    arrays = [value for value in found if isinstance(value, np.ndarray) and value.flags.writeable]
+    return arrays + [value for value in found if hasattr(value, "untyped_storage")]
+
+
+def _overlap(one: Any, other: Any) -> bool:
+    """Whether two arrays, or two tensors, are one piece of memory."""
+    if one is other:
+        return True
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return bool(one.size and other.size) and np.may_share_memory(one, other)
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return False
+    import torch
+
+    if any(torch.nn.parameter.is_lazy(tensor) for tensor in (one, other)):
+        return False  # it has no memory yet
+    places = [tensor.untyped_storage().data_ptr() for tensor in (one, other)]
+    return bool(places[0] == places[1] != 0)
 
 
 def _text(value: Any) -> str:

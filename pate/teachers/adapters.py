@@ -7,9 +7,11 @@ is loaded already.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,9 +59,23 @@ def build(target: Any, training: Training, *, classes: int, seed: int) -> Teache
     """An untrained teacher from a class or a factory.
 
     Guarantees:
-        Each call gives a teacher of its own. An object named in place of a class would be shared,
-        and then one record could reach several teachers: it is refused.
+        Each call gives a teacher of its own: a copy of what is made, so that layers, arrays or
+        whole objects which a factory hands out twice are not trained twice. An object named in
+        place of a class is refused; so is what cannot be copied, where it is a torch module or is
+        handed out again.
     """
+    made = of_its_own(made_by(target, training, classes=classes, seed=seed))
+    if is_torch_module(made) and not _is_teacher(made):
+        return TorchTeacher(made, training=training, classes=classes, seed=seed)
+    if is_sklearn(made):
+        _seed_parts(made, seed)
+        return SklearnTeacher(made, home=_home(target))
+    teacher: Teacher = made
+    return teacher
+
+
+def made_by(target: Any, training: Training, *, classes: int, seed: int) -> Any:
+    """What a class or factory gives: a torch module, an estimator, or a teacher."""
     name = getattr(target, "__qualname__", type(target).__qualname__)
     if not callable(target) or is_torch_module(target) or is_sklearn(target):
         raise InvalidInput(
@@ -71,18 +87,52 @@ def build(target: Any, training: Training, *, classes: int, seed: int) -> Teache
         if "torch" in sys.modules:
             stack.enter_context(seeded_torch(seed))
         made = _call(target, arguments, name=name)  # torch draws the first weights here
-    if is_torch_module(made) and not _is_teacher(made):
-        return TorchTeacher(made, training=training, classes=classes, seed=seed)
-    if not _is_teacher(made):
+    if not is_torch_module(made) and not _is_teacher(made):
         raise InvalidInput(
             f"the model {name} makes a {type(made).__name__}, which has no fit and predict; "
             "a teacher has both, or is a torch module"
         )
-    if is_sklearn(made):
-        _seed_parts(made, seed)
-        return SklearnTeacher(made, home=_home(target))
-    teacher: Teacher = made
-    return teacher
+    return made
+
+
+# What could not be copied, while it is alive: the same object must not come twice.
+_UNCOPIED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def of_its_own(made: Any) -> Any:
+    """A copy that shares nothing with what its factory keeps.
+
+    >>> class Shares:
+    ...     memory = [0]
+    ...     def __init__(self): self.memory = Shares.memory
+    >>> of_its_own(Shares()).memory is Shares.memory
+    False
+    """
+    kind = type(made).__name__
+    try:
+        copied = copy.deepcopy(made)
+    except Exception as error:  # no data has been seen; and any class may fail in its own way
+        if is_torch_module(made):
+            raise InvalidInput(
+                f"the model {kind} cannot be copied ({type(error).__name__}), so it may share "
+                "weights with another teacher; make it of layers that copy.deepcopy takes"
+            ) from error
+        copied = made
+    if copied is not made:
+        return copied
+    if is_torch_module(made) or _UNCOPIED.get(id(made)) is made:
+        raise InvalidInput(
+            f"the model gives one {kind} object again; every call must make a new one, so that "
+            "every teacher is its own"
+        )
+    try:
+        _UNCOPIED[id(made)] = made
+    except TypeError:
+        raise InvalidInput(
+            f"the model {kind} can neither be copied nor remembered, so it may be shared by "
+            "teachers; let copy.deepcopy take it, or add '__weakref__' to its __slots__"
+        ) from None
+    return made
 
 
 def _resolve(name: str, plugin_path: Path | None) -> Any:

@@ -232,6 +232,30 @@ class TooManyLogits(TorchMLP):
 
 
 ONE = Centres()
+BODY = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+LAZY = nn.LazyLinear(16)
+TABLE = np.zeros((3, 8))
+
+
+class Table(Centres):
+    def __init__(self):
+        self.table = TABLE[1:]
+
+
+class Ours(TorchMLP):
+    """Says that it was copied, and keeps its layers."""
+
+    def __deepcopy__(self, memo):
+        other = type(self)(self.classes)
+        other.layers = self.layers
+        return other
+
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.classes, self.layers = classes, OURS
+
+
+OURS = TorchMLP(3).layers
 
 
 @pytest.mark.parametrize(
@@ -256,7 +280,11 @@ ONE = Centres()
         (Counts, "predict only reads: predict changes attributes"),
         (LearnsWhileAsked, "predict only reads: "),
         (Shared, "independent teachers: training a second teacher changes the first"),
-        (lambda: ONE, "independent teachers: the factory gives the same object twice"),
+        (lambda: ONE, "nothing shared: the factory gives the same object twice"),
+        (lambda: nn.Sequential(BODY, nn.Linear(16, 3)), "nothing shared: two teachers share"),
+        (lambda: nn.Sequential(LAZY, nn.Linear(16, 3)), "nothing shared: two teachers share"),
+        (Table, "nothing shared: two teachers share"),
+        (Ours, "nothing shared: two teachers share"),
         (Prints, "silence: "),
         (DrawsNumpy, "global random state: it draws from the global random state of numpy"),
         (DrawsPython, "global random state of random"),

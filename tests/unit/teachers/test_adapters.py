@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import traceback
 
 import numpy as np
@@ -284,3 +285,88 @@ def test_answers_that_are_labels(answer):
 def test_shards_that_cannot_be_learned_from(X, y, message):
     with pytest.raises(TeacherError, match=message):
         train(make(spec("sklearn.tree:DecisionTreeClassifier"), classes=2, seed=0), X, y)
+
+
+BODY = nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.ReLU())
+MEANS = np.zeros(3)
+
+
+class Kept:
+    """Trains in place on an array of its module."""
+
+    def __init__(self):
+        self.means = MEANS
+
+    def fit(self, X, y):
+        self.means += X.mean()
+        return self
+
+    def predict(self, X):
+        return np.full(len(X), int(self.means[0] > 0))
+
+
+class Locked(Kept):
+    """Cannot be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Slotted:
+    __slots__ = ("lock",)
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def fit(self, X, y):
+        return self
+
+    def predict(self, X):
+        return np.zeros(len(X), int)
+
+
+def test_layers_of_a_module_are_no_bridge_between_teachers():
+    def net(classes):
+        return nn.Sequential(BODY, nn.Linear(4, classes))
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(30, 6)), rng.integers(0, 3, 30)
+    before = [value.clone() for value in BODY.state_dict().values()]
+    first, second = (torch_teacher(net, classes=3) for _ in range(2))
+    apart = torch_teacher(net, classes=3)
+    apart.fit(X, y)
+    first.fit(X + 5, y)
+    second.fit(X, y)
+    kept = zip(BODY.state_dict().values(), before, strict=True)
+    assert all(torch.equal(value, old) for value, old in kept)
+    states = [teacher.module.state_dict().values() for teacher in (second, apart)]
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+    assert not torch.equal(first.module[1].weight, second.module[1].weight)
+
+
+def test_arrays_of_a_module_are_no_bridge_either():
+    teacher = build(Kept, Training(), classes=2, seed=0)
+    teacher.fit(np.ones((3, 2)), np.zeros(3, int))
+    assert teacher.means.tolist() == [1, 1, 1]
+    assert MEANS.tolist() == [0, 0, 0]
+    one = Kept()
+    assert build(lambda: one, Training(), classes=2, seed=0) is not one
+
+
+def test_what_cannot_be_copied_must_be_new_each_time():
+    one = Locked()
+    assert build(lambda: one, Training(), classes=2, seed=0) is one
+    with pytest.raises(InvalidInput, match="one Locked object again"):
+        build(lambda: one, Training(), classes=2, seed=0)
+    assert build(Locked, Training(), classes=2, seed=0) is not one
+    with pytest.raises(InvalidInput, match="neither be copied nor remembered"):
+        build(Slotted, Training(), classes=2, seed=0)
+
+    def net(classes):
+        module = nn.Linear(4, classes)
+        module.lock = threading.Lock()
+        return module
+
+    with pytest.raises(InvalidInput, match="cannot be copied"):
+        torch_teacher(net)
