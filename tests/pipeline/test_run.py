@@ -296,7 +296,7 @@ def test_ledger_show(done: Any) -> None:
 def test_recipes_new_and_data_list(project: Any) -> None:
     listed = project.call("recipes").stdout
     pipelines = sorted((Path(__file__).parents[2] / "pipelines").glob("*.toml"))
-    own = [path.stem for path in pipelines if 'kind = "dpsgd"' not in path.read_text()]
+    own = sorted(path.stem for path in pipelines if 'kind = "dpsgd"' not in path.read_text())
     assert {"digits", "tabular"} <= set(own) < {path.stem for path in pipelines}
     assert [line.split()[0] for line in listed.splitlines()] == own
     assert "scikit-learn's handwritten digits" in listed.lower()
