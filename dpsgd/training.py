@@ -9,6 +9,7 @@ NAME is a fingerprint of the recipe alone. Nothing of the private records goes i
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,6 @@ from dpsgd.workplace import (
 from pate.accounting import Guarantee, Ledger, event_to_json
 from pate.artifacts import Level, Store
 from pate.datasets import load
-from pate.encoders import save_encoder
 from pate.errors import BudgetExceeded
 
 
@@ -105,7 +105,7 @@ def train(recipe: Recipe, folder: Path, options: Options) -> Outcome:
                 if trainer.steps == 0:
                     clear(private)
                 raise
-        _release(store, name, recipe, plan, inputs, trainer)
+        _release(store, name, recipe, plan, inputs, trainer, encoder=private / "encoder")
     outcome = find_outcome(recipe, folder, data_root=root, insecure_seed=seed, new=True)
     assert outcome is not None
     return outcome
@@ -199,8 +199,15 @@ def _release(
     plan: RunPlan,
     inputs: Inputs,
     trainer: Trainer,
+    *,
+    encoder: Path,
 ) -> None:
-    """Publishes what was paid for: the model, its guarantee, its curve, and the recipe."""
+    """Publishes what was paid for: the model, its guarantee, its curve, and the recipe.
+
+    Guarantees:
+        Of the encoder the files go out that were written when it was fitted, before any private
+        record was encoded; never the object that has seen them.
+    """
     model = trainer.model.eval()
     guarantee = _with_caveats(trainer.planned(), inputs)
     report = {
@@ -223,7 +230,7 @@ def _release(
         if inputs.pca is not None:
             inputs.pca.save(draft.path / "pca.npz")
         if inputs.encoder is not None:
-            save_encoder(inputs.encoder, draft.path / "encoder")
+            shutil.copytree(encoder, draft.path / "encoder")
         draft.save_json("guarantee.json", report)
         draft.save_json("recipe.json", recipe.model_dump(mode="json"))
         write_curve([dataclasses.replace(row, seconds=0.0) for row in trainer.history], draft.path)
