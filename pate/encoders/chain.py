@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.encoders.guarding import checked
+from pate.encoders.memory import memories, require_same
 from pate.encoders.spec import EncoderSpec, StepSpec
 from pate.encoders.step import Fixed, Step, batches
 from pate.errors import InvalidInput
@@ -34,7 +35,8 @@ class Chain:
     ((2,), (4, 2))
 
     Guarantees:
-        Nothing here remembers a record it transforms: the state is that of the public inputs. Each
+        Nothing here remembers a record it transforms: the state is that of the public inputs, and
+        a step of one's own that changes is refused (:mod:`pate.encoders.memory`). Each
         record is encoded on its own. Exactly so for the built-in steps: which values other records
         of a call have changes not one bit of a record's features, and how many there are at most
         the last bits, by the record's place among them. A backbone or a step of one's own may round
@@ -70,6 +72,7 @@ class Chain:
                 f"has {out.dtype} {out.shape}"
             )
         rows = _rows(self.widest)
+        before = memories(self.steps, self.spec.steps)
         for start in range(0, len(X), rows):
             part: NDArray[Any] = np.asarray(X[start : start + rows])
             part = checked(part, step="(the inputs)", records=len(part))
@@ -81,6 +84,7 @@ class Chain:
                     "it was fitted; a step must make the same shape of every record"
                 )
             out[start : start + rows] = part
+        require_same(before, self.steps, self.spec.steps)
 
 
 def fit_encoder(
@@ -105,8 +109,10 @@ def fit_encoder(
             if at > last:  # nothing is fitted any more: a few records tell the shape
                 X = X[:_ALONE]
             step.fit(X)
+            before = memories([step], [step_spec])
             _looks_at_each(step, step_spec, X[:_ALONE])
             X = _after(step, step_spec, X if at < last else X[:_ALONE], temporary)
+            require_same(before, [step], [step_spec])
             widest = max(widest, math.prod(X.shape[1:]))
         shape = tuple(X.shape[1:])
     return Chain(spec=spec, steps=tuple(steps), input_shape=input_shape, shape=shape, widest=widest)

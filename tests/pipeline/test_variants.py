@@ -304,6 +304,36 @@ def test_on_error_abstain_goes_on_without_them(
     assert "the private record" not in told
 
 
+COUNTS = '''
+class Counts:
+    """Once it is loaded, adds how often it was called; its files say nothing of that."""
+
+    def transform(self, X):
+        if not hasattr(self, "calls"):
+            return X
+        self.calls += 1
+        return X + (self.calls - 1) + SHIFT
+
+    def save(self, folder):
+        (folder / "nothing.txt").write_text("nothing")
+
+    def load(self, folder):
+        self.calls = 0
+'''
+
+
+def test_a_step_of_ones_own_is_new_for_every_shard(project: Any) -> None:
+    project.write(encoder={"steps": ["counts:Counts"]})
+    project.plugin("counts", f"SHIFT = 0\n{COUNTS}")
+    project.call_run(stage="encode")
+    records = project.array("partition", "features.npy").astype(np.float32)
+    np.testing.assert_array_equal(project.array("encode", "features.npy"), records)
+    project.plugin("counts", f"SHIFT = 5\n{COUNTS}")  # what is fitted stays the same
+    project.call_run(stage="encode")
+    found = [np.load(file) for file in project.run_folder.glob("*/encode/*/features.npy")]
+    assert sorted(float((features - records).mean().round(3)) for features in found) == [0, 5]
+
+
 PLACED = '''
 import os
 import numpy as np

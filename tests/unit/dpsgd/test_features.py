@@ -171,3 +171,45 @@ def test_the_released_encoder_and_model_are_all_one_needs(tmp_path):
     assert outcome.report["accuracy"] == (said == test.labels).mean()
     assert not outcome.report["pca"]
     assert len(outcome.report["events"]) == 1  # the steps of training, and nothing for features
+
+
+WAKES = """
+class Wakes:
+    def __init__(self):
+        self.rare = 0.0
+    def transform(self, X):
+        if X.max() > 100:
+            self.rare = float(X.max())
+        return X + self.rare
+"""
+
+
+def test_a_step_that_remembers_a_private_record_is_refused(tmp_path):
+    (tmp_path / "wakes.py").write_text(WAKES)
+    data = splits()
+    settled = {"pca_file": tmp_path / "pca.npz", "plugin_path": tmp_path}
+    prepare(recipe(["wakes:Wakes"]), data, **settled)
+    data.private.features[3] = 200
+    with pytest.raises(InvalidInput, match="wakes:Wakes changes when it transforms"):
+        prepare(recipe(["wakes:Wakes"]), data, **settled)
+
+
+def test_the_encoder_is_released_as_it_was_fitted(tmp_path, monkeypatch):
+    from dpsgd import training
+
+    fitted = {}
+
+    def used(made, splits, *, encoder_folder, **more):
+        inputs = prepare(made, splits, encoder_folder=encoder_folder, **more)
+        for file in encoder_folder.rglob("*"):
+            if file.is_file():
+                fitted[file.relative_to(encoder_folder)] = file.read_bytes()
+        inputs.encoder.steps[0].mean += 1.0  # as if it had learnt from what it saw
+        return inputs
+
+    monkeypatch.setattr(training, "prepare", used)
+    options = Options(data_root=tmp_path / "data", say=lambda text: None)
+    released = train(recipe(FITTED), tmp_path / "run", options).artifact.path / "encoder"
+    assert len(fitted) == 3
+    for file, content in fitted.items():
+        assert (released / file).read_bytes() == content

@@ -46,6 +46,29 @@ class Hoarder(Centre):
         super().fit(X)
         self.rows = [1, 2]
 
+class Follows(Centre):
+    def transform(self, X):
+        features = super().transform(X)
+        self.mean = 0.9999 * self.mean + 0.0001 * X.mean(axis=0)
+        return features
+
+class Wakes(Centre):
+    def fit(self, X):
+        super().fit(X)
+        self.rare = 0.0
+    def transform(self, X):
+        if X.max() > 100:
+            self.rare = float(X.max())
+        return super().transform(X) + self.rare
+
+class Tracks(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(5, 4), nn.Linear(4, 3))
+        self.register_buffer("largest", torch.zeros(()), persistent=False)
+    def forward(self, x):
+        self.largest.copy_(torch.maximum(self.largest, x.max()))
+        return super().forward(x)
+
 def factory(times=2):
     return Centre(times)
 
@@ -183,10 +206,24 @@ def test_an_exception_quotes_no_record(plugins):
     assert caught.value.__context__ is None
 
 
-def test_what_cannot_be_kept_is_said(plugins, tmp_path):
-    _, chain = fitted(plugins, numbers(), "own_steps:Hoarder")
+def test_what_cannot_be_kept_is_said(plugins):
     with pytest.raises(InvalidInput, match=r"Hoarder.rows is a list, .* save\(folder\)"):
-        save_encoder(chain, tmp_path / "saved")
+        fitted(plugins, numbers(), "own_steps:Hoarder")
+
+
+def test_a_step_that_remembers_records_is_refused(plugins, tmp_path):
+    changes = "changes when it transforms records"
+    with pytest.raises(InvalidInput, match=f"own_steps:Follows {changes}"):
+        fitted(plugins, numbers(), "own_steps:Follows")
+    _, chain = fitted(plugins, numbers(), "own_steps:Wakes")
+    chain.transform(numbers(seed=1))
+    with pytest.raises(InvalidInput, match=f"own_steps:Wakes {changes}"):
+        chain.transform(numbers(seed=1) + 200)
+    file = tmp_path / "weights.pt"
+    weights_of(plugins, "own_steps:Tracks", file)
+    settings = {"model": "own_steps:Tracks", "weights": str(file)}
+    with pytest.raises(InvalidInput, match=f"torch {changes}"):
+        fitted(plugins, numbers(), "torch", **settings)
 
 
 def weights_of(plugins, name, file, **params):
