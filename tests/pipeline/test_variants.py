@@ -328,8 +328,8 @@ def test_a_step_of_ones_own_is_new_for_every_shard(project: Any) -> None:
     project.call_run(stage="encode")
     records = project.array("partition", "features.npy").astype(np.float32)
     np.testing.assert_array_equal(project.array("encode", "features.npy"), records)
-    project.plugin("counts", f"SHIFT = 5\n{COUNTS}")  # what is fitted stays the same
-    project.call_run(stage="encode")
+    project.plugin("counts", f"SHIFT = 5.0\n{COUNTS}")  # what is fitted stays the same
+    project.run(stage="encode")
     found = [np.load(file) for file in project.run_folder.glob("*/encode/*/features.npy")]
     assert sorted(float((features - records).mean().round(3)) for features in found) == [0, 5]
 
