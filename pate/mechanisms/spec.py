@@ -92,6 +92,15 @@ class AggregateSpec(BaseModel):
         """Whether answers are looked at before all queries were asked."""
         return self.mechanism == "interactive" or self.choose == "uncertain"
 
+    @property
+    def cost_follows_answers(self) -> bool:
+        """Whether answers decide what the rest costs, on given votes: no λ may be chosen by it.
+
+        A check that lets a query through, or not, decides whether an answer is paid for; rounds
+        decide what is asked next.
+        """
+        return self.in_rounds or self.mechanism == "confident"
+
     def _set_in_vain(self) -> list[str]:
         """Keys that nothing reads. A resolved recipe spells defaults out: another value counts."""
         used = {

@@ -55,10 +55,10 @@ class Forecast:
         return {
             "teachers": self.teachers,
             **self.spec.model_dump(mode="json", exclude_unset=True),
-            "teacher_accuracy": self.teacher_accuracy,
-            "plurality_accuracy": self.plurality_accuracy,
+            "predicted_teacher_accuracy": self.teacher_accuracy,
+            "predicted_plurality_accuracy": self.plurality_accuracy,
             "expected_answered": self.answered,
-            "label_accuracy": self.label_accuracy,
+            "predicted_label_accuracy": self.label_accuracy,
             "useful_labels": self.useful,
             "data_independent": self.plan.guarantee.as_json(),
             "predicted_data_dependent": self.data_dependent.epsilon,
@@ -135,8 +135,10 @@ def forecast(
     )
     right = _right(profile, spec)
     accuracy = float(weights @ right / weights.sum())
-    dependent = scaled(_total(profile, spec), asked / profile.inputs)
     order = _ledger_order(plan, budget, ledger_budget)
+    # As pate.stages.account reads it: the best λ only where no answer has a say in it.
+    moments = [order - 1] if spec.cost_follows_answers else None
+    dependent = scaled(_total(profile, spec, moments), asked / profile.inputs)
     sanitised, why_not = _sanitised(profile, spec, asked, order, budget, doubt)
     return Forecast(
         teachers=profile.teachers,
@@ -201,17 +203,18 @@ def _right(profile: Profile, spec: AggregateSpec) -> FloatArray:
     return right_with_gaussian(profile, _set(spec.sigma or spec.sigma2))
 
 
-def _total(profile: Profile, spec: AggregateSpec) -> LogMoments:
+def _total(profile: Profile, spec: AggregateSpec, moments: list[float] | None) -> LogMoments:
     """The data-dependent cost of asking every input of the profile once, in expectation."""
     if spec.mechanism == "lnmax":
-        return laplace_total(profile.counts, scale=_set(spec.scale))
+        return laplace_total(profile.counts, scale=_set(spec.scale), moments=moments)
     if spec.mechanism == "gnmax":
-        return gaussian_total(profile.counts, sigma=_set(spec.sigma))
+        return gaussian_total(profile.counts, sigma=_set(spec.sigma), moments=moments)
     return confident_total(
         profile.counts,
         threshold=_set(spec.threshold),
         sigma1=_set(spec.sigma1),
         sigma2=_set(spec.sigma2),
+        moments=moments,
     )
 
 

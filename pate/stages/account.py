@@ -1,13 +1,16 @@
 """account: what the release cost, in every way one may ask; what may be published, and what not.
 
-Guarantees, where inputs were chosen by earlier answers (``choose = "uncertain"``):
+Guarantees, where the cost follows from what was answered: inputs chosen by earlier answers
+(``choose = "uncertain"``), and checks that let a query through or not (``confident``,
+``interactive``):
     * **Data-independent.** An answer costs the same whatever it is asked about: nothing changes.
-    * **Data-dependent.** Let o be what was released, x_i(o) the i-th input asked, fixed by the
-      answers before it, and c_i(o) the bound of its cost at Rényi order α, worked out from the
-      votes on x_i. Whatever came before, E[e^{(α−1) loss_i}] ≤ e^{(α−1) c_i}, the mean over the
-      i-th answer for the data at hand. Multiplied up, answer by answer,
-      E[e^{(α−1)(loss(o) − c(o))}] ≤ 1 with c = Σ c_i, at a fixed α. With ε(o) = c(o) plus what a
-      conversion adds at α and δ, Markov's inequality gives Pr[loss > ε(o)] ≤ δ (classic), and
+    * **Data-dependent.** Let o be what was released, x_i(o) what was done in the i-th step (a check
+      or an answer, and on which input), fixed by the outcomes before it, and c_i(o) the bound of
+      its cost at Rényi order α, worked out from the votes on x_i. Whatever came before,
+      E[e^{(α−1) loss_i}] ≤ e^{(α−1) c_i}, the mean over the i-th outcome for the data at hand.
+      Multiplied up, step by step, E[e^{(α−1)(loss(o) − c(o))}] ≤ 1 with c = Σ c_i, at a fixed α.
+      With ε(o) = c(o) plus what a conversion adds at α and δ, Markov's inequality gives
+      Pr[loss > ε(o)] ≤ δ (classic), and
       (1 − e^{−x})₊ ≤ (1/α)(1 − 1/α)^{α−1} e^{(α−1)x} gives E[(1 − e^{ε(o) − loss})₊] ≤ δ
       (improved): for every set S of outcomes, Pr[S] ≤ Σ_{o ∈ S} e^{ε(o)} Pr'[o] + δ. So the figure
       holds for the answers that came, at one order fixed in advance (a filter's argument: Feldman &
@@ -73,8 +76,8 @@ def _run(context: Context) -> None:
     with open_ledger(recipe, context.options) as ledger:
         # The order at which the ledger adds up: fixed when it was made, before these votes.
         order = _set(ledger.terms.budget.moment) + 1
-        # Which inputs were asked about may depend on answers: then the best λ does, too.
-        moments = [order - 1] if recipe.aggregate.choose == "uncertain" else None
+        # What was paid for may depend on answers: then the best λ does, too.
+        moments = [order - 1] if recipe.aggregate.cost_follows_answers else None
         dependent = votes.total(recipe.aggregate, moments)
         with context.draft(Level.PRIVATE, part="private") as draft:
             draft.save_json(
@@ -291,7 +294,7 @@ def _set(value: float | None) -> float:
 
 ACCOUNT = Stage(
     name="account",
-    version=2,
+    version=3,
     needs=("vote", "aggregate"),
     clearance=Level.PRIVATE,
     settings=_settings,

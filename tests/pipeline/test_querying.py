@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pate.accounting import Ledger, laplace_total
+from pate.accounting import Ledger, confident_total, laplace_total
 from pate.accounting.events import tally
 
 CHOICES = ("first", "random", "diverse", "uncertain")
@@ -171,6 +171,35 @@ def test_adaptive_costs_are_those_of_the_inputs_asked_at_the_order_of_the_ledger
     assert private["moment"] == moment
     best = laplace_total(counts, scale=1.0).guarantee(delta=1e-3)
     assert best.epsilon < expected.epsilon  # chosen by the answers, so not given
+
+
+@pytest.mark.parametrize("mechanism", ["confident", "interactive"])
+def test_costs_behind_a_check_are_read_at_the_order_of_the_ledger(
+    project: Any, mechanism: str
+) -> None:
+    """What the checks let through decides what is paid for, and would decide the best λ."""
+    overlapping(project)
+    noise = {"threshold": 4.0, "sigma1": 2.0, "sigma2": 1.0}
+    project.write(
+        aggregate={"mechanism": mechanism, "scale": None, **noise}, privacy={"budget": 100.0}
+    )
+    project.call_run(stage="account")
+    with Ledger.open(project.ledger) as ledger:
+        moment = ledger.terms.budget.moment
+    for told in project.json("account-private", "guarantees.json").values():
+        assert told["moment"] == pytest.approx(moment, rel=1e-12)
+    if mechanism == "confident":
+        asked = answer(project)["asked"]
+        counts = project.array("vote", "counts.npy")[asked]
+        answered = np.isin(asked, project.array("aggregate", "answered.npy"))
+        costs = [
+            confident_total(counts, **noise, moments=moments, answered=answered)
+            for moments in ([moment], None)
+        ]
+        fixed, best = (cost.guarantee(delta=1e-3).epsilon for cost in costs)
+        assert best < fixed  # chosen by the answers, so not given
+        private = project.json("account-private", "guarantees.json")["improved"]
+        assert private["epsilon"] == pytest.approx(fixed, rel=1e-12)
 
 
 def test_diverse_costs_are_those_of_the_inputs_asked(project: Any) -> None:

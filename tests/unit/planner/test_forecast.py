@@ -89,12 +89,15 @@ def test_confident_by_hand_and_by_drawing(profile: Profile) -> None:
         right.append((drawn.labels == profile.truth[rows[drawn.answered]]).mean())
     assert found.answered == pytest.approx(np.mean(answers), rel=0.02)
     assert found.label_accuracy == pytest.approx(np.mean(right), abs=0.01)
-    total = confident_total(profile.counts, **noise)
-    shared = type(total)(
-        moments=total.moments, values=total.values * np.mean(asked) / profile.inputs
-    )
-    expected = shared.guarantee(delta=1e-5).epsilon
-    assert found.data_dependent.epsilon == pytest.approx(expected, rel=0.03)
+    moment = found.plan.guarantee.moment  # of the plan: not the one that suits the answers best
+    for moments, same in (([moment], True), (None, False)):
+        total = confident_total(profile.counts, **noise, moments=moments)
+        shared = type(total)(
+            moments=total.moments, values=total.values * np.mean(asked) / profile.inputs
+        )
+        expected = shared.guarantee(delta=1e-5).epsilon
+        assert (found.data_dependent.epsilon == pytest.approx(expected, rel=0.03)) is same
+    assert found.data_dependent.moment == moment
 
 
 @pytest.mark.parametrize("most", [1, 40, 60, 75, 200])
