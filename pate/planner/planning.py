@@ -16,7 +16,7 @@ from pate.planner.proposal import Proposal, propose
 from pate.planner.rehearsal import Rehearsal
 from pate.planner.search import MECHANISMS, Mechanism
 from pate.planner.simulated import RIVAL, accuracy_at, parse_accuracies, simulated
-from pate.planner.surrogate import load_surrogate, surrogate_profile
+from pate.planner.surrogate import load_surrogate, surrogate_profile, used_as_private
 
 Say = Callable[[str], None]
 
@@ -152,6 +152,11 @@ def _on_surrogate(
         f"large as the private ones will be, voted on {len(surrogate.truth)} of its inputs. Your "
         "data may be easier or harder: then more or fewer labels are right than predicted."
     ]
+    if used_as_private(name, root=root):
+        told.append(
+            f"{name} was used as private data before: there is a ledger of it. This plan looked at "
+            "its records without noise, and no guarantee given for them covers that."
+        )
     if surrogate.classes != facts.classes:
         told.append(f"{name} has {surrogate.classes} classes, and your data {facts.classes}.")
     if len(surrogate.labels) < facts.records:

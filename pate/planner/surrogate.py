@@ -25,6 +25,7 @@ from pate.teachers import TeacherError, TeachersSpec, make, model_for, seed_for
 from pate.teachers.families import alike, predict_many_labels, train_many
 
 _POOL = 20_000  # records that teachers learn from, at most: more take long to encode
+_LEDGERS = ("ledger", "dpsgd.ledger")  # of votes, and of training with noise
 _GROUP = 256  # teachers that are in memory at once
 
 
@@ -55,7 +56,8 @@ def load_surrogate(
     Of its records so many are kept that a teacher with the ``largest_shard`` has a choice.
 
     Guarantees:
-        The private data set itself is refused: votes of its teachers would be private votes.
+        The private data set itself is refused: votes of its teachers would be private votes. A set
+        that was private elsewhere (:func:`used_as_private`) is the user's to judge, and is told.
     """
     named = named_set(name)
     if name == recipe.data.name:
@@ -86,6 +88,11 @@ def load_surrogate(
         test_truth=test_truth,
         classes=splits.classes,
     )
+
+
+def used_as_private(name: str, *, root: Path) -> bool:
+    """Whether a ledger says that something was released from this set as private data."""
+    return any((root / "ledgers" / f"{name}.{end}").exists() for end in _LEDGERS)
 
 
 def _encoded(

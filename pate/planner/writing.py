@@ -42,7 +42,8 @@ def planned_recipe(
 
 def _choosing(aggregate: dict[str, Any]) -> dict[str, Any]:
     """Which inputs are asked about: not planned, so it stays; all other figures are the plan's."""
-    keys = ("choose", "choose_seed", *(("rounds",) if "choose" in aggregate else ()))
+    used = {"random": ("choose_seed",), "uncertain": ("rounds",)}
+    keys = ("choose", *used.get(aggregate.get("choose", ""), ()))  # no plan is interactive
     return {key: aggregate[key] for key in keys if key in aggregate}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,39 @@ def test_planning_opens_nothing_private(project: Any) -> None:
     words = ("--epsilon", "1", "--accuracy", "1000=0.8", "--teachers", "100,250")
     told = project.call("plan", "named.toml", *words)
     assert "60000 private records of mnist, 9000 public inputs, 10 classes" in told.stdout
+
+
+def test_a_surrogate_that_was_private_before_is_told(project: Any) -> None:
+    project.write(teachers={"model": "sklearn.neighbors:NearestCentroid"})
+    words = ("plan", "tiny.toml", "--epsilon", "9", *SURROGATE, "--no-rehearse", "--json")
+    for end, warned in (("", False), ("dpsgd.ledger", True), ("ledger", True)):
+        shutil.rmtree(project.folder / "data" / "ledgers", ignore_errors=True)
+        if end:
+            (project.folder / "data" / "ledgers").mkdir(parents=True)
+            (project.folder / "data" / "ledgers" / f"digits.{end}").touch()
+        told = json.loads(project.call(*words).stdout)["assumptions"]
+        assert any("digits was used as private data before" in each for each in told) is warned
+
+
+@pytest.mark.parametrize(
+    ("choose", "kept"),
+    [
+        ({"choose": "first", "rounds": 4}, {"choose": "first"}),
+        ({"choose": "uncertain", "rounds": 4}, {"choose": "uncertain", "rounds": 4}),
+        ({"choose": "random", "choose_seed": 3}, {"choose": "random", "choose_seed": 3}),
+        ({"rounds": 4}, {}),
+    ],
+)
+def test_of_an_interactive_recipe_what_a_plan_can_use_is_kept(
+    project: Any, choose: dict[str, Any], kept: dict[str, Any]
+) -> None:
+    interactive = {"mechanism": "interactive", "threshold": 4.0, "sigma1": 2.0, "sigma2": 1.0}
+    project.write(aggregate={"scale": None, **interactive, **choose})
+    project.call("plan", "tiny.toml", "--epsilon", "9", *SIMULATED, "--out", "new.toml")
+    written = tomllib.loads((project.folder / "new.toml").read_text())["aggregate"]
+    assert written["mechanism"] != "interactive"
+    keys = ("choose", "choose_seed", "rounds", "keep")
+    assert {key: written[key] for key in keys if key in written} == kept
 
 
 def test_a_surrogate_decides_by_rehearsal(project: Any) -> None:
