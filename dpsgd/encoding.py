@@ -11,7 +11,11 @@ from dpsgd.recipe import FeaturesSpec
 from pate.encoders import Chain, EncoderSpec, fit_encoder, load_encoder, save_encoder
 from pate.errors import InvalidInput
 
-_FITTED = ("standardise", "pca")  # of the built-in steps; the others need no public input at all
+_FITTED = (
+    "standardise",
+    "pca",
+    "diffusion",
+)  # of the built-in steps; the others need no public input at all
 _LEAST_PUBLIC = 100  # inputs: means and directions of fewer are mostly chance
 _HEADER = "encoder.json"  # written last: where it is, the folder is whole
 

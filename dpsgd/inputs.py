@@ -74,7 +74,9 @@ def prepare(
     Guarantees:
         * Scaling and encoding treat each record on its own and learn nothing from other private
           records, so neighbouring data sets stay neighbours. Steps that are fitted are fitted on
-          public inputs (:func:`dpsgd.encoding.make_encoder`), which is free.
+          public inputs (:func:`dpsgd.encoding.make_encoder`), which is free. Features are exact
+          up to rounding: a record's place in a block may decide its last bits (with ``pca`` some
+          4·10⁻⁷ of their size), and that is not covered, as rounding of the noised sums is not.
         * The PCA is drawn once: a run that goes on after a crash reads it back. Its cost
           (``events``) must be charged before anything that rests on it is shown.
     """

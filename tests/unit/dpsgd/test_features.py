@@ -99,7 +99,10 @@ def test_steps_cost_nothing_and_a_private_pca_after_them_does(tmp_path):
     assert made.shape == (2,)
 
 
-@pytest.mark.parametrize(("name", "settings"), [("standardise", {}), ("pca", {"dimension": 1})])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("standardise", {}), ("pca", {"dimension": 1}), ("diffusion", {"dimension": 2})],
+)
 def test_too_few_public_inputs_are_refused_where_a_step_is_fitted(tmp_path, name, settings):
     steps = ["normalise", {"name": name, **settings}]
     with pytest.raises(InvalidInput, match="and 99 of them are too few") as refusal:
