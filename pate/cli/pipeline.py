@@ -69,7 +69,7 @@ def recipes() -> None:
 
     for name, path in sorted(shipped_recipes("pate").items()):
         first = path.read_text().partition("\n")[0].lstrip("# ")
-        typer.echo(f"{name:12} {first}")
+        typer.echo(f"{name:14} {first}")
 
 
 def new(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> None:
