@@ -7,6 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from pate.artifacts import Artifact
 from pate.encoders import load_encoder
 from pate.pipeline.stage import Context
 
@@ -15,16 +16,17 @@ _FILE = "features.npy"
 
 def public_features_path(context: Context) -> Path:
     """The features of the public inputs; for a stage that needs ``encoder`` and ``data-public``."""
-    encoder = context.inputs["encoder"]
-    home = context.inputs["data-public"] if encoder.facts["identity"] else encoder
-    return home.path / _FILE
+    return _public_home(context).path / _FILE
 
 
 def public_features(context: Context) -> NDArray[Any]:
     """The same as an array, memory-mapped."""
+    return _public_home(context).array(_FILE)
+
+
+def _public_home(context: Context) -> Artifact:
     encoder = context.inputs["encoder"]
-    home = context.inputs["data-public"] if encoder.facts["identity"] else encoder
-    return home.array(_FILE)
+    return context.inputs["data-public"] if encoder.facts["identity"] else encoder
 
 
 def private_features_path(context: Context) -> Path:

@@ -6,17 +6,13 @@ a value in an exception. Here its words stop, and its predictions are checked be
 
 from __future__ import annotations
 
-import contextlib
-import io
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate.errors import PateError
+from pate.foreign import run_foreign
 from pate.teachers.errors import TeacherError
 
 
@@ -104,29 +100,4 @@ def probabilities(teacher: Any, X: ArrayLike, *, classes: int) -> NDArray[np.flo
 
 def guarded(name: str, call: Callable[[], Any], *, private: bool) -> Any:
     """Runs a model's own code: its words are dropped, its exceptions become one sentence."""
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            warnings.simplefilter("ignore")
-            return call()
-    except PateError:
-        raise
-    except (Exception, SystemExit) as error:
-        failure = f"{name} raised {type(error).__name__}{_place(error)}"
-        said = "" if private else "".join(str(error).strip().splitlines()[:1])
-    # Raised outside the handler, so that no chained traceback quotes the model's own words.
-    raise TeacherError(f"{failure}: {said}" if said else failure)
-
-
-def _place(error: BaseException) -> str:
-    """The file and line an exception comes from."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return ""
-    file = Path(trace.tb_frame.f_code.co_filename)
-    return f" in {'/'.join(file.parts[-2:])} line {trace.tb_lineno}"
+    return run_foreign(name, call, private=private, error=TeacherError)

@@ -27,7 +27,7 @@ LAYERS = [
     ["querying"],
     ["students", "testing"],
     ["partition", "teachers", "votes", "mechanisms", "encoders", "datasets"],
-    ["artifacts", "console", "engines", "neighbours", "plugins", "reading", "vision"],
+    ["artifacts", "console", "engines", "foreign", "neighbours", "plugins", "reading", "vision"],
     ["accounting", "randomness"],
     ["errors"],
 ]
