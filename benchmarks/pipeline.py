@@ -72,14 +72,11 @@ def measure(teachers: int, *, workers: int, profile: bool) -> dict[str, float]:
     import numpy as np
 
     from pate.engines import make_engine
+    from pate.engines.progress import Silence
     from pate.pipeline.recipe import Recipe
     from pate.pipeline.runner import Run
     from pate.pipeline.stage import Options
     from pate.stages.catalogue import STAGES
-
-    class Quiet:
-        def advance(self, steps: int = 1) -> None:
-            pass
 
     rng = np.random.default_rng(0)
     records = 2 * teachers + QUERIES + 50
@@ -107,7 +104,7 @@ def measure(teachers: int, *, workers: int, profile: bool) -> dict[str, float]:
             engine=make_engine(f"processes:{workers}"),
             plugin_path=Path("plugin").absolute(),
             say=lambda _: None,
-            progress=lambda *_: nullcontext(Quiet()),
+            progress=lambda *_: nullcontext(Silence()),
         ),
     )
     run.execute(until="partition")

@@ -6,6 +6,7 @@ PateError
 ├── ConditionsFail      a theorem's conditions do not hold, so its number is not given
 ├── StoreError          an artifact is missing, damaged or closed to the reader (pate.artifacts)
 ├── TeacherError        a teacher cannot be trained, or breaks the rules (pate.teachers)
+├── OutOfMemory         a device is too small for one network (pate.teachers)
 └── LedgerError         the ledger cannot be read, written or trusted
     ├── BudgetExceeded      the charge would pass the budget; nothing was spent
     ├── MixedComposition    the charge relies on another composition rule than the ledger

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
+# Read when numpy and torch are first imported: models here are small, and threads that wait for
+# one another on cores that other tests use take thirty times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import functools
 import hashlib
 import json
-import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import settings
+
+# Started in the background of a script, a process ignores Ctrl-C, and so does all it starts: tests
+# that interrupt a command would wait for it for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REFERENCE = Path(__file__).parent / "reference"
 

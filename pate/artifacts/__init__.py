@@ -4,6 +4,15 @@ from pate.artifacts.drafts import Draft
 from pate.artifacts.fingerprint import digest_of, fingerprint
 from pate.artifacts.levels import Level
 from pate.artifacts.manifest import StoreError
-from pate.artifacts.store import Artifact, Store
+from pate.artifacts.store import Artifact, Store, open_alone
 
-__all__ = ["Artifact", "Draft", "Level", "Store", "StoreError", "digest_of", "fingerprint"]
+__all__ = [
+    "Artifact",
+    "Draft",
+    "Level",
+    "Store",
+    "StoreError",
+    "digest_of",
+    "fingerprint",
+    "open_alone",
+]

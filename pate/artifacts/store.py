@@ -88,10 +88,7 @@ class Store:
             path = self.folder(stage, level, made_from)
             if (path / MANIFEST).is_file():
                 artifact = self._artifact(path, stage, level)
-                if artifact.manifest["made_from"] != made_from:
-                    raise StoreError(
-                        f"{path} was made from something else than its name says; remove the folder"
-                    )
+                _check_origin(artifact, made_from)
                 return artifact
         return None
 
@@ -192,6 +189,24 @@ class Store:
         """Whether an error is about this store, and not about a file elsewhere."""
         name = error.filename
         return not isinstance(name, (str, os.PathLike)) or Path(name).is_relative_to(self.root)
+
+
+def open_alone(path: Path, *, stage: str, level: Level, made_from: str) -> Artifact:
+    """An artifact apart from its store, its files checked: a copy that a worker was given."""
+    if not (path / MANIFEST).is_file():
+        raise StoreError(f"there is no {stage} artifact for this recipe in {path.parent}")
+    manifest = read_manifest(path, stage=stage, level=level)
+    artifact = Artifact(stage=stage, level=level, path=path, manifest=manifest)
+    _check_origin(artifact, made_from)
+    verify(path, manifest)
+    return artifact
+
+
+def _check_origin(artifact: Artifact, made_from: str) -> None:
+    if artifact.manifest["made_from"] != made_from:
+        raise StoreError(
+            f"{artifact.path} was made from something else than its name says; remove the folder"
+        )
 
 
 def _publish(working: Path, final: Path, *, durable: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,14 @@ Settings = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="The run's folder; default runs/NAME.")]
 DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data sets live.")]
-EngineName = Annotated[str, typer.Option("--engine", help="serial, processes or processes:N.")]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="serial, processes[:N], gpus[:0,1][@N] (cpu and mps are devices too), "
+        "ray[:auto or :ADDRESS].",
+    ),
+]
 PluginPath = Annotated[
     Path | None, typer.Option("--plugin-path", help="A folder with your own teachers.")
 ]
@@ -57,7 +64,7 @@ def make_run(
 ) -> Run:
     """A run from what was typed; nothing is read but the recipe."""
     from pate.datasets import data_root as default_root
-    from pate.engines import make_engine, terminal_progress
+    from pate.engines import Progress, make_engine, terminal_progress
     from pate.errors import InvalidInput
     from pate.pipeline.recipe import Recipe
     from pate.pipeline.runner import Run
@@ -70,7 +77,14 @@ def make_run(
         raise InvalidInput(f"there is nothing at --plugin-path {plugin_path}")
     if insecure_seed is not None:
         typer.echo("pate: --insecure-seed is set: this run is NOT PRIVATE", err=True)
-    show = functools.partial(_progress, terminal_progress, quiet, json_logs)
+
+    def show(
+        title: str, total: int, done: int, slots: int | None = None, /
+    ) -> AbstractContextManager[Progress]:
+        return terminal_progress(
+            title, total, quiet=quiet, json_logs=json_logs, done=done, slots=slots
+        )
+
     return Run(
         folder=out or Path("runs") / name,
         recipe=checked,
@@ -85,10 +99,6 @@ def make_run(
             progress=show,
         ),
     )
-
-
-def _progress(make, quiet, json_logs, title, total, done):  # type: ignore[no-untyped-def]
-    return make(title, total, quiet=quiet, json_logs=json_logs, done=done)
 
 
 def _silent(text: str) -> None:

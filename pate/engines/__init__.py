@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from pate.engines.progress import Progress, terminal_progress
+from pate.engines.progress import Progress, Show, terminal_progress
 from pate.engines.registry import engine_names, make_engine, register_engine
 from pate.engines.task import Engine, Outcome, Task
 
@@ -16,6 +16,7 @@ __all__ = [
     "Engine",
     "Outcome",
     "Progress",
+    "Show",
     "Task",
     "engine_names",
     "make_engine",

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
+from pate.engines.threads import limited_threads
 from pate.errors import InvalidInput, PateError
 
 
@@ -29,6 +30,7 @@ class Report:
     error: str | None = None
     where: str | None = None
     seconds: float = 0.0
+    lost: bool = False  # said by the driver: the worker went without a word
 
     def encode(self) -> bytes:
         """One line of JSON, without the line's end."""
@@ -40,10 +42,11 @@ class Report:
         return cls(**json.loads(line))
 
 
-def attempt(order: bytes) -> bytes:
+def attempt(order: bytes, *, born_with: int | None = None) -> bytes:
     """Carries out an order and reports; an exception becomes a report too.
 
-    Ctrl-C is not the task's failure and passes through.
+    ``born_with`` is how many threads this process was started with, if it was told. Ctrl-C is not
+    the task's failure and passes through.
 
     >>> Report.decode(attempt(b'{"function": "builtins:dict", "payload": {"n": 1}}')).result
     {'n': 1}
@@ -58,7 +61,8 @@ def attempt(order: bytes) -> bytes:
         task = json.loads(order)
         function = resolve(task["function"])
         start = time.perf_counter()
-        result = function(task["payload"])
+        with limited_threads(task.get("threads", 1), born_with=born_with):
+            result = function(task["payload"])
         seconds = time.perf_counter() - start
         return _report(result, seconds=seconds, function=task["function"])
     except (Exception, SystemExit) as error:

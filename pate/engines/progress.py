@@ -1,8 +1,9 @@
 """How far a stage has come: a bar on a terminal, JSON lines for a log, or nothing.
 
 Guarantees:
-    * Only the stage's name, counts and times are shown: nothing that depends on a record, a vote
-      or a prediction.
+    * Only the stage's name, counts and times are shown: no record, vote or prediction, and of no
+      teacher by itself. How often work was tried again and how long it takes may still follow from
+      records: both are for whoever runs the stage, and in no artifact.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol, TextIO, final
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 LOG_EVERY_SECONDS = 1.0
+WORDS_WIDTH = 68  # what stands beside a bar
 
 
 class Progress(Protocol):
@@ -27,58 +29,99 @@ class Progress(Protocol):
         """``count`` more pieces of work are done."""
         ...
 
+    def retried(self, count: int) -> None:
+        """``count`` pieces of work were, or will be, tried once more."""
+        ...
+
+
+class Show(Protocol):
+    """Makes somebody to tell: of what, of how many, how many are done, and in how many slots."""
+
+    def __call__(
+        self, title: str, total: int, done: int, slots: int | None = None, /
+    ) -> AbstractContextManager[Progress]: ...
+
 
 @contextmanager
 def terminal_progress(
-    title: str, total: int, *, quiet: bool, json_logs: bool, done: int = 0
+    title: str,
+    total: int,
+    *,
+    quiet: bool,
+    json_logs: bool,
+    done: int = 0,
+    slots: int | None = None,
 ) -> Iterator[Progress]:
     """Shows progress on stderr while the block runs.
 
-    A bar with the count, the rate and the time left if stderr is a terminal; with ``json_logs``
-    a JSON line now and then (at most one a second) and one at the end, terminal or not; nothing
-    if ``quiet``, or if stderr is no terminal. ``done`` is what an earlier run has finished: it
-    counts as done, but not towards the rate.
+    A bar with the count, slots, the rate, the time left and retries if stderr is a terminal; with
+    ``json_logs`` a JSON line now and then (at most one a second) and one at the end, terminal or
+    not; nothing if ``quiet``, or if stderr is no terminal. ``done`` is what an earlier run has
+    finished: it counts as done, but not towards the rate. Without ``slots`` none are shown.
     """
     stream = sys.stderr
     if quiet or stream is None:
-        yield _Silence()
+        yield Silence()
     elif json_logs:
-        log = _JsonLines(title, total, done=done, stream=stream)
+        log = _JsonLines(title, total, done=done, slots=slots, stream=stream)
         try:
             yield log
         finally:
             log.write()
     elif stream.isatty():
         with _rich_progress() as bar:
-            yield _Bar(bar, title, total=total, done=done)
+            yield _Bar(bar, title, total=total, done=done, slots=slots)
     else:
-        yield _Silence()
+        yield Silence()
 
 
 @final
-class _Silence:
+class Silence:
+    """Shows nothing."""
+
     def advance(self, count: int = 1) -> None:
         """Nobody wants to know."""
+
+    def retried(self, count: int) -> None:
+        """Nor this."""
 
 
 @final
 class _JsonLines:
-    def __init__(self, title: str, total: int, *, done: int, stream: TextIO) -> None:
-        self._title, self._total, self._done, self._stream = title, total, done, stream
+    def __init__(
+        self, title: str, total: int, *, done: int, slots: int | None, stream: TextIO
+    ) -> None:
+        self._title, self._total, self._slots, self._stream = title, total, slots, stream
+        self._before = self._done = done
+        self._retries = 0
         self._start = self._written = time.monotonic()
 
     def advance(self, count: int = 1) -> None:
         self._done += count
+        self._write_now_and_then()
+
+    def retried(self, count: int) -> None:
+        self._retries += count
+        self._write_now_and_then()
+
+    def _write_now_and_then(self) -> None:
         if time.monotonic() - self._written >= LOG_EVERY_SECONDS:
             self.write()
 
     def write(self) -> None:
         self._written = time.monotonic()
+        seconds = self._written - self._start
+        rate = (self._done - self._before) / seconds if seconds > 0 else 0.0
+        left = self._total - self._done
         record = {
             "stage": self._title,
             "done": self._done,
             "total": self._total,
-            "seconds": round(self._written - self._start, 3),
+            "slots": self._slots,
+            "seconds": round(seconds, 3),
+            "rate": round(rate, 3),  # a second
+            "left_seconds": round(left / rate, 3) if rate > 0 else None,
+            "retries": self._retries,
         }
         try:
             self._stream.write(json.dumps(record) + "\n")
@@ -89,12 +132,20 @@ class _JsonLines:
 
 @final
 class _Bar:
-    def __init__(self, bar: RichProgress, title: str, *, total: int, done: int) -> None:
-        self._bar = bar
-        self._task = bar.add_task(title, total=total, completed=done, before=done)
+    def __init__(
+        self, bar: RichProgress, title: str, *, total: int, done: int, slots: int | None
+    ) -> None:
+        self._bar, self._retries = bar, 0
+        self._task = bar.add_task(
+            title, total=total, completed=done, before=done, slots=slots, retries=0
+        )
 
     def advance(self, count: int = 1) -> None:
         self._bar.advance(self._task, count)
+
+    def retried(self, count: int) -> None:
+        self._retries += count
+        self._bar.update(self._task, retries=self._retries)
 
 
 def _rich_progress() -> RichProgress:
@@ -107,14 +158,20 @@ def _rich_progress() -> RichProgress:
         def render(self, task: Task) -> Text:
             done = int(task.completed - task.fields["before"])
             seconds = (task.finished_time if task.finished else task.elapsed) or 0.0
-            return Text(pace(done, left=int(task.remaining or 0), seconds=seconds))
+            parts = (
+                _count(task.fields["slots"] or 0, "slot", "slots"),
+                pace(done, left=int(task.remaining or 0), seconds=seconds),
+                _count(task.fields["retries"], "retry", "retries"),
+            )
+            return Text(", ".join(part for part in parts if part), no_wrap=True)
 
+    console = Console(stderr=True)
     return RichProgress(
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
+        BarColumn(bar_width=max(8, min(40, console.width - WORDS_WIDTH))),
         MofNCompleteColumn(),
         Pace(),
-        console=Console(stderr=True),
+        console=console,
         redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),  # never out of a pipe
     )
 
@@ -138,6 +195,15 @@ def pace(done: int, *, left: int, seconds: float) -> str:
     if left <= 0:
         return f"{speed}, took {_clock(seconds)}"
     return f"{speed}, {_clock(left / rate)} left"
+
+
+def _count(number: int, one: str, more: str) -> str:
+    """A number of things in words, and of none nothing.
+
+    >>> _count(1, "slot", "slots"), _count(3, "slot", "slots"), _count(0, "slot", "slots")
+    ('1 slot', '3 slots', '')
+    """
+    return f"{number} {one if number == 1 else more}" if number else ""
 
 
 def _clock(seconds: float) -> str:

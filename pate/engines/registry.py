@@ -1,4 +1,4 @@
-"""Engines by name: ``serial``, ``processes``, ``processes:4``, and any that are registered."""
+"""Engines by name: ``serial``, ``processes:4``, ``gpus:0,1@3``, ``ray``, and any registered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pate.engines.task import Engine
 from pate.errors import InvalidInput
 
-# What follows the colon of "name:option" is handed over as it stands; None without a colon.
+# What follows the colon of "name:option" is handed over as it stands; None without a colon. Of
+# "name@option" the @ is part of it.
 EngineFactory = Callable[[str | None], Engine]
 
 
@@ -15,7 +16,7 @@ def _serial(option: str | None) -> Engine:
     from pate.engines.serial import SerialEngine
 
     if option is not None:
-        raise InvalidInput(f"'serial:{option}' is not an engine; 'serial' takes no number")
+        raise InvalidInput(f"{option!r} after 'serial' means nothing; 'serial' takes no number")
     return SerialEngine()
 
 
@@ -26,20 +27,43 @@ def _processes(option: str | None) -> Engine:
         return ProcessEngine()
     if not (option.isascii() and option.isdecimal() and int(option) > 0):
         raise InvalidInput(
-            f"'processes:{option}' is not an engine; "
-            "after the colon comes the number of workers, such as 'processes:4'"
+            f"{option!r} is not a number of workers; "
+            "after a colon comes a whole number, such as 'processes:4'"
         )
     return ProcessEngine(workers=int(option))
 
 
-_FACTORIES: dict[str, EngineFactory] = {"serial": _serial, "processes": _processes}
+def _gpus(option: str | None) -> Engine:
+    from pate.engines.gpus import from_option
+
+    return from_option(option)
+
+
+def _ray(option: str | None) -> Engine:
+    from pate.engines.ray_engine import RayEngine
+
+    if option is not None and (not option or option.startswith("@")):
+        raise InvalidInput(
+            f"{option!r} is not a cluster's address; "
+            "write 'ray' for this machine, 'ray:auto', or 'ray:HOST:PORT'"
+        )
+    return RayEngine(address=option)
+
+
+_FACTORIES: dict[str, EngineFactory] = {
+    "serial": _serial,
+    "processes": _processes,
+    "gpus": _gpus,
+    "ray": _ray,
+}
+_EXAMPLES = {"processes": "processes:4", "gpus": "gpus:0,1", "ray": "ray:auto"}
 
 
 def engine_names() -> tuple[str, ...]:
     """The engines there are.
 
     >>> engine_names()
-    ('serial', 'processes')
+    ('serial', 'processes', 'gpus', 'ray')
     """
     return tuple(_FACTORIES)
 
@@ -48,8 +72,8 @@ def register_engine(name: str, factory: EngineFactory) -> None:
     """Adds an engine; ``factory`` gets the text after the colon, or None."""
     if name in _FACTORIES:
         raise InvalidInput(f"there is an engine named {name!r} already; choose another name")
-    if not name or ":" in name:
-        raise InvalidInput(f"{name!r} cannot name an engine; use a word without a colon")
+    if not name or ":" in name or "@" in name:
+        raise InvalidInput(f"{name!r} cannot name an engine; use a word without ':' and '@'")
     _FACTORIES[name] = factory
 
 
@@ -58,12 +82,19 @@ def make_engine(text: str) -> Engine:
 
     >>> make_engine("processes:4")
     ProcessEngine(workers=4)
-    >>> make_engine("threads")
-    Traceback (most recent call last):
-    pate.errors.InvalidInput: 'threads' is not an engine; choose one of: serial, processes
+    >>> make_engine("gpus:cpu,cpu")
+    GpuEngine(devices=('cpu', 'cpu'))
     """
     name, colon, option = text.partition(":")
+    if "@" in name:
+        name, _, rest = text.partition("@")
+        colon, option = "@", f"@{rest}"
     if name not in _FACTORIES:
-        choices = ", ".join(engine_names())
-        raise InvalidInput(f"{text!r} is not an engine; choose one of: {choices}")
+        raise InvalidInput(f"{text!r} is not an engine; choose one of: {_choices()}")
     return _FACTORIES[name](option if colon else None)
+
+
+def _choices() -> str:
+    return ", ".join(
+        f"{name} ({_EXAMPLES[name]})" if name in _EXAMPLES else name for name in engine_names()
+    )

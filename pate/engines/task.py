@@ -20,14 +20,16 @@ class Task:
     big or private it writes to files itself. Both travel as JSON on every engine, so a tuple
     arrives as a list, and a key of a dict as a string.
 
-    >>> Task(key="teacher-00030", function="pate.stages.at_work:train_group", payload={"first": 30})
-    Task(key='teacher-00030', function='pate.stages.at_work:train_group', weight=1.0)
+    >>> Task(key="teacher-30", function="pate.stages.at_work:train", payload={"first": 30})
+    Task(key='teacher-30', function='pate.stages.at_work:train', weight=1.0, cpus=1.0, gpus=0.0)
     """
 
     key: str  # unique among the tasks of one run
     function: str  # "package.module:name"; it must not be in __main__
     payload: Mapping[str, Any] = field(repr=False)
     weight: float = 1.0  # expected duration, relative to the others: the heaviest starts first
+    cpus: float = 1.0  # what it takes of a cluster; a task uses so many threads, and at least one
+    gpus: float = 0.0
 
     def __post_init__(self) -> None:
         module, colon, name = self.function.partition(":")
@@ -40,13 +42,28 @@ class Task:
             raise InvalidInput(
                 f"task {self.key!r} has the weight {self.weight!r}; use a number, 0 or more"
             )
+        for name, share in (("cpus", self.cpus), ("gpus", self.gpus)):
+            if not (math.isfinite(share) and share >= 0):
+                raise InvalidInput(
+                    f"task {self.key!r} asks for {share!r} {name}; use a number, 0 or more"
+                )
         self.order()  # a payload that cannot travel is found here, where it was made
+
+    @property
+    def threads(self) -> int:
+        """How many threads its libraries may use: the same on every engine, so that rounding is.
+
+        >>> Task(key="k", function="m:f", payload={}, cpus=2.5).threads
+        2
+        """
+        return max(1, int(self.cpus))
 
     def order(self) -> bytes:
         """The task as one line of JSON, as a worker receives it (without the line's end)."""
         try:
             payload = dict(self.payload)
-            return json.dumps({"function": self.function, "payload": payload}).encode()
+            order = {"function": self.function, "payload": payload, "threads": self.threads}
+            return json.dumps(order).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidInput(
                 f"the payload of task {self.key!r} is not plain JSON data "
@@ -80,7 +97,10 @@ class Engine(Protocol):
 
     Guarantees:
         * Every task yields exactly one outcome. A failed attempt (an exception, a lost worker, a
-          timeout) is repeated up to ``retries`` times before it is reported as an error.
+          timeout) is repeated up to ``retries`` times before it is reported as an error; one whose
+          worker was lost up to ``rescues`` times besides.
+        * The same task gives the same result on every engine, to the last bit, on machines and
+          devices of one kind.
         * The iterator is lazy and its memory does not grow with the number of tasks.
         * Closing the iterator, or an exception in the loop that reads it, ends all work.
     """
@@ -90,16 +110,32 @@ class Engine(Protocol):
         """What the command line calls it."""
         ...
 
+    @property
+    def slots(self) -> int:
+        """How many tasks can run at once."""
+        ...
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Where work on this machine runs: one name for each slot; see :mod:`pate.devices`."""
+        ...
+
     def run(
-        self, tasks: Iterable[Task], *, retries: int = 0, timeout: float | None = None
+        self,
+        tasks: Iterable[Task],
+        *,
+        retries: int = 0,
+        rescues: int = 0,
+        timeout: float | None = None,
     ) -> Iterator[Outcome]:
         """Outcomes in the order they finish; ``timeout`` is in seconds, for each attempt."""
         ...
 
 
-def check_limits(*, retries: int, timeout: float | None) -> None:
+def check_limits(*, retries: int, rescues: int, timeout: float | None) -> None:
     """Refuses limits that mean nothing."""
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise InvalidInput(f"retries is {retries!r}; it must be a whole number, 0 or more")
+    for name, times in (("retries", retries), ("rescues", rescues)):
+        if isinstance(times, bool) or not isinstance(times, int) or times < 0:
+            raise InvalidInput(f"{name} is {times!r}; it must be a whole number, 0 or more")
     if timeout is not None and not (timeout > 0 and math.isfinite(timeout)):
         raise InvalidInput(f"timeout is {timeout!r}; it must be a positive number of seconds")

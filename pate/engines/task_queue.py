@@ -1,4 +1,4 @@
-"""Tasks waiting for a worker: read ahead a little, the heaviest first."""
+"""Tasks waiting for a worker: read ahead a little, the heaviest first; and how often each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
-from pate.engines.task import Task
+from pate.engines.attempt import Report
+from pate.engines.task import Outcome, Task, check_limits
 
 READ_AHEAD = 256
 
@@ -16,10 +17,53 @@ READ_AHEAD = 256
 @final
 @dataclass(slots=True)
 class Pending:
-    """A task, and how often it was begun."""
+    """A task, how often it was begun, and how often of those it was rescued from a lost worker."""
 
     task: Task
     attempts: int = 0
+    rescued: int = 0
+
+    def outcome(self, report: Report) -> Outcome:
+        """How the task ended, by the report of its last attempt."""
+        return Outcome(
+            key=self.task.key,
+            result=report.result,
+            error=report.error,
+            where=report.where,
+            seconds=report.seconds,
+            attempts=self.attempts,
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How often a task is tried: a lost worker uses up rescues first, anything else retries.
+
+    >>> patience, job = Patience(rescues=1), Pending(Task(key="k", function="m:f", payload={}))
+    >>> job.attempts = 1
+    >>> patience.once_more(job, Report(error="WorkerDied", lost=True))
+    True
+    >>> job.attempts = 2
+    >>> patience.once_more(job, Report(error="WorkerDied", lost=True))
+    False
+    """
+
+    retries: int = 0
+    rescues: int = 0
+    timeout: float | None = None  # seconds, for each attempt
+
+    def __post_init__(self) -> None:
+        check_limits(retries=self.retries, rescues=self.rescues, timeout=self.timeout)
+
+    def once_more(self, pending: Pending, report: Report) -> bool:
+        """Whether an attempt that ended so is to be followed by another; a rescue is noted."""
+        if report.error is None:
+            return False
+        if report.lost and pending.rescued < self.rescues:
+            pending.rescued += 1
+            return True
+        return pending.attempts - pending.rescued <= self.retries
 
 
 @final

@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 
 from pate.engines.attempt import attempt
 
 READY = b"ready\n"
+THREADS = 1  # of a worker, as its environment says from the start: as many workers as cores
 WATCH_SECONDS = 0.2
 
 
@@ -33,17 +33,9 @@ def main(descriptor: int) -> None:
         try:
             line.sendall(READY)
             for order in orders:
-                _one_torch_thread()
-                line.sendall(attempt(order) + b"\n")
+                line.sendall(attempt(order, born_with=THREADS) + b"\n")
         except OSError:  # the driver is gone, and so is anyone to tell
             return
-
-
-def _one_torch_thread() -> None:
-    """Undoes what an earlier task may have set; a fresh torch obeys the environment already."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(1)
 
 
 def _die_with(driver: int) -> None:

@@ -17,16 +17,10 @@ import sys
 import time
 from typing import final
 
-# Set before the worker imports numpy: as many workers as cores, one thread each.
-ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "BLIS_NUM_THREADS": "1",
-    "VECLIB_MAXIMUM_THREADS": "1",
-    "NUMEXPR_NUM_THREADS": "1",
-    "LOKY_MAX_CPU_COUNT": "1",  # joblib's n_jobs=-1
-}
+from pate.devices import Device, pinned
+from pate.engines.threads import environment
+from pate.engines.worker import THREADS
+
 # The worker searches for modules where the driver does, the user's own plug-ins included; until
 # it knows where, -P keeps a json.py of the working folder out of its way.
 _START = (
@@ -38,13 +32,16 @@ GOODBYE_SECONDS = 2.0
 
 @final
 class WorkerProcess:
-    """One running worker. It says nothing on the screen: its output goes nowhere.
+    """One running worker, on a device that it may share with others.
+
+    It says nothing on the screen: its output goes nowhere.
 
     Guarantees:
         * What a task prints or warns may quote private data, so none of it is shown or kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device, *, sharers: int = 1) -> None:
+        told = {**os.environ, **environment(THREADS), **pinned(device, sharers=sharers)}
         ours, theirs = socket.socketpair()
         path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
         try:
@@ -55,7 +52,7 @@ class WorkerProcess:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
-                    env={**os.environ, **ONE_THREAD},
+                    env=told,
                     process_group=0,
                 )
         except BaseException:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pate.artifacts import Artifact, Draft, Level, Store
-from pate.engines import Engine, Progress
+from pate.engines import Engine, Show
 from pate.pipeline.recipe import Recipe
 
 
@@ -23,7 +23,7 @@ class Options:
     insecure_seed: int | None = None
     spend: bool = False
     say: Callable[[str], None] = print
-    progress: Callable[[str, int, int], AbstractContextManager[Progress]]
+    progress: Show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

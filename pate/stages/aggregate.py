@@ -28,6 +28,7 @@ from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options, Stage
 from pate.querying import Chooser
 from pate.stages.features import graph_features, public_features, student_inputs
+from pate.stages.first_device import first_device
 from pate.stages.releasing import paid_answers, release_once
 from pate.stages.rounds import Round, draw_once, labelled
 from pate.students import StudentData, train_student
@@ -203,13 +204,14 @@ def _in_rounds(
                     labels=labels,
                     classes=classes,
                 )
-                student = train_student(
-                    context.recipe.student,
-                    data,
-                    plugin_path=context.options.plugin_path,
-                    progress=context.options.progress,
-                )
-                shown = probabilities(student, inputs[rows], classes=classes)
+                with first_device(context):
+                    student = train_student(
+                        context.recipe.student,
+                        data,
+                        plugin_path=context.options.plugin_path,
+                        progress=context.options.progress,
+                    )
+                    shown = probabilities(student, inputs[rows], classes=classes)
         votes, rng = _votes(context, rows), _generator(context.options, number=len(rounds))
         if isinstance(mechanism, InteractiveGnmax):
             teachers = int(context.inputs["vote"].facts["teachers"])

@@ -1,7 +1,8 @@
 """What workers do: train some teachers, let some teachers vote.
 
 Apart from the stages that hand out the work, so that a worker loads no more than it needs. In a
-group a teacher without ``made_from`` is not asked for; it keeps its place among the others.
+group a teacher without ``made_from`` is not asked for; it keeps its place among the others. Files
+are named by references (:mod:`pate.engines.files`): a worker may be on another machine.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from pate.artifacts import Level, Store, StoreError
+from pate.artifacts import Level, Store, StoreError, open_alone
+from pate.engines.files import load_rows, path_of
 from pate.errors import PateError
 from pate.teachers import (
     ModelSpec,
+    OutOfMemory,
     Teacher,
     alike,
     make,
@@ -34,24 +37,22 @@ ABSTAINS = -1
 def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Trains some teachers, in a worker; each reads its own slice of the records.
 
-    A model that cannot be made, or a disk that is full, is no teacher's failure: it stops the run.
+    A model that cannot be made, a disk that is full or a device that is too small for one network
+    is no teacher's failure: it stops the run.
     """
-    store = Store(root=Path(payload["root"]), reader="teach")
+    store = Store(root=path_of(payload["store"]), reader="teach")
     group = payload["teachers"]
     try:
         teachers = [_make(payload, each) if each["made_from"] else None for each in group]
     except PateError as error:
         return {"failed": {}, "stop": str(error)}
-    shards = _Shards(payload)
     failed: dict[int, str] = {}
     for family in _families(payload, teachers):
-        told = train_many(
-            list(family.values()),
-            [
-                None if teacher is None else shards.read(group[place]["number"])
-                for place, teacher in family.items()
-            ],
-        )
+        data = [None if t is None else _shard(group[place]) for place, t in family.items()]
+        try:
+            told = train_many(list(family.values()), data)
+        except OutOfMemory as stop:
+            return {"failed": failed, "stop": str(stop)}
         for (place, teacher), failure in zip(family.items(), told, strict=True):
             if teacher is None:
                 continue
@@ -61,7 +62,7 @@ def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
                     raise failure
                 with store.draft("teacher", made_from, level=Level.PRIVATE, durable=False) as draft:
                     save(teacher, draft.path)
-            except StoreError as stop:
+            except (StoreError, OutOfMemory) as stop:
                 return {"failed": failed, "stop": str(stop)}
             except Exception as why:
                 failed[number] = _reason(why)
@@ -69,32 +70,49 @@ def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def predict_group(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Predictions of some teachers for all inputs, in a worker, a chunk of inputs at a time."""
+    """Predictions of some teachers for all inputs, in a worker, a chunk of inputs at a time.
+
+    What stops the run is as in :func:`train_group`; ``damaged`` says that it is a teacher's files.
+    """
+    try:
+        return _predictions(payload)
+    except OutOfMemory as stop:
+        return {"failed": {}, "stop": str(stop)}
+
+
+def _predictions(payload: Mapping[str, Any]) -> dict[str, Any]:
     group = payload["teachers"]
-    inputs = np.load(payload["inputs"], mmap_mode="r")
-    said = open_memmap(payload["part"], mode="w+", dtype=np.int32, shape=(len(group), len(inputs)))
+    inputs = np.load(path_of(payload["inputs"]), mmap_mode="r", allow_pickle=False)
+    part = path_of(payload["part"])
+    unfinished = part.with_name(f".{part.name}")
+    said = open_memmap(unfinished, mode="w+", dtype=np.int32, shape=(len(group), len(inputs)))
     said[:] = ABSTAINS
     failed: dict[int, str] = {}
     fresh: list[Teacher | None] = [None] * len(group)
     for place, each in enumerate(group):
         try:
             fresh[place] = _make(payload, each) if each["made_from"] else None
+        except OutOfMemory:
+            raise
         except Exception as error:
             failed[each["number"]] = _reason(error)
     for family in _families(payload, fresh):
         for place, teacher in family.items():
             try:
                 if teacher is not None:
-                    family[place] = restore(teacher, _folder(payload, group[place]))
+                    family[place] = restore(teacher, _folder(group[place]))
             except StoreError as error:
                 stop = f"teacher {group[place]['number']}: {error}"
-                return {"failed": failed, "stop": stop}
+                return {"failed": failed, "stop": stop, "damaged": True}
+            except OutOfMemory:
+                raise
             except Exception as error:
                 family[place] = None
                 failed[group[place]["number"]] = _reason(error)
         for place, failure in _ask(family, inputs, said, classes=payload["classes"]).items():
             said[place] = ABSTAINS  # all of it: half a vote would be a vote
             failed[group[place]["number"]] = str(failure)
+    unfinished.rename(part)
     return {"failed": failed, "stop": None}
 
 
@@ -141,28 +159,23 @@ def _make(payload: Mapping[str, Any], each: Mapping[str, Any]) -> Teacher:
         ModelSpec.model_validate(each["model"]),
         classes=payload["classes"],
         seed=each["seed"],
-        plugin_path=Path(payload["plugin_path"]) if payload["plugin_path"] else None,
+        plugin_path=path_of(payload["plugins"]) if payload["plugins"] else None,
     )
 
 
-class _Shards:
-    """The private records, read a shard at a time."""
-
-    def __init__(self, payload: Mapping[str, Any]) -> None:
-        folder = Path(payload["shards"])
-        self.offsets = np.load(folder / "offsets.npy")
-        self.features = np.load(payload["features"], mmap_mode="r")
-        self.labels = np.load(folder / "labels.npy", mmap_mode="r")
-
-    def read(self, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        part = slice(self.offsets[number], self.offsets[number + 1])
-        return np.array(self.features[part]), np.array(self.labels[part])
+def _shard(each: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """One teacher's records and their labels, and no other's."""
+    return load_rows(each["records"]), load_rows(each["labels"])
 
 
-def _folder(payload: Mapping[str, Any], each: Mapping[str, Any]) -> Path:
+def _folder(each: Mapping[str, Any]) -> Path:
     """Where a teacher is, its files as they were written."""
-    store = Store(root=Path(payload["root"]), reader="vote")
-    return store.open("teacher", each["made_from"]).path
+    return open_alone(
+        path_of(each["folder"]),
+        stage="teacher",
+        level=Level.PRIVATE,
+        made_from=each["made_from"],
+    ).path
 
 
 def _reason(error: Exception) -> str:

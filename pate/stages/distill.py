@@ -12,6 +12,7 @@ from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.features import graph_features, student_inputs
+from pate.stages.first_device import first_device
 from pate.stages.teach import plugin_digest
 from pate.students import StudentData, train_student
 from pate.teachers import save
@@ -43,13 +44,14 @@ def _run(context: Context) -> None:
     )
     final = context.store.folder("distill", Level.RELEASED, context.made_from)
     checkpoints = final.with_name(f".checkpoint-{final.name}")
-    student = train_student(
-        context.recipe.student,
-        data,
-        plugin_path=context.options.plugin_path,
-        folder=checkpoints,
-        progress=context.options.progress,
-    )
+    with first_device(context):
+        student = train_student(
+            context.recipe.student,
+            data,
+            plugin_path=context.options.plugin_path,
+            folder=checkpoints,
+            progress=context.options.progress,
+        )
     with context.draft(Level.RELEASED) as draft:
         save(student, draft.path)
         draft.facts.update(

@@ -13,6 +13,7 @@ from pate.artifacts import Artifact, Level
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.features import as_student_sees, private_records
+from pate.stages.first_device import first_device
 from pate.stages.teach import plugin_digest
 from pate.students import StudentData, train_student
 from pate.teachers import load, predict_labels
@@ -38,9 +39,10 @@ def _run(context: Context) -> None:
         seed=context.recipe.student.seed,
         plugin_path=context.options.plugin_path,
     )
-    said = predict_labels(student, inputs, classes=classes)
-    if context.recipe.evaluate.reference:
-        _reference(context, inputs, truth, classes)
+    with first_device(context):
+        said = predict_labels(student, inputs, classes=classes)
+        if context.recipe.evaluate.reference:
+            _reference(context, inputs, truth, classes)
     with context.draft(Level.RELEASED) as draft:
         draft.save_json(
             "evaluation.json",

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pate.artifacts import Artifact, Level, fingerprint
 from pate.engines import Progress, Task
+from pate.engines.files import code, makes, rows
 from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.secret import naming_key
@@ -15,12 +18,14 @@ from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.features import private_features_path
 from pate.stages.groups import Work, alone, asked_for, groups, runs
 from pate.teachers import TeacherError, model_for, seed_for
+from pate.teachers.spec import NOT_IN_FINGERPRINT
 
 _VERSION = 1
+RESCUES = 2  # of a task whose worker was lost, before its teachers are tried one by one
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
-    spec = recipe.teachers.model_dump(mode="json", exclude={"timeout", "retries"})
+    spec = recipe.teachers.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT)
     return {"teachers": spec, "plugin": plugin_digest(options.plugin_path)}
 
 
@@ -107,8 +112,10 @@ def _train_missing(context: Context, shards: Artifact, made_from: list[str]) -> 
     missing = [n for n, name in enumerate(made_from) if context.store.find("teacher", name) is None]
     left = dict.fromkeys(missing, "")
     last = spec.retries if spec.on_error == "retry" else 0
-    with context.options.progress("teach", len(made_from), len(made_from) - len(left)) as shown:
+    done, slots = len(made_from) - len(left), context.options.engine.slots
+    with context.options.progress("teach", len(made_from), done, slots) as shown:
         for attempt in range(last + 1):
+            shown.retried(len(left) if attempt else 0)
             fatal = attempt == last and spec.on_error != "abstain"
             left = _attempt(
                 context, shards, made_from, list(left), attempt=attempt, fatal=fatal, shown=shown
@@ -133,9 +140,12 @@ def _attempt(
     is alone: who else failed cannot matter to it.
     """
     failed: dict[int, str] = {}
-    spec = context.recipe.teachers
+    spec, sizes = context.recipe.teachers, np.diff(shards.array("offsets.npy"))
     todo = asked_for(groups(spec), numbers) if attempt == 0 else alone(numbers)
     while todo:
+        if context.options.engine.slots > 1:
+            # The longest of all first: an engine by itself looks no further than a window.
+            todo = sorted(todo, key=lambda work: -int(sizes[work.wanted].sum()))
         again: list[Work] = []
         for run in runs(todo, timeout=spec.timeout):
             named = {f"teacher-{work.name}": work for work in run.work}
@@ -143,13 +153,15 @@ def _attempt(
                 _task(context, shards, made_from, work, key=key, attempt=attempt)
                 for key, work in named.items()
             )
-            for outcome in context.options.engine.run(tasks, timeout=run.timeout):
+            for outcome in context.options.engine.run(tasks, rescues=RESCUES, timeout=run.timeout):
                 work = named[outcome.key]
                 asked = work.wanted
+                shown.retried(outcome.attempts - 1)
                 if outcome.error and len(work.group) > 1:
                     found = context.store.find
                     lost = [n for n in asked if found("teacher", made_from[n]) is None]
                     again += work.again(lost)
+                    shown.retried(len(lost))
                     shown.advance(len(asked) - len(lost))
                     continue
                 told = read_failures(outcome.result, outcome.error, asked)
@@ -182,23 +194,41 @@ def _task(
     key: str,
     attempt: int,
 ) -> Task:
+    spec = context.recipe.teachers
+    offsets = shards.array("offsets.npy")
+    records, labels = private_features_path(context), shards.path / "labels.npy"
+
+    def one(number: int) -> dict[str, Any]:
+        about = {"number": number, "made_from": None, **_one(context, number, attempt)}
+        if number not in work.wanted:
+            return about
+        start, stop = offsets[number : number + 2]
+        return about | {
+            "made_from": made_from[number],
+            "records": rows(records, start, stop),
+            "labels": rows(labels, start, stop),
+        }
+
     return Task(
         key=key,
         function="pate.stages.at_work:train_group",
         payload={
-            "root": str(context.store.root),
-            "shards": str(shards.path),
-            "features": str(private_features_path(context)),
+            "store": makes(context.store.root, depth=len(("level", "stage", "fingerprint"))),
             "classes": shards.facts["classes"],
-            "plugin_path": str(context.options.plugin_path or ""),
-            "batched": context.recipe.teachers.batched,
-            "teachers": [
-                {"number": n, "made_from": made_from[n] if n in work.wanted else None}
-                | _one(context, n, attempt)
-                for n in work.group
-            ],
+            "plugins": plugin_files(context),
+            "batched": spec.batched,
+            "teachers": [one(number) for number in work.group],
         },
+        weight=float(sum(offsets[n + 1] - offsets[n] for n in work.wanted)),
+        cpus=spec.cpus,
+        gpus=spec.gpus,
     )
+
+
+def plugin_files(context: Context) -> dict[str, Any] | None:
+    """The user's own modules, for a task that imports from them."""
+    path = context.options.plugin_path
+    return None if path is None else code(path)
 
 
 TEACH = Stage(

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from pate.artifacts import Artifact, Level, StoreError
 from pate.engines import Progress, Task
+from pate.engines.files import makes, reads
 from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.at_work import ABSTAINS, CHUNK
 from pate.stages.features import public_features_path
 from pate.stages.groups import Work, asked_for, groups, runs
-from pate.stages.teach import read_failures, tell_abstentions
+from pate.stages.teach import RESCUES, plugin_files, read_failures, tell_abstentions
 from pate.teachers import TeacherError, model_for, seed_for
 
 
@@ -38,7 +39,8 @@ def _run(context: Context) -> None:
         voting = [number for number, name in enumerate(teachers) if name is not None]
         for number in set(range(len(teachers))) - set(voting):
             predictions[number] = ABSTAINS
-        with context.options.progress("vote", len(teachers), len(teachers) - len(voting)) as shown:
+        done, slots = len(teachers) - len(voting), context.options.engine.slots
+        with context.options.progress("vote", len(teachers), done, slots) as shown:
             failed = _collect(context, teachers, voting, draft.path, predictions, counts, shown)
         draft.facts.update(context.inputs["teach"].facts)
         if len(failed) == len(voting):
@@ -66,15 +68,19 @@ def _collect(
     failed: dict[int, str] = {}
     todo = asked_for(groups(spec), voting)
     while todo:
+        if context.options.engine.slots > 1:
+            todo = sorted(todo, key=lambda work: -len(work.wanted))  # the longest first
         again: list[Work] = []
         for run in runs(todo, timeout=spec.timeout):
             named = {f"teachers-{work.name}": work for work in run.work}
             tasks = (_task(context, teachers, work, key, folder) for key, work in named.items())
-            for outcome in context.options.engine.run(tasks, timeout=run.timeout):
+            for outcome in context.options.engine.run(tasks, rescues=RESCUES, timeout=run.timeout):
                 work = named[outcome.key]
                 asked, part = work.wanted, _part(folder, work)
+                shown.retried(outcome.attempts - 1)
                 if outcome.error and len(work.group) > 1:
                     again += work.again(asked)
+                    shown.retried(len(asked))
                     part.unlink(missing_ok=True)
                     continue
                 told = _blamed(context.inputs["teach"], outcome.result, outcome.error, asked)
@@ -96,7 +102,9 @@ def _blamed(
 ) -> dict[int, str]:
     try:
         return read_failures(result, error, group)
-    except PateError as stop:  # a teacher's files are gone or damaged
+    except PateError as stop:
+        if result is None or "damaged" not in result:
+            raise
         raise StoreError(f"{stop}; remove {teach.path} too, to have it trained again") from None
 
 
@@ -125,26 +133,34 @@ def _part(folder: Path, work: Work) -> Path:
 
 def _task(context: Context, teachers: list[str | None], work: Work, key: str, folder: Path) -> Task:
     spec = context.recipe.teachers
+
+    def one(number: int) -> dict[str, Any]:
+        about = {
+            "number": number,
+            "made_from": None,
+            "model": model_for(spec, number).model_dump(mode="json"),
+            "seed": seed_for(spec, number),
+        }
+        name = teachers[number]
+        if number not in work.wanted or name is None:
+            return about
+        place = context.store.folder("teacher", Level.PRIVATE, name)
+        return about | {"made_from": name, "folder": reads(place)}
+
     return Task(
         key=key,
         function="pate.stages.at_work:predict_group",
         payload={
-            "root": str(context.store.root),
-            "inputs": str(public_features_path(context)),
-            "part": str(_part(folder, work)),
+            "inputs": reads(public_features_path(context)),
+            "part": makes(_part(folder, work)),
             "classes": context.inputs["data-public"].facts["classes"],
-            "plugin_path": str(context.options.plugin_path or ""),
+            "plugins": plugin_files(context),
             "batched": spec.batched,
-            "teachers": [
-                {
-                    "number": n,
-                    "made_from": teachers[n] if n in work.wanted else None,
-                    "model": model_for(spec, n).model_dump(mode="json"),
-                    "seed": seed_for(spec, n),
-                }
-                for n in work.group
-            ],
+            "teachers": [one(number) for number in work.group],
         },
+        weight=float(len(work.wanted)),
+        cpus=spec.cpus,
+        gpus=spec.gpus,
     )
 
 

@@ -1,7 +1,8 @@
 """Changes to a batch of images that leave their class as it is.
 
 An augmentation maps a batch, as the data sets give it ((n, h, w) or (n, h, w, channels)), and a
-generator to a batch of the same shape. The same generator state gives the same images.
+generator to a batch of the same shape. The same generator state gives the same images, on every
+device: generators are the processor's. What a user wrote, and transforms, work in host memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.nn import functional
 
 from pate.errors import InvalidInput
 from pate.plugins import resolve
-from pate.teachers.torch_teacher import seeded_torch
+from pate.teachers.placing import seeded_torch
 
 Augment = Callable[[Tensor, Generator], Tensor]
 
@@ -73,7 +74,8 @@ def affine(
     n = len(images)
 
     def between(most: float, *size: int) -> Tensor:
-        return (torch.rand(n, *size, generator=generator) * 2 - 1) * most
+        drawn = torch.rand(n, *size, generator=generator).to(images.device)
+        return (drawn * 2 - 1) * most
 
     angle = torch.deg2rad(between(degrees))
     sizes, slant, places = 1 + between(scale, 2), between(shear), between(2 * move, 2)
@@ -97,7 +99,8 @@ def shift(images: Tensor, generator: Generator, *, most: float = 0.1) -> Tensor:
     rows = torch.randint(-up, up + 1, (n, 1), generator=generator) + torch.arange(height)
     columns = torch.randint(-left, left + 1, (n, 1), generator=generator) + torch.arange(width)
     rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
-    return images[torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    places = torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]
+    return images[tuple(each.to(images.device) for each in places)]
 
 
 def randaugment(images: Tensor, generator: Generator) -> Tensor:
@@ -129,13 +132,16 @@ def _own(name: str, plugin_path: Path | None) -> Augment:
     whole = not isinstance(made, torch.nn.Module) and "generator" in _arguments(made)
 
     def own(images: Tensor, generator: Generator) -> Tensor:
-        changed = made(images, generator=generator) if whole else _each(images, made, generator)
+        if whole:  # in host memory, where its generator is
+            changed = made(images.cpu(), generator=generator)
+        else:
+            changed = _each(images, made, generator)
         if not isinstance(changed, Tensor) or changed.shape != images.shape:
             raise InvalidInput(
                 f"the augmentation {name} must return a tensor of the same shape, "
                 f"{tuple(images.shape)}"
             )
-        return changed
+        return changed.to(images.device)
 
     return own
 
@@ -150,9 +156,9 @@ def _arguments(made: Any) -> frozenset[str]:
 def _each(images: Tensor, change: Callable[[Tensor], Tensor], generator: Generator) -> Tensor:
     """Image by image: a transform on a whole batch would change all of them alike."""
     seed = int(torch.randint(2**31, (1,), generator=generator))
-    pixels, back = _channels_first(images)
-    with seeded_torch(seed):  # transforms draw from torch's own generator
-        return back(torch.stack([change(image) for image in pixels]))
+    pixels, back = _channels_first(images.cpu())
+    with seeded_torch(seed):  # transforms draw from torch's own generator, on the processor
+        return back(torch.stack([change(image) for image in pixels])).to(images.device)
 
 
 def _channels_first(images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

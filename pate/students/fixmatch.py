@@ -41,14 +41,14 @@ def fixmatch(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
 
     def losses(epoch: Epoch) -> Iterator[Tensor]:
         for rows, places in task.pairs(epoch, labelled=settings.labelled):
-            seen = task.inputs[rows]
+            seen = task.seen(rows)
             with torch.no_grad():
                 guess = task.logits(weak(seen, epoch.generator)).softmax(dim=1)
                 said = learner.get_buffer("said")
                 said.lerp_(guess.mean(dim=0), 1 - MEMORY)
                 if settings.align:
-                    guess = aligned(guess, said=said, goal=goal)
-            known = weak(task.inputs[task.rows[places]], epoch.generator)
+                    guess = aligned(guess, said=said, goal=goal.to(said.device))
+            known = weak(task.seen(task.rows[places]), epoch.generator)
             both = task.logits(torch.cat([known, strong(seen, epoch.generator)]))
             supervised = soft_cross_entropy(
                 both[: len(places)], task.targets(places), smoothing=spec.smoothing

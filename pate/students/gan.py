@@ -22,8 +22,8 @@ from pate.students.semi_supervised import Learner, prepare, unchanged
 from pate.students.spec import StudentSpec
 from pate.students.tools import Tools
 from pate.students.training import Epoch, soft_cross_entropy
+from pate.teachers.placing import seeded_torch
 from pate.teachers.protocol import Teacher
-from pate.teachers.torch_teacher import seeded_torch
 
 
 def gan(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
@@ -43,8 +43,8 @@ def gan(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
 
     def losses(epoch: Epoch) -> Iterator[Tensor]:
         for rows, places in task.pairs(epoch, labelled=settings.labelled):
-            known = change(task.inputs[task.rows[places]], epoch.generator)
-            real = change(task.inputs[rows], epoch.generator)
+            known = change(task.seen(task.rows[places]), epoch.generator)
+            real = change(task.seen(rows), epoch.generator)
             with torch.no_grad():
                 fake = made.draw(len(rows), epoch.generator)
             # One pass: BatchNorm then treats real and made inputs alike, as it will real ones.
@@ -141,6 +141,6 @@ class Maker(nn.Module):
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """That many inputs."""
-        noise = torch.rand(count, self.latent, generator=generator)
+        noise = torch.rand(count, self.latent, generator=generator).to(self.least.device)
         made: Tensor = self.layers(noise)
         return self.least + self.width * made.view(count, *self.shape)

@@ -35,8 +35,8 @@ def mixmatch(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
     def losses(epoch: Epoch) -> Iterator[Tensor]:
         for step, (rows, places) in enumerate(task.pairs(epoch, labelled=settings.labelled)):
             done = (epoch.number + step / task.steps) / epoch.epochs
-            known = change(task.inputs[task.rows[places]], epoch.generator)
-            seen = task.inputs[rows].repeat(settings.guesses, *[1] * (task.inputs.dim() - 1))
+            known = change(task.seen(task.rows[places]), epoch.generator)
+            seen = task.seen(rows).repeat(settings.guesses, *[1] * (task.inputs.dim() - 1))
             changed = change(seen, epoch.generator)
             with torch.no_grad():
                 tables = task.logits(changed).softmax(dim=1)
@@ -80,8 +80,8 @@ def mixed(
     # torch has no Beta that follows a generator of its own.
     seed = int(torch.randint(2**31, (1,), generator=generator))
     drawn = np.random.default_rng(seed).beta(alpha, alpha, size=len(inputs))
-    own = torch.from_numpy(np.maximum(drawn, 1 - drawn)).float()
-    other = torch.randperm(len(inputs), generator=generator)
+    own = torch.from_numpy(np.maximum(drawn, 1 - drawn)).float().to(inputs.device)
+    other = torch.randperm(len(inputs), generator=generator).to(inputs.device)
     share = own.view(-1, *[1] * (inputs.dim() - 1))
     return (
         share * inputs + (1 - share) * inputs[other],

@@ -16,6 +16,7 @@ from pate.students.data import StudentData
 from pate.students.spec import StudentSpec
 from pate.students.tools import Tools
 from pate.students.training import Epoch, batches, run_epochs, settle
+from pate.teachers.placing import device_of
 from pate.teachers.torch_teacher import TorchTeacher
 
 
@@ -34,7 +35,8 @@ class Learner(nn.Module):
 class Task:
     """An untrained torch student, public inputs, and released labels to learn from and to stop by.
 
-    Every public input counts as unlabelled too, also one with a label: it may be wrong.
+    Every public input counts as unlabelled too, also one with a label: it may be wrong. All of it
+    is in host memory; :meth:`seen` and :meth:`targets` bring a batch to where the student works.
     """
 
     spec: StudentSpec
@@ -69,9 +71,14 @@ class Task:
                 known[step * size : (step + 1) * size],
             )
 
+    def seen(self, rows: Tensor) -> Tensor:
+        """Public inputs, where the student works."""
+        return self.inputs[rows].to(device_of(self.student.module))
+
     def targets(self, places: Tensor) -> Tensor:
-        """Labels as a table of probabilities."""
-        return nn.functional.one_hot(self.labels[places], self.tools.classes).float()
+        """Labels as a table of probabilities, where the student works."""
+        table = nn.functional.one_hot(self.labels[places], self.tools.classes).float()
+        return table.to(device_of(self.student.module))
 
     def logits(self, inputs: Tensor) -> Tensor:
         return self.student._checked(self.student.module(inputs), len(inputs))
@@ -101,7 +108,7 @@ class Task:
 
         def score(module: nn.Module) -> float:
             with torch.no_grad():
-                said = self.student.module(self.inputs[self.stop_rows]).argmax(dim=1)
+                said = self.student.module(self.seen(self.stop_rows)).argmax(dim=1).cpu()
                 return float((said == self.stop_labels).float().mean())
 
         with self.tools.progress(spec.epochs, 0) as bar:
@@ -157,7 +164,8 @@ def jitter(deviations: Tensor) -> Augment:
     """
 
     def noisy(inputs: Tensor, generator: Generator) -> Tensor:
-        return inputs + torch.randn(inputs.shape, generator=generator) * deviations
+        drawn = torch.randn(inputs.shape, generator=generator) * deviations
+        return inputs + drawn.to(inputs.device)
 
     return noisy
 
@@ -183,5 +191,5 @@ def cut(images: Tensor, generator: Generator, *, most: float = 0.4) -> Tensor:
         return (torch.arange(size) + 0.5 - middle).abs() < share * size / 2
 
     height, width = images.shape[1:3]
-    square = near(height)[:, :, None] & near(width)[:, None, :]
+    square = (near(height)[:, :, None] & near(width)[:, None, :]).to(images.device)
     return images.masked_fill(square if images.dim() == 3 else square[..., None], 0.0)

@@ -8,6 +8,7 @@ from pate.errors import InvalidInput
 from pate.students.data import StudentData
 from pate.students.spec import StudentSpec
 from pate.students.tools import Tools, refuse_torch_keys
+from pate.teachers.placing import device_of
 from pate.teachers.protocol import Teacher, guarded, train
 from pate.teachers.torch_teacher import TorchTeacher
 
@@ -51,7 +52,8 @@ def _fit_torch(spec: StudentSpec, data: StudentData, tools: Tools, student: Torc
 
     def score(module: torch.nn.Module) -> float:
         with torch.no_grad():
-            return float((module(inputs[stop]).argmax(dim=1) == labels[stop]).float().mean())
+            said = module(inputs[stop].to(device_of(module))).argmax(dim=1).cpu()
+            return float((said == labels[stop]).float().mean())
 
     with tools.progress(spec.epochs, 0) as bar:
         fit_table(

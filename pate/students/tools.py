@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.engines.progress import Progress
+from pate.engines.progress import Progress, Silence
 from pate.errors import InvalidInput
 from pate.students.checkpoint import Checkpoint
 from pate.students.data import StudentData
@@ -52,7 +52,7 @@ class Tools:
     def progress(self, total: int, done: int) -> Iterator[Progress]:
         """Shows how far a method has come, where somebody looks."""
         if self.show is None:
-            yield _Silence()
+            yield Silence()
         else:
             with self.show(TITLE, total, done) as bar:
                 yield bar
@@ -80,8 +80,3 @@ def refuse_torch_keys(spec: StudentSpec) -> None:
     for key, given in set_.items():
         if given:
             raise InvalidInput(f"{key!r} is for torch modules, and {spec.model} is none; drop it")
-
-
-class _Silence:
-    def advance(self, count: int = 1) -> None:
-        """Nobody wants to know."""

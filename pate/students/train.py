@@ -18,6 +18,7 @@ from pate.students.supervised import supervised
 from pate.students.tools import Show, Tools
 from pate.teachers.errors import TeacherError
 from pate.teachers.protocol import Teacher
+from pate.teachers.sizing import out_of_memory, short_of_memory
 
 Method = Callable[[StudentSpec, StudentData, Tools], Teacher]
 
@@ -56,6 +57,7 @@ def train_student(
     In ``folder`` checkpoints are kept, so that a run that was killed goes on; a checkpoint of
     another section or other data is not used. The folder may be removed once the student is saved.
     ``private`` is for a reference model, which no student may be: one fit to private records.
+    torch modules train on the current device (:mod:`pate.devices`); others on the processor.
 
     >>> data = StudentData(inputs=[[0.0], [1.0]], rows=[0, 1], labels=[1, 0], classes=2)
     >>> spec = StudentSpec(model="sklearn.tree:DecisionTreeClassifier")
@@ -84,3 +86,7 @@ def train_student(
     except (TeacherError, InvalidInput) as error:
         who = "the reference model" if private else "the student"
         raise type(error)(f"{who} failed: {error}") from None
+    except Exception as error:
+        if not short_of_memory(error):
+            raise
+        raise out_of_memory() from None

@@ -3,6 +3,9 @@
 A method says what the losses of an epoch are; the loop does the rest. All randomness of an epoch
 comes from the seed and the epoch's number, so a run that is killed and goes on from its checkpoint
 ends with the same weights, bit for bit (on one machine, with the same number of threads).
+
+The module works on the current device (:mod:`pate.devices`). Inputs and tables stay in host memory
+and go there batch by batch; checkpoints are host copies, from which any device goes on.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from pate.students.augment import Augment
 from pate.students.checkpoint import Checkpoint, pack, pack_optimizer, unpack, unpack_optimizer
 from pate.students.seeds import sub_seed
 from pate.teachers.errors import TeacherError
+from pate.teachers.placing import device_of, placed, repeatable, seeded_torch
 from pate.teachers.protocol import guarded
 from pate.teachers.spec import Training
-from pate.teachers.torch_teacher import TorchTeacher, _optimizer, seeded_torch
+from pate.teachers.torch_teacher import TorchTeacher, _optimizer
 
 WARM = 0.05  # the share of all steps in which the rate rises
 
@@ -64,39 +68,40 @@ def run_epochs(
     stops after ``patience`` epochs without a better one. ``name`` tells trainings apart that share
     a checkpoint.
     """
-    optimizer = _optimizer(module, training)
-    state = _State(module, optimizer, average=average)
-    first = state.restore(checkpoint, name, total=epochs)
-    advance(first)
-    peak = training.lr
-    for number in range(first, epochs):
-        generator = torch.Generator().manual_seed(sub_seed(seed, "epoch", number))
-        module.train()
-        total, taken = 0.0, 0
-        with seeded_torch(sub_seed(seed, "layers", number)):  # dropout
-            for loss in losses(Epoch(number=number, epochs=epochs, generator=generator)):
-                rate = peak * _cosine((number * steps + taken) / max(1, epochs * steps))
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                state.follow(number * steps + taken)
-                total, taken = total + float(loss.detach()), taken + 1
-        if not math.isfinite(total):
-            raise TeacherError(f"the loss is not finite in epoch {number + 1}; lower 'lr'")
-        stop = score is not None and state.judge(score, patience=patience)
-        state.write(checkpoint, name, done=epochs if stop else number + 1, total=epochs)
-        advance(epochs - number if stop else 1)
-        if stop:
-            break
-    state.finish()
-    module.eval()
+    with repeatable(), placed(module):
+        optimizer = _optimizer(module, training)
+        state = _State(module, optimizer, average=average)
+        first = state.restore(checkpoint, name, total=epochs)
+        advance(first)
+        peak = training.lr
+        for number in range(first, epochs):
+            generator = torch.Generator().manual_seed(sub_seed(seed, "epoch", number))
+            module.train()
+            total, taken = 0.0, 0
+            with seeded_torch(sub_seed(seed, "layers", number)):  # dropout
+                for loss in losses(Epoch(number=number, epochs=epochs, generator=generator)):
+                    rate = peak * _cosine((number * steps + taken) / max(1, epochs * steps))
+                    for group in optimizer.param_groups:
+                        group["lr"] = rate
+                    optimizer.zero_grad()
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+                    state.follow(number * steps + taken)
+                    total, taken = total + float(loss.detach()), taken + 1
+            if not math.isfinite(total):
+                raise TeacherError(f"the loss is not finite in epoch {number + 1}; lower 'lr'")
+            stop = score is not None and state.judge(score, patience=patience)
+            state.write(checkpoint, name, done=epochs if stop else number + 1, total=epochs)
+            advance(epochs - number if stop else 1)
+            if stop:
+                break
+        state.finish()
+        module.eval()
 
 
 def settle(teacher: TorchTeacher, inputs: ArrayLike) -> TorchTeacher:
     """Gives layers that find their size at first use their size, and tries the module once."""
-    records = teacher._records(np.asarray(inputs)[:2])
+    records = teacher._records(np.asarray(inputs)[:2]).to(device_of(teacher.module))
 
     def first_pass() -> None:
         with seeded_torch(teacher.seed), torch.no_grad():
@@ -152,15 +157,16 @@ def fit_table(
     steps = len(batches(torch.arange(len(inputs)), size))
 
     def losses(epoch: Epoch) -> Iterator[Tensor]:
+        place = device_of(module)
         for batch in batches(torch.randperm(len(inputs), generator=epoch.generator), size):
             if len(batch) == 1:  # BatchNorm has no variance of one record
                 batch = batch.repeat(2)
-            seen = inputs[batch]
+            seen, wanted = inputs[batch].to(place), targets[batch].to(place)
             if augment is not None:
                 seen = augment(seen, epoch.generator)
             logits = teacher._checked(module(seen), len(batch))
-            shares = None if weights is None else weights[batch]
-            yield soft_cross_entropy(logits, targets[batch], weights=shares, smoothing=smoothing)
+            shares = None if weights is None else weights[batch].to(place)
+            yield soft_cross_entropy(logits, wanted, weights=shares, smoothing=smoothing)
 
     run_epochs(module, losses, epochs=epochs, steps=steps, training=teacher.training, **settings)
 
@@ -191,11 +197,13 @@ def fit_agreeing(
 
     def losses(epoch: Epoch) -> Iterator[Tensor]:
         shadow.eval()
+        place = device_of(student)
         order = batches(torch.randperm(len(inputs), generator=epoch.generator), size)
         for step, batch in enumerate(order, start=epoch.number * steps):
             if len(batch) == 1:  # BatchNorm has no variance of one record
                 batch = batch.repeat(2)
-            seen, wanted, counts = inputs[batch], targets[batch].clone(), given[batch].clone()
+            seen = inputs[batch].to(place)
+            wanted, counts = targets[batch].clone().to(place), given[batch].clone().to(place)
             open_ = ~counts
             if open_.any():
                 with torch.no_grad():
@@ -293,7 +301,8 @@ class _State:
         self.module.load_state_dict(unpack("module", tensors))
         unpack_optimizer(self.optimizer, tensors)
         if self.averaged is not None:
-            self.averaged = unpack("averaged", tensors)
+            stored = unpack("averaged", tensors)
+            self.averaged = {k: v.to(self.averaged[k].device) for k, v in stored.items()}
         if record["score"] is not None:
             self.best, self.best_score = unpack("best", tensors), record["score"]
         self.waited = record["waited"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pate.teachers.adapters import make as make
+    from pate.teachers.errors import OutOfMemory as OutOfMemory
     from pate.teachers.errors import TeacherError as TeacherError
     from pate.teachers.families import alike as alike
     from pate.teachers.families import predict_many_labels as predict_many_labels
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ModelSpec": "spec",
+    "OutOfMemory": "errors",
     "Teacher": "protocol",
     "TeacherError": "errors",
     "TeachersSpec": "spec",
@@ -45,6 +47,7 @@ _HOMES = {
 
 __all__ = [
     "ModelSpec",
+    "OutOfMemory",
     "Teacher",
     "TeacherError",
     "TeachersSpec",

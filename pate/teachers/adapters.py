@@ -18,10 +18,12 @@ from typing import Any
 
 from pate.errors import InvalidInput, PateError
 from pate.plugins import resolve
+from pate.teachers.placing import seeded_torch
 from pate.teachers.protocol import Teacher
+from pate.teachers.sizing import out_of_memory, short_of_memory
 from pate.teachers.sklearn_teacher import SklearnTeacher
 from pate.teachers.spec import ENTRY_POINTS, ModelSpec, Training
-from pate.teachers.torch_teacher import TorchTeacher, seeded_torch
+from pate.teachers.torch_teacher import TorchTeacher
 
 # Arguments a class or factory may ask for by name, where the recipe does not give them.
 _SEEDS = ("random_state", "seed")
@@ -200,6 +202,8 @@ def _call(target: Callable[..., Any], arguments: dict[str, Any], *, name: str) -
     except PateError:
         raise
     except Exception as error:  # no data has been seen: the reason can be told
+        if short_of_memory(error):
+            raise out_of_memory() from None
         reason = "".join(str(error).strip().splitlines()[:1])
         raise InvalidInput(
             f"the model {name} cannot be made with params {sorted(arguments)}: "

@@ -1,4 +1,4 @@
-"""What goes wrong with a teacher."""
+"""What goes wrong with a teacher, or with the place where it is trained."""
 
 from __future__ import annotations
 
@@ -10,4 +10,13 @@ class TeacherError(PateError):
 
     Guarantees:
         The text names the rule and places in code; it holds no record, label or prediction.
+    """
+
+
+class OutOfMemory(PateError):
+    """A device is too small for one network: the run stops, and no teacher abstains.
+
+    Guarantees:
+        Never taken for a teacher's failure: what else is on the device would then decide who
+        votes.
     """

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.errors import PateError
+from pate.teachers.errors import OutOfMemory
 from pate.teachers.protocol import (
     Teacher,
     checked_labels,
@@ -65,6 +66,8 @@ def train_many(
         teacher to the last bit, so that one shard's trouble does not even change how others are
         rounded. Who cannot be trained so is trained by itself. What they print or warn is dropped,
         and with ``private`` errors name places in code only, as in :func:`pate.teachers.train`.
+        A device without memory for one of them is nobody's failure: OutOfMemory is raised, and
+        nobody is tried again.
     """
     found: list[PateError | None] = [None] * len(teachers)
     fit: list[Teacher | None] = list(teachers)
@@ -89,6 +92,8 @@ def train_many(
             continue
         try:
             train(teacher, *shard, private=private)
+        except OutOfMemory:
+            raise
         except PateError as error:
             found[place] = error
     return found
@@ -118,6 +123,8 @@ def predict_many_labels(
                 found[place] = predict_labels(teacher, records, classes=classes, private=private)
             else:
                 found[place] = checked_labels(mine[place], records=len(records), classes=classes)
+        except OutOfMemory:
+            raise
         except PateError as error:
             found[place] = error
     return found
@@ -148,6 +155,8 @@ def _together(
         return None
     try:
         told = guarded("fit_many", lambda: list(cls.fit_many(teachers, shards)), private=private)
+    except OutOfMemory:
+        raise
     except PateError:
         return None
     fine = len(told) == len(teachers) and all(
@@ -168,6 +177,8 @@ def _asked_together(
             lambda: np.asarray(cls.predict_many(teachers, records)),
             private=private,
         )
+    except OutOfMemory:
+        raise
     except PateError:
         return None
     found: NDArray[Any] | None = answers if answers.shape[:1] == (len(teachers),) else None

@@ -147,7 +147,7 @@ def _side_by_side(work: Callable[[Any], None], pieces: Sequence[Any]) -> None:
 
     So the numbers do not depend on how many threads there are: BLAS would round otherwise.
     """
-    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+    from threadpoolctl import ThreadpoolController
 
     libraries = ThreadpoolController().select(user_api="blas")
     threads = max((each["num_threads"] for each in libraries.info()), default=1)

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pate.foreign import run_foreign
 from pate.teachers.errors import TeacherError
+from pate.teachers.sizing import out_of_memory, short_of_memory
 
 
 @runtime_checkable
@@ -99,5 +100,17 @@ def probabilities(teacher: Any, X: ArrayLike, *, classes: int) -> NDArray[np.flo
 
 
 def guarded(name: str, call: Callable[[], Any], *, private: bool) -> Any:
-    """Runs a model's own code: its words are dropped, its exceptions become one sentence."""
-    return run_foreign(name, call, private=private, error=TeacherError)
+    """Runs a model's own code: its words are dropped, its exceptions become one sentence.
+
+    A device that is short of memory is not the model's doing, and says so in its own way.
+    """
+
+    def called() -> Any:
+        try:
+            return call()
+        except Exception as error:
+            if not short_of_memory(error):
+                raise
+        raise out_of_memory()
+
+    return run_foreign(name, called, private=private, error=TeacherError)

@@ -19,6 +19,8 @@ from pydantic import (
     model_validator,
 )
 
+# Where and how long, not what: none of it is part of a fingerprint.
+NOT_IN_FINGERPRINT = {"timeout", "retries", "cpus", "gpus"}
 ENTRY_POINTS = "pate.teachers"  # the entry-point group in which packages offer teachers
 
 
@@ -66,6 +68,8 @@ class TeachersSpec(Training):
     retries: int = Field(default=1, ge=0)
     seed: int = Field(default=0, ge=0)
     timeout: PositiveFloat | None = None  # seconds for one teacher
+    cpus: PositiveFloat = 1.0  # of a cluster, for one group; also how many threads it may use
+    gpus: NonNegativeFloat = 0.0
     batched: bool = True  # torch modules of one architecture train as one program
 
     @model_validator(mode="after")

@@ -21,10 +21,13 @@ BETAS = (0.9, 0.999)
 EPS = 1e-8
 
 
-def stacked_optimizer(parameters: Sequence[torch.Tensor], spec: Training) -> Step:
+def stacked_optimizer(
+    parameters: Sequence[torch.Tensor], spec: Training, *, steady: bool = False
+) -> Step:
     """A function ``step(gradients, active)`` that changes parameters (m, …) in place.
 
-    ``active`` (m,) says which members take the step; the others, and their state, stay as they are.
+    ``active`` (m,), in host memory, says which members take the step; the others, and their state,
+    stay as they are. A ``steady`` optimizer takes the same memory however many they are.
     """
     import torch
 
@@ -36,16 +39,24 @@ def stacked_optimizer(parameters: Sequence[torch.Tensor], spec: Training) -> Ste
     @torch.no_grad()
     def step(gradients: Sequence[torch.Tensor], active: torch.Tensor) -> None:
         everyone = bool(active.all())
-        taken.add_(active.cpu())
+        taken.add_(active)
         for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             state = [parameter, first[number], *second[number : number + 1]]
-            kept = [] if everyone else [(each, each[~active]) for each in state]
+            kept: list[torch.Tensor] = []
+            if steady:
+                kept = [each.clone() for each in state]
+            elif not everyone:
+                kept = [each[~active] for each in state]
             if spec.optimizer == "sgd":
                 _sgd(parameter, first[number], gradient, spec)
             else:
                 _adam(parameter, first[number], second[number], gradient, spec, taken)
-            for each, before in kept:
-                each[~active] = before
+            for each, before in zip(state, kept, strict=False):
+                if steady:
+                    moves = active.to(each.device).reshape(-1, *[1] * (each.dim() - 1))
+                    each.copy_(torch.where(moves, each, before))
+                else:
+                    each[~active] = before
 
     return step
 
@@ -79,6 +90,11 @@ def _adam(
     shape = (-1, *[1] * (parameter.dim() - 1))
     root = (1 - BETAS[1] ** steps).sqrt()
     size = spec.lr / (1 - BETAS[0] ** steps) * root
-    change = square.sqrt().add_((EPS * root).to(parameter).reshape(shape))
+    change = square.sqrt().add_(_like(EPS * root, parameter).reshape(shape))
     torch.div(moment, change, out=change)
-    parameter.addcmul_(change, size.to(parameter).reshape(shape), value=-1)
+    parameter.addcmul_(change, _like(size, parameter).reshape(shape), value=-1)
+
+
+def _like(counted: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """First of the parameter's type, then on its device: MPS has no double numbers."""
+    return counted.to(parameter.dtype).to(parameter.device)

@@ -1,7 +1,8 @@
 """Torch modules of one architecture trained together: m networks are one program.
 
 Parameters are stacked, (m, …), and the module runs under ``vmap``. A step of the program is one
-step of every teacher: its own batch, in its own order, with its own optimizer state.
+step of every teacher: its own batch, in its own order, with its own optimizer state. The stack is
+on the current device (:mod:`pate.devices`); records stay in host memory, and batches go there.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pate.devices import current_device
 from pate.errors import PateError
 from pate.teachers.apart import require_apart
 from pate.teachers.errors import TeacherError
+from pate.teachers.placing import device_of, repeatable, seeded_torch, workplace
+from pate.teachers.sizing import fitting, kind_of, need_of
 from pate.teachers.stacked_optimizer import stacked_optimizer
 
 if TYPE_CHECKING:
@@ -85,12 +89,21 @@ def fit_together(
     is not known to keep networks apart (:mod:`pate.teachers.apart`), or if ``vmap`` cannot follow
     it. Nothing is changed then, but for lazy layers, which have their sizes.
 
+    On a device with a limit as many networks make a program as its free memory can hold, and half
+    as many each time that proves too many; then all begin anew. How many they are changes no more
+    than rounding (nothing, for linear layers on the processor). OutOfMemory is raised where not
+    even one fits.
+
     Guarantees:
         * Networks share no arithmetic: a change in shard j changes teacher j alone. Whether they
           run together follows from their architecture and the shape of records. All shapes
           follow from the recipe and the number of places in the group, none from shards; a
           missing teacher's place is filled with a copy that takes no step. So the size of a shard
           does not even change the rounding of another teacher.
+        * How many networks make a program, which may change their rounding, is tried with made-up
+          records and follows from the recipe and the device alone. What a program takes of the
+          device is the same for all shards: records wait in host memory, and every batch has the
+          same shape.
     """
     found: list[PateError | None] = [None] * len(teachers)
     lanes: list[_Lane | None] = [None] * len(teachers)
@@ -105,19 +118,29 @@ def fit_together(
     if first is None:
         return found
     _check(first, lanes)
-    size = _together(first.teacher.module)
-    trained = []
-    for start in range(0, len(lanes), size):
-        part = lanes[start : start + size]
-        if any(part):
-            errors, stack = _run(first, part)
-            found[start : start + size] = [
-                old or new for old, new in zip(found[start : start + size], errors, strict=True)
-            ]
-            trained.append((part, stack))
-    for part, stack in trained:  # only now: if one program had failed, all would train alone
-        _write_back(part, stack)
+    shape = tuple(first.records.shape[1:])
+    kind = kind_of(first.teacher.module, first.teacher.training, shape)
+    for part, errors, stack in fitting(
+        lambda width: _programs(first, lanes, width), lambda: _widest(first), kind=("train", kind)
+    ):  # only now: if one program had failed, all would begin anew, or train alone
+        for place, failure in zip(part, errors, strict=True):
+            found[place] = found[place] or failure
+        _write_back([lanes[place] for place in part], stack)
     return found
+
+
+Trained = tuple[range, list[PateError | None], Stack]  # of one program: places, errors, weights
+
+
+def _programs(first: _Lane, lanes: Sequence[_Lane | None], width: int) -> list[Trained]:
+    """Trains all lanes, so many at a time; no teacher is changed yet."""
+    places = [range(len(lanes))[start : start + width] for start in range(0, len(lanes), width)]
+    with repeatable():
+        return [
+            (part, *_run(first, [lanes[place] for place in part]))
+            for part in places
+            if any(lanes[place] for place in part)
+        ]
 
 
 class _Lane:
@@ -128,7 +151,12 @@ class _Lane:
 
         self.teacher = teacher
         self.records, self.labels = teacher._shard(X, y)
-        self.order = torch.Generator().manual_seed(teacher.seed)
+        self.order = torch.Generator()
+        self.begin()
+
+    def begin(self) -> None:
+        """The next epoch is the first; also if a program before was not finished."""
+        self.order.manual_seed(self.teacher.seed)
 
     def order_of_epoch(self) -> NDArray[np.int64]:
         """The records in the order of the next epoch."""
@@ -144,11 +172,9 @@ def _check(first: _Lane, lanes: Sequence[_Lane | None]) -> None:
     """
     import torch
 
-    from pate.teachers.torch_teacher import seeded_torch
-
     shape = first.records.shape[1:]
     with seeded_torch(0):
-        few, more = (torch.randn(n, *shape).to(first.records) for n in (3, 2))
+        few, more = (torch.randn(n, *shape).to(device_of(first.teacher.module)) for n in (3, 2))
     for lane in filter(None, lanes):
         if lane.records.shape[1:] != shape:
             raise TeacherError("the shards of the group differ in the shape of their records")
@@ -188,51 +214,94 @@ def _draw(module: nn.Module) -> None:
 
 
 def _run(first: _Lane, lanes: Sequence[_Lane | None]) -> tuple[list[PateError | None], Stack]:
-    """Trains one program; the errors and the stack of trained parameters."""
+    """Trains one program; the errors and the stack of trained parameters, in host memory."""
     import torch
 
     spec = first.teacher.training
     # A missing teacher's place is filled: the shape of the program does not tell who is there.
-    modules = [(lane or first).teacher.module.train() for lane in lanes]
-    stack, buffers = _stacked(modules)
-    trained = [value for value in stack.values() if value.requires_grad]
-    if not trained:
-        raise TeacherError(f"the module {type(modules[0]).__name__} has no parameters to train")
-    step = stacked_optimizer(trained, spec)
-    forward = _forward(first.teacher.module)
+    program = _Program(first, [(lane or first).teacher.module.train() for lane in lanes])
     batches = _Batches(lanes, size=spec.batch_size)
     errors: list[PateError | None] = [None] * len(lanes)
     for epoch in range(spec.epochs):
-        totals = torch.zeros(len(lanes), dtype=torch.float64)
+        fine = torch.ones(len(lanes), dtype=torch.bool, device=program.place)
         for records, labels, weights in batches.epoch():
-            active = weights.any(dim=1)
-            logits = _checked(
-                forward(stack, buffers, records), first.teacher, len(lanes), records.shape[1]
-            )
-            losses = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), labels.flatten(), reduction="none"
-            )
-            each = (losses.reshape(weights.shape) * weights).sum(dim=1)
-            gradients = torch.autograd.grad(each.sum(), trained)
-            step(gradients, active)
-            totals += torch.where(active, each.detach(), 0.0).double().cpu()
-        for place, fine in enumerate(torch.isfinite(totals).tolist()):
-            if not fine and errors[place] is None:
+            fine &= torch.isfinite(program.step(records, labels, weights))
+        for place, each in enumerate(fine.tolist()):
+            if not each and errors[place] is None:
                 errors[place] = TeacherError(
                     f"the loss is not finite in epoch {epoch + 1}; lower 'lr'"
                 )
-    return errors, {name: value.detach() for name, value in stack.items()}
+    return errors, program.weights()
+
+
+def _try_out(first: _Lane, networks: int) -> None:
+    """One step of a program with made-up records, of which nothing is kept.
+
+    Whether the device can hold it is found out before any shard is used.
+    """
+    import torch
+
+    records = _width(first.teacher.training.batch_size)
+    program = _Program(first, [first.teacher.module.train()] * networks)
+    program.step(
+        torch.zeros(networks, records, *first.records.shape[1:]),
+        torch.zeros(networks, records, dtype=torch.int64),
+        torch.zeros(networks, records),
+    )
+
+
+class _Program:
+    """Networks of one architecture, stacked, where they work."""
+
+    def __init__(self, first: _Lane, modules: Sequence[nn.Module]) -> None:
+        self.teacher, self.networks = first.teacher, len(modules)
+        spec, device = first.teacher.training, current_device()
+        if limited := device.kind != "cpu":
+            need = need_of(first.teacher.module, spec, tuple(first.records.shape[1:]))
+            device.claim(need.together(len(modules), records=_width(spec.batch_size)))
+        self.home, self.place = device_of(first.teacher.module), workplace(first.teacher.module)
+        self._stack, self._buffers = _stacked(modules, self.place)
+        self._trained = [value for value in self._stack.values() if value.requires_grad]
+        if not self._trained:
+            raise TeacherError(f"the module {type(modules[0]).__name__} has no parameters to train")
+        self._optimize = stacked_optimizer(self._trained, spec, steady=limited)
+        self._forward = _forward(first.teacher.module)
+
+    def step(
+        self, records: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """One step of those that have a weight; the losses (m,), 0 for the others."""
+        import torch
+
+        active = weights.any(dim=1)
+        records, labels, weights = (each.to(self.place) for each in (records, labels, weights))
+        logits = _checked(
+            self._forward(self._stack, self._buffers, records),
+            self.teacher,
+            self.networks,
+            records.shape[1],
+        )
+        losses = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), reduction="none"
+        )
+        each = (losses.reshape(weights.shape) * weights).sum(dim=1)
+        self._optimize(torch.autograd.grad(each.sum(), self._trained), active)
+        return torch.where(active.to(self.place), each.detach(), 0.0)
+
+    def weights(self) -> Stack:
+        return {name: value.detach().to(self.home) for name, value in self._stack.items()}
 
 
 class _Batches:
-    """The records of a group in one tensor, and the batches of each epoch in it."""
+    """The records of a group in one tensor of host memory, and the batches of each epoch in it."""
 
     def __init__(self, lanes: Sequence[_Lane | None], *, size: int) -> None:
         import torch
 
-        self.lanes, self.size = lanes, size
-        self.width = size + 1 if size > 1 else 1  # a record left over joins the batch before
+        self.lanes, self.size, self.width = lanes, size, _width(size)
         present = [lane for lane in lanes if lane is not None]
+        for lane in present:
+            lane.begin()
         self.records = torch.cat([lane.records for lane in present])
         self.labels = torch.cat([lane.labels for lane in present])
 
@@ -258,17 +327,24 @@ class _Batches:
                 rows[number, place, :count] = order[cut]
                 weights[number, place, :count] = 1 / count
             start += sizes[place]
-        device = self.records.device
         for where, weight in zip(torch.from_numpy(rows), torch.from_numpy(weights), strict=True):
-            taken = where.to(device)
-            yield self.records[taken], self.labels[taken], weight.to(device)
+            yield self.records[where], self.labels[where], weight
 
 
-def _stacked(modules: Sequence[nn.Module]) -> tuple[Stack, Stack]:
+def _width(size: int) -> int:
+    """Of a batch: a record left over joins the batch before."""
+    return size + 1 if size > 1 else 1
+
+
+def _stacked(modules: Sequence[nn.Module], place: torch.device) -> tuple[Stack, Stack]:
     from torch.func import stack_module_state
 
     stack, buffers = stack_module_state(list(modules))
-    return dict(stack), dict(buffers)
+    moved = {
+        name: value.detach().to(place).requires_grad_(value.requires_grad)
+        for name, value in stack.items()
+    }
+    return moved, {name: value.to(place) for name, value in buffers.items()}
 
 
 def _forward(module: nn.Module) -> Callable[[Stack, Stack, torch.Tensor], Any]:
@@ -288,10 +364,27 @@ def _checked(logits: Any, teacher: TorchTeacher, networks: int, records: int) ->
     return logits  # type: ignore[no-any-return]
 
 
-def _together(module: nn.Module) -> int:
-    """How many networks make one program; known from the architecture alone."""
+def _widest(first: _Lane) -> int:
+    """How many networks make one program; known from the architecture and the device alone.
+
+    Tried at full width also for a group with fewer places: else it would matter later which group
+    came first.
+    """
+    module, spec = first.teacher.module, first.teacher.training
     each = sum(p.numel() * p.element_size() for p in module.parameters())
-    return int(max(1, min(TOGETHER, STATE_BYTES // (5 * max(1, each)))))
+    width = int(max(1, min(TOGETHER, STATE_BYTES // (5 * max(1, each)))))
+    free = current_device().free_memory()
+    if free is None:
+        return width
+    shape = tuple(first.records.shape[1:])
+    room = need_of(module, spec, shape).widest(free, records=_width(spec.batch_size))
+
+    def tried(width: int) -> int:
+        with repeatable():
+            _try_out(first, width)
+        return width
+
+    return fitting(tried, lambda: min(width, room), kind=("try", kind_of(module, spec, shape)))
 
 
 def _write_back(lanes: Sequence[_Lane | None], stack: Stack) -> None:

@@ -1,8 +1,11 @@
-"""A torch module as a teacher: a plain training loop that leaves torch's global state alone."""
+"""A torch module as a teacher: a plain training loop that leaves torch's global state alone.
+
+It runs on the current device (:mod:`pate.devices`). Records stay in host memory, and so does what
+is learned and said: the device holds one module and one batch.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, final
@@ -10,8 +13,11 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pate.devices import current_device
 from pate.errors import PateError
 from pate.teachers.errors import TeacherError
+from pate.teachers.placing import device_of, placed, repeatable, seeded_torch
+from pate.teachers.sizing import fitting, kind_of, need_of
 from pate.teachers.spec import Training
 
 if TYPE_CHECKING:
@@ -21,22 +27,17 @@ if TYPE_CHECKING:
 CHUNK = 1024  # records in one forward pass of a prediction
 
 
-@contextlib.contextmanager
-def seeded_torch(seed: int) -> Iterator[None]:
-    """Inside, torch's CPU generator starts from ``seed``; outside, it is as it was."""
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
-
-
 @final
 class TorchTeacher:
     """Trains any module from records (n, …) as float32 to logits (n, classes), by cross entropy.
 
     Layers whose size is found at first use (``LazyLinear``), BatchNorm and dropout are fine. The
     same seed gives the same weights on one machine with one thread. ``sgd`` has momentum 0.9.
+
+    Guarantees:
+        A device that is short of memory raises :class:`~pate.teachers.OutOfMemory`, which is no
+        teacher's failure. What a module takes of the device is bounded by the recipe's batch, and
+        never grows with the shard.
     """
 
     def __init__(self, module: nn.Module, *, training: Training, classes: int, seed: int) -> None:
@@ -50,17 +51,19 @@ class TorchTeacher:
         records, labels = self._shard(X, y)
         with seeded_torch(self.seed):
             self._find_sizes(records)
-            self._run(records, labels)
+            kind = kind_of(self.module, self.training, tuple(records.shape[1:]))
+            # One network has no half: a device too small for it stops the run.
+            fitting(lambda _: self._run(records, labels), lambda: 1, kind=("alone", kind))
         self.module.eval()
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[np.int64]:
         """The class of the largest logit; the first of equals."""
-        return np.asarray(self._logits(X).argmax(dim=1).cpu().numpy(), dtype=np.int64)
+        return np.asarray(self._logits(X).argmax(dim=1).numpy(), dtype=np.int64)
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """The softmax of the logits."""
-        return np.asarray(self._logits(X).double().softmax(dim=1).cpu().numpy(), dtype=np.float64)
+        return np.asarray(self._logits(X).double().softmax(dim=1).numpy(), dtype=np.float64)
 
     def family(self) -> Hashable:
         """What modules must have in common to be trained together."""
@@ -82,36 +85,53 @@ class TorchTeacher:
 
         spec = self.training
         order = torch.Generator().manual_seed(self.seed)
-        optimizer = _optimizer(self.module, spec)
+        self._claim(tuple(records.shape[1:]), spec.batch_size + 1)
         doubles = any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in self._modules())
-        self.module.train()
-        for epoch in range(spec.epochs):
-            total = 0.0
-            shuffled = torch.randperm(len(labels), generator=order)
-            for cut in cuts(len(labels), spec.batch_size):
-                batch = shuffled[cut]
-                if doubles and len(batch) == 1:  # BatchNorm has no variance of one record
-                    batch = batch.repeat(2)
-                optimizer.zero_grad()
-                logits = self._checked(self.module(records[batch]), len(batch))
-                loss = torch.nn.functional.cross_entropy(logits, labels[batch])
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                total += float(loss.detach())
-            if not math.isfinite(total):
-                raise TeacherError(f"the loss is not finite in epoch {epoch + 1}; lower 'lr'")
+        with repeatable(), placed(self.module) as place:
+            optimizer = _optimizer(self.module, spec)
+            self.module.train()
+            for epoch in range(spec.epochs):
+                total = 0.0
+                shuffled = torch.randperm(len(labels), generator=order)
+                for cut in cuts(len(labels), spec.batch_size):
+                    batch = shuffled[cut]
+                    if doubles and len(batch) == 1:  # BatchNorm has no variance of one record
+                        batch = batch.repeat(2)
+                    optimizer.zero_grad()
+                    logits = self._checked(self.module(records[batch].to(place)), len(batch))
+                    loss = torch.nn.functional.cross_entropy(logits, labels[batch].to(place))
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+                    total += float(loss.detach())
+                if not math.isfinite(total):
+                    raise TeacherError(f"the loss is not finite in epoch {epoch + 1}; lower 'lr'")
 
     def _logits(self, X: ArrayLike) -> torch.Tensor:
+        """In host memory, a chunk of records at a time."""
         import torch
 
         self.module.eval()
         records = np.asarray(X)
-        parts = []
-        with torch.no_grad():
-            for start in range(0, len(records), CHUNK):
-                chunk = self._records(records[start : start + CHUNK])
-                parts.append(self._checked(self.module(chunk), len(chunk)))
+
+        def ask(size: int) -> list[torch.Tensor]:
+            parts = []
+            self._claim(tuple(records.shape[1:]), size)
+            with torch.no_grad(), repeatable(), placed(self.module) as place:
+                for start in range(0, len(records), size):
+                    chunk = self._records(records[start : start + size]).to(place)
+                    parts.append(self._checked(self.module(chunk), len(chunk)).cpu())
+            return parts
+
+        kind = kind_of(self.module, self.training, tuple(records.shape[1:]))
+        parts = fitting(ask, lambda: CHUNK, kind=("ask", kind))
         return torch.cat(parts) if parts else torch.zeros(0, self.classes)
+
+    def _claim(self, shape: tuple[int, ...], records: int) -> None:
+        """Tells the device how much is about to be used; only a pretended one listens."""
+        device = current_device()
+        if device.kind != "cpu":
+            need = need_of(self.module, self.training, shape)
+            device.claim(need.together(1, records=records))
 
     def _shard(self, X: ArrayLike, y: ArrayLike) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
@@ -119,29 +139,27 @@ class TorchTeacher:
         labels = torch.from_numpy(np.array(y, dtype=np.int64))
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
             raise TeacherError(f"a label does not exist; labels are 0 … {self.classes - 1}")
-        return self._records(X), labels.to(self._device())
+        return self._records(X), labels
 
     def _records(self, X: ArrayLike) -> torch.Tensor:
+        """Records as the module takes them, in host memory."""
         import torch
 
         # A copy: torch has no read-only tensors, and shards are read-only maps of files.
-        return torch.from_numpy(np.array(X, dtype=np.float32)).to(self._device())
-
-    def _device(self) -> torch.device:
-        """Where the factory put the module: on the CPU, or on a GPU."""
-        import torch
-
-        return next((p.device for p in self.module.parameters()), torch.device("cpu"))
+        return torch.from_numpy(np.array(X, dtype=np.float32))
 
     def _find_sizes(self, records: torch.Tensor) -> None:
-        """One pass without training gives lazy layers their size, before the optimizer asks."""
+        """One pass without training gives lazy layers their size, before the optimizer asks.
+
+        At home: first weights are drawn there, and are the same whatever the device.
+        """
         import torch
 
         parameters = [*self.module.parameters(), *self.module.buffers()]
         if any(torch.nn.parameter.is_lazy(parameter) for parameter in parameters):
             self.module.eval()
             with torch.no_grad():
-                self.module(records[:1])
+                self.module(records[:1].to(device_of(self.module)))
 
     def _checked(self, logits: Any, records: int) -> torch.Tensor:
         shape = tuple(getattr(logits, "shape", ()))

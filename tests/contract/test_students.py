@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import signal
@@ -29,6 +30,10 @@ QUICK = {
     "gan": {"epochs": 20, "batch_size": 64, "lr": 0.005, "average": 0.95, "gan": {"hidden": [100]}},
 }
 
+# What is compared bit for bit need not have learnt much: fewer inputs, and fewer epochs.
+SHORT_INPUTS = 240
+SHORT = {"self-training": {"fractions": [0.8, 0.95], "first_epochs": 3, "epochs": 3}}
+
 methods = pytest.mark.parametrize("method", sorted(METHODS))
 
 
@@ -44,6 +49,14 @@ def spec(method, **changes):
     settings = {"model": "small-cnn", "params": {"channels": [8, 16, 16]}, "seed": 3}
     settings |= {"batch_size": 16, "augment": "shift"}
     return StudentSpec(method=method, **(settings | QUICK.get(method, {}) | changes))
+
+
+def short(method, **changes):
+    return spec(method, **(SHORT.get(method, {"epochs": 8}) | changes))
+
+
+def short_data(labelled=80):
+    return data(labelled=labelled, inputs=SHORT_INPUTS)
 
 
 def data(labelled=80, inputs=600):
@@ -63,14 +76,13 @@ def weights(student):
 @pytest.fixture(scope="module")
 def trained():
     """One student for each method, made when it is first asked for."""
-    made = {}
+    return functools.cache(lambda method: train_student(spec(method), data()))
 
-    def make(method):
-        if method not in made:
-            made[method] = train_student(spec(method), data())
-        return made[method]
 
-    return make
+@pytest.fixture(scope="module")
+def briefly():
+    """As ``trained``, with few epochs on few inputs."""
+    return functools.cache(lambda method: train_student(short(method), short_data()))
 
 
 def test_every_method_can_be_named():
@@ -92,14 +104,15 @@ def test_it_learns(method, trained):
 
 
 @methods
-def test_the_seed_decides_and_nothing_else_is_touched(method, trained):
-    seen, state = data(), torch.random.get_rng_state()
+def test_the_seed_decides_and_nothing_else_is_touched(method, briefly):
+    first = weights(briefly(method))
+    seen, state = short_data(), torch.random.get_rng_state()
     before = seen.digest()
-    again = train_student(spec(method), seen)
-    assert torch.equal(weights(again), weights(trained(method)))
+    again = train_student(short(method), seen)
+    assert torch.equal(weights(again), first)
     assert seen.digest() == before
     assert torch.equal(torch.random.get_rng_state(), state)
-    other = train_student(spec(method, seed=4), seen)
+    other = train_student(short(method, seed=4), seen)
     assert not torch.equal(weights(other), weights(again))
 
 
@@ -124,7 +137,7 @@ def test_progress_ends_where_it_said(method):
         shown.append([title, total, done])
         yield Bar()
 
-    train_student(spec(method), data(), progress=show)
+    train_student(short(method), short_data(), progress=show)
     assert [(title, done) for title, total, done in shown] == [("distill", shown[0][1])]
 
 
@@ -140,8 +153,8 @@ def test_held_out_labels_are_not_learnt_from(method):
     """They choose among rounds or epochs, and do no more."""
     from pate.students.tools import Tools
 
-    held = spec(method, validation=0.25, patience=100)
-    seen = data()
+    held = short(method, validation=0.25, patience=100)
+    seen = short_data()
     learn, stop = Tools(spec=held, classes=10).held_out(seen)
     assert len(stop) == 20
     assert not np.intersect1d(seen.rows[learn], seen.rows[stop]).size
@@ -157,42 +170,75 @@ def test_held_out_labels_are_not_learnt_from(method):
 
 
 CHILD = """
-import dataclasses, json, os, signal, sys
+import json, os, signal, sys
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np, torch
 from sklearn.datasets import load_digits
 from pate.students import StudentData, StudentSpec, train_student
 torch.set_num_threads(1)
-settings, folder, die = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 digits = load_digits()
 data = StudentData(
-    inputs=(digits.images[:600] / 16).astype(np.float32), rows=np.arange(80),
+    inputs=(digits.images[:240] / 16).astype(np.float32), rows=np.arange(80),
     labels=digits.target[:80], classes=10,
 )
 class Bar:
-    def __init__(self, done): self.done = done
+    def __init__(self, done, die, told): self.done, self.die, self.told = done, die, told
     def advance(self, count=1):
         self.done += count
-        print(self.done, flush=True)
-        if self.done >= die:
+        os.write(self.told, b"%d " % self.done)
+        if self.done >= self.die:
             os.kill(os.getpid(), signal.SIGKILL)
-@contextmanager
-def show(title, total, done):
-    yield Bar(done)
-train_student(StudentSpec.model_validate(settings), data, folder=folder, progress=show)
+def learn(settings, folder, die, told):
+    @contextmanager
+    def show(title, total, done):
+        yield Bar(done, die, told)
+    train_student(StudentSpec.model_validate(settings), data, folder=Path(folder), progress=show)
+warm = StudentSpec(model="small-cnn", params={"channels": [2]}, epochs=1, augment="shift")
+train_student(warm, data)  # what is loaded once need not be again
+for order in sys.stdin:
+    told, telling = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            learn(*json.loads(order), telling)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(telling)
+    with open(told) as lines:
+        done = [int(word) for word in lines.read().split()]
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), done]), flush=True)
 """
 
 
+@pytest.fixture(scope="module")
+def learn_and_die():
+    """Trains in a process of its own, which ends itself: its exit code, and what it had shown.
+
+    The processes are forked from one that has torch loaded: loading it takes seconds.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+
+        def learn(settings, folder, die):
+            parent.stdin.write(json.dumps([settings, str(folder), die]) + "\n")
+            parent.stdin.flush()
+            return json.loads(parent.stdout.readline())
+
+        yield learn
+        parent.stdin.close()
+
+
 @methods
-def test_a_killed_student_goes_on_bit_for_bit(method, trained, tmp_path):
-    settings = json.dumps(spec(method).model_dump(mode="json", exclude_unset=True))
+def test_a_killed_student_goes_on_bit_for_bit(method, briefly, learn_and_die, tmp_path):
+    settings = short(method).model_dump(mode="json", exclude_unset=True)
     reached = 0
     for die in (2, 6):  # within a first part, and again further on
-        child = [sys.executable, "-c", CHILD, settings, str(tmp_path), str(die)]
-        run = subprocess.run(child, capture_output=True, text=True, check=False)
-        assert run.returncode == -signal.SIGKILL, run.stderr
-        told = [int(line) for line in run.stdout.split()]
+        code, told = learn_and_die(settings, tmp_path, die)
+        assert code == -signal.SIGKILL
         assert told[0] >= reached, "it began anew"
         reached = told[-1]
     first = []
@@ -206,16 +252,16 @@ def test_a_killed_student_goes_on_bit_for_bit(method, trained, tmp_path):
         first.append(done)
         yield Bar()
 
-    rest = train_student(spec(method), data(), folder=tmp_path, progress=show)
+    rest = train_student(short(method), short_data(), folder=tmp_path, progress=show)
     assert first[0] + first[1] >= 5, "it began anew"
-    assert torch.equal(weights(rest), weights(trained(method)))
-    done = train_student(spec(method), data(), folder=tmp_path)
+    assert torch.equal(weights(rest), weights(briefly(method)))
+    done = train_student(short(method), short_data(), folder=tmp_path)
     assert torch.equal(weights(done), weights(rest))
 
 
 @methods
-def test_a_checkpoint_of_other_data_is_not_used(method, trained, tmp_path):
-    train_student(spec(method), data(labelled=60), folder=tmp_path)
+def test_a_checkpoint_of_other_data_is_not_used(method, briefly, tmp_path):
+    train_student(short(method), short_data(labelled=60), folder=tmp_path)
     assert list(tmp_path.glob("*.safetensors"))
-    student = train_student(spec(method), data(), folder=tmp_path)
-    assert torch.equal(weights(student), weights(trained(method)))
+    student = train_student(short(method), short_data(), folder=tmp_path)
+    assert torch.equal(weights(student), weights(briefly(method)))

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +78,7 @@ class Project:
     folder: Path
     sections: dict[str, dict[str, Any]] = field(default_factory=lambda: deepcopy(RECIPE))
     engine: str = "serial"
+    threads: int = 1  # what libraries are told they may use
 
     @property
     def run_folder(self) -> Path:
@@ -118,7 +120,8 @@ class Project:
     def environment(self) -> dict[str, str]:
         clean = {key: value for key, value in os.environ.items() if key != "PATE_DATA"}
         package = str(Path(__file__).parents[2])
-        return clean | {"PYTHONPATH": package, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
+        threads = str(self.threads)
+        return clean | {"PYTHONPATH": package, "OMP_NUM_THREADS": threads, "PYTHONUTF8": "1"}
 
     def pate(self, *words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Runs a command in the folder; it must end with ``code`` and without a traceback."""
@@ -203,12 +206,23 @@ class Project:
             return [charge.release for charge in ledger.charges()]
 
 
+@pytest.fixture(scope="session")
+def project_in() -> Callable[[Path], Project]:
+    """Makes a project in a folder, or opens the one that is there."""
+
+    def make(folder: Path) -> Project:
+        made = Project(folder)
+        if not (folder / "data").exists():
+            (folder / "data").mkdir()
+            made.plugin("centroids", CENTROIDS)
+            made.data()
+            made.write()
+        return made
+
+    return make
+
+
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path: Path, project_in: Callable[[Path], Project]) -> Project:
     """A project with tiny data of three classes, the plug-in ``centroids`` and its recipe."""
-    (tmp_path / "data").mkdir()
-    made = Project(tmp_path)
-    made.plugin("centroids", CENTROIDS)
-    made.data()
-    made.write()
-    return made
+    return project_in(tmp_path)

@@ -5,6 +5,8 @@ And one record more or less changes one shard and one teacher, as the guarantee 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import json
 import os
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 
 from pate.artifacts import Level, Store, StoreError
+from pate.cli import main
 from pate.stages.catalogue import STAGES
 from pate.stages.distill import DISTILL
 from pate.stages.evaluate import EVALUATE
@@ -108,6 +111,23 @@ class Place:
         )  # fmt: skip
         assert done.returncode == code, done.stderr.decode()
         return done.stdout + done.stderr
+
+    def teach(self, *words):
+        """Up to the teachers, in this process: where start-up would be most of the time."""
+        said = io.StringIO()
+        before, sys.argv = sys.argv, ["pate", "teach", "my.toml", "--plugin-path", "plugins",
+                                      "--engine", "serial", "--quiet", *words]  # fmt: skip
+        try:
+            with (
+                contextlib.chdir(self.folder),
+                contextlib.redirect_stdout(said),
+                contextlib.redirect_stderr(said),
+                pytest.raises(SystemExit) as stop,
+            ):
+                main()
+        finally:
+            sys.argv = before
+        assert not stop.value.code, said.getvalue()
 
     def artifact(self, stage):
         (artifact,) = Store(root=self.run_folder, reader="evaluate").all(stage)
@@ -328,10 +348,10 @@ def drop(private, row):
 
 def changed(place, private, *words):
     """Shards that differ, teachers trained anew, and teachers left alone, after new data."""
-    place.run("--engine", "serial", "--quiet", *words, stage="teach")
+    place.teach(*words)
     shards, teachers = place.artifact("partition").json("shards.json"), place.teachers()
     place.save("private", *private)
-    place.run("--engine", "serial", "--quiet", *words, stage="teach")
+    place.teach(*words)
     newest = max(
         Store(root=place.run_folder).all("partition"), key=lambda each: each.path.stat().st_mtime_ns
     )

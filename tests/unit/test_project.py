@@ -28,7 +28,7 @@ LAYERS = [
     ["students", "testing"],
     ["partition", "teachers", "votes", "mechanisms", "encoders", "datasets"],
     ["artifacts", "console", "engines", "foreign", "neighbours", "plugins", "reading", "vision"],
-    ["accounting", "randomness"],
+    ["accounting", "devices", "randomness"],
     ["errors"],
 ]
 HEIGHT = {name: -level for level, names in enumerate(LAYERS) for name in names}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import mpmath
 import numpy as np
 import pytest
@@ -24,9 +26,10 @@ from pate.accounting.plurality import _sorted_columns, as_counts
 from pate.errors import InvalidInput
 
 
+@functools.cache  # seconds, for thousands of classes
 @mpmath.workdps(700)  # log(1 + 1e-300) must not be zero
-def exact_laplace(votes, scale, moment):
-    """The formulas of the 2017 paper at 700 digits, straight from the text."""
+def exact_laplace_q(votes, scale):
+    """The formula of the 2017 paper at 700 digits, straight from the text."""
     b = mpmath.mpf(scale)
     winner = int(np.argmax(votes))
     q = mpmath.mpf(0)
@@ -34,8 +37,13 @@ def exact_laplace(votes, scale, moment):
         if j != winner:
             gap = mpmath.mpf(int(votes[winner]) - int(count)) / b
             q += (2 + gap) / (4 * mpmath.exp(gap))
-    q = min(q, 1 - mpmath.mpf(1) / len(votes))
-    e, m = 2 / b, mpmath.mpf(moment)
+    return min(q, 1 - mpmath.mpf(1) / len(votes))
+
+
+@mpmath.workdps(700)
+def exact_laplace(votes, scale, moment):
+    q = exact_laplace_q(tuple(votes), scale)
+    e, m = 2 / mpmath.mpf(scale), mpmath.mpf(moment)
     cost = min(e * m, e**2 * m * (m + 1) / 2)
     if q < 1 / (mpmath.exp(e) + 1):
         ratio = (1 - q) / (1 - mpmath.exp(e) * q)

@@ -64,11 +64,11 @@ def test_no_interpreter_to_start(monkeypatch):
 
 
 def test_no_more_workers_than_tasks(monkeypatch):
-    from pate.engines import processes
+    from pate.engines import crew
 
     started = []
-    real = processes.WorkerProcess
-    monkeypatch.setattr(processes, "WorkerProcess", lambda: started.append(1) or real())
+    real = crew.WorkerProcess
+    monkeypatch.setattr(crew, "WorkerProcess", lambda *a, **k: started.append(1) or real(*a, **k))
     assert len(list(make_engine("processes:50").run(tasks(2)))) == 2
     assert len(started) == 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 
@@ -15,20 +16,22 @@ from pate.engines import progress, terminal_progress
 SHOW = """
 import sys, time
 from pate.engines import terminal_progress
-with terminal_progress("teach [50]", 50, quiet={quiet}, json_logs={json_logs}, done=30) as progress:
+with terminal_progress("teach [50]", 50, done=30, **{options}) as progress:
     for _ in range(20):
         time.sleep(0.02)
         progress.advance()
+        progress.retried({retries})
     print("to stdout")
 """
 
 
-def on_a_terminal(quiet=False, json_logs=False):
+def on_a_terminal(*, quiet=False, json_logs=False, slots=None, retries=0, columns=100):
     """What a stage writes to a stderr that is a terminal, and to a stdout that is a pipe."""
     outside, inside = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
+    options = {"quiet": quiet, "json_logs": json_logs, "slots": slots}
     with subprocess.Popen(
-        [sys.executable, "-c", SHOW.format(quiet=quiet, json_logs=json_logs)],
+        [sys.executable, "-c", SHOW.format(options=options, retries=retries)],
         stdout=subprocess.PIPE, stderr=inside, env=environment,
     ) as process:  # fmt: skip
         os.close(inside)
@@ -55,6 +58,20 @@ def test_a_terminal_shows_a_bar_with_count_rate_and_time_left():
     assert "/s, took 0:00:0" in shown
     rates = [float(text.split()[-1]) for text in shown.replace("m", " ").split("/s,")[:-1]]
     assert max(rates) < 100  # 20 new ones, not 50, count towards the rate
+    assert not any(word in shown for word in ("slot", "retries", "retry"))
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_terminal_shows_slots_and_retries_where_there_are_any(columns):
+    shown = on_a_terminal(slots=64, retries=2, columns=columns)
+    last = plain(shown).splitlines()[-1]
+    assert last.startswith("teach [50] ━")
+    assert re.fullmatch(r".*50/50 64 slots, [0-9.]+/s, took 0:00:0[0-9], 40 retries", last.rstrip())
+
+
+def plain(shown):
+    """The words on a terminal, without what moves and colours them."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "\n").strip()
 
 
 def test_quiet_is_quiet():
@@ -63,16 +80,20 @@ def test_quiet_is_quiet():
 
 
 def test_json_lines_on_a_terminal_too():
-    record = json.loads(on_a_terminal(json_logs=True))
-    seconds = record.pop("seconds")
-    assert record == {"stage": "teach [50]", "done": 50, "total": 50}
+    record = json.loads(on_a_terminal(json_logs=True, slots=2, retries=1))
+    seconds, rate = record.pop("seconds"), record.pop("rate")
+    assert record == {
+        "stage": "teach [50]", "done": 50, "total": 50, "slots": 2, "left_seconds": 0, "retries": 20
+    }  # fmt: skip
     assert 0.4 <= seconds < 10
+    assert rate == pytest.approx(20 / seconds, rel=0.01)
 
 
 def test_nothing_without_a_terminal(capsys):
     with terminal_progress("teach", 3, quiet=False, json_logs=False) as shown:
         shown.advance()
         shown.advance(2)
+        shown.retried(1)
     assert capsys.readouterr() == ("", "")
 
 
@@ -88,6 +109,22 @@ def test_json_lines_come_once_a_second_and_at_the_end(capsys, monkeypatch):
     assert out == ""
     assert [line["done"] for line in lines] == [30, 60, 90, 100]
     assert [line["seconds"] for line in lines] == [1.2, 2.4, 3.6, 4.0]
+    assert [line["rate"] for line in lines] == [25.0] * 4
+    assert [line["left_seconds"] for line in lines] == [2.8, 1.6, 0.4, 0.0]
+    assert [(line["slots"], line["retries"]) for line in lines] == [(None, 0)] * 4
+
+
+def test_json_lines_tell_of_retries_though_nothing_is_done(capsys, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    with terminal_progress("teach", 9, quiet=False, json_logs=True, done=3, slots=4) as log:
+        clock[0] += 2.0
+        log.retried(5)
+        line = json.loads(capsys.readouterr().err)
+    assert line == {
+        "stage": "teach", "done": 3, "total": 9, "slots": 4, "seconds": 2.0,
+        "rate": 0.0, "left_seconds": None, "retries": 5,
+    }  # fmt: skip
 
 
 def test_a_stage_that_fails_still_says_how_far_it_came(capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -145,13 +146,12 @@ def test_an_interrupted_student_goes_on_bit_for_bit(method, validation, tmp_path
 def test_kill_9_and_go_on(tmp_path):
     """FixMatch, whose average of guesses has to survive too."""
     code = (
-        "import os, signal, sys, torch\n"
+        "import json, os, signal, sys, torch\n"
         "import numpy as np\n"
         "from pathlib import Path\n"
         "from pate.students import StudentData, StudentSpec, train_student\n"
         "from pate.students.checkpoint import Checkpoint\n"
         "torch.set_num_threads(1)\n"
-        "folder, die = Path(sys.argv[1]), int(sys.argv[2])\n"
         "truth = np.arange(90) % 3\n"
         "noise = np.random.default_rng(1).normal(size=(90, 5))\n"
         "inputs = (np.eye(3, 5)[truth] * 3 + noise).astype(np.float32)\n"
@@ -159,28 +159,30 @@ def test_kill_9_and_go_on(tmp_path):
         "spec = StudentSpec(model='mlp', params={'hidden': [16]}, epochs=5, batch_size=30,\n"
         "                   seed=4, method='fixmatch')\n"
         "written, write = [], Checkpoint.write\n"
-        "def writes(self, *what):\n"
-        "    write(self, *what)\n"
-        "    written.append(1)\n"
-        "    if len(written) == die: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "Checkpoint.write = writes\n"
-        "student = train_student(spec, data, folder=folder)\n"
-        "np.save(folder / 'said.npy', student.predict_proba(inputs))\n"
-        "print(len(written))\n"
+        "def learn(folder, die):\n"
+        "    def writes(self, *what):\n"
+        "        write(self, *what)\n"
+        "        written.append(1)\n"
+        "        if len(written) == die: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    Checkpoint.write = writes\n"
+        "    student = train_student(spec, data, folder=folder)\n"
+        "    np.save(folder / 'said.npy', student.predict_proba(inputs))\n"
+        "    os._exit(len(written))\n"
+        "train_student(spec, data)\n"  # what is loaded once need not be again
+        "def fork(folder, die):\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        try: learn(Path(folder), die)\n"
+        "        finally: os._exit(99)\n"
+        "    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+        "print(json.dumps([fork(folder, die) for folder, die in json.loads(sys.argv[1])]))\n"
     )
-
-    def run(folder, die):
-        return subprocess.run(
-            [sys.executable, "-c", code, str(folder), str(die)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert run(whole, 0).stdout == "5\n"
-    assert run(broken, 2).returncode == -signal.SIGKILL
-    assert run(broken, 0).stdout == "3\n"
+    orders = json.dumps([(str(whole), 0), (str(broken), 2), (str(broken), 0)])
+    done = subprocess.run(
+        [sys.executable, "-c", code, orders], capture_output=True, text=True, timeout=300
+    )
+    assert json.loads(done.stdout) == [5, -signal.SIGKILL, 3], done.stderr  # checkpoints written
     np.testing.assert_array_equal(np.load(broken / "said.npy"), np.load(whole / "said.npy"))
 
 

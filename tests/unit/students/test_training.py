@@ -11,8 +11,9 @@ from torch import nn
 from pate.students.checkpoint import Checkpoint
 from pate.students.training import Epoch, batches, fit_table, run_epochs, settle, soft_cross_entropy
 from pate.teachers import TeacherError
+from pate.teachers.placing import seeded_torch
 from pate.teachers.spec import Training
-from pate.teachers.torch_teacher import TorchTeacher, seeded_torch
+from pate.teachers.torch_teacher import TorchTeacher
 
 
 def made(**training):

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from pate.artifacts import Level, Store
+from pate.devices import parse_device, use_device
+from pate.engines.files import code, makes, path_of, reads, rows
 from pate.stages.at_work import ABSTAINS, predict_group, train_group
 from pate.stages.groups import groups
 from pate.teachers import TeachersSpec
@@ -41,32 +43,35 @@ class Bench:
     def __init__(self, folder):
         self.folder = folder
         self.store = Store(root=folder / "store")
+        self.offsets = np.load(folder / "offsets.npy")
 
     def payload(self, model, wanted, **more):
         teachers = [
             {
                 "number": n,
-                "made_from": f"{n}-".ljust(30, "0") if n in wanted else None,
+                "made_from": name if n in wanted else None,
                 "model": {"model": model},
                 "seed": n,
+                "records": rows(self.folder / "features.npy", *self.offsets[n : n + 2]),
+                "labels": rows(self.folder / "labels.npy", *self.offsets[n : n + 2]),
+                "folder": reads(self.store.folder("teacher", Level.PRIVATE, name)),
             }
             for n in range(6)
+            for name in [f"{n}-".ljust(30, "0")]
         ]
         return {
-            "root": str(self.store.root),
-            "shards": str(self.folder),
-            "features": str(self.folder / "features.npy"),
-            "inputs": str(self.folder / "inputs.npy"),
-            "part": str(self.folder / "part.npy"),
+            "store": makes(self.store.root, depth=3),
+            "inputs": reads(self.folder / "inputs.npy"),
+            "part": makes(self.folder / "part.npy"),
             "classes": 3,
-            "plugin_path": str(self.folder),
+            "plugins": code(self.folder),
             "batched": True,
             "teachers": teachers,
         } | more
 
     def votes(self, payload):
         told = predict_group(payload)
-        return told, np.array(np.load(payload["part"]))
+        return told, np.array(np.load(path_of(payload["part"])))
 
 
 MODELS = ["ridge", "logistic", "network:Network", "sklearn.tree:DecisionTreeClassifier"]
@@ -123,8 +128,9 @@ def test_a_damaged_teacher_stops_the_vote_and_is_named(bench):
     train_group(bench.payload("ridge", {0, 1}))
     folder = bench.store.folder("teacher", Level.PRIVATE, "1-".ljust(30, "0"))
     (folder / "arrays.npz").write_bytes(b"?")
-    told, _ = bench.votes(bench.payload("ridge", {0, 1}))
+    told = predict_group(bench.payload("ridge", {0, 1}))
     assert told["stop"].startswith("teacher 1: ")
+    assert not (bench.folder / "part.npy").exists()
 
 
 def test_a_model_that_cannot_be_made_stops_the_run(bench):
@@ -141,3 +147,21 @@ def test_groups_hold_every_teacher_once_and_one_model_each():
     timed = groups(TeachersSpec.model_validate({"count": 900, "mix": mix, "timeout": 5}))
     assert max(map(len, timed)) == 64
     assert sum(len(group) == 1 for group in timed) == 300
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_device_too_small_stops_the_run_and_is_no_abstention(bench, batched):
+    payload = bench.payload("network:Network", {0, 1, 3}, batched=batched)
+    with use_device(parse_device("pretend:1GiB/1KiB")):
+        told = train_group(payload)
+    assert told["failed"] == {}
+    assert told["stop"].startswith("pretend:1GiB/1KiB has not enough memory")
+    assert bench.store.all("teacher") == []
+    assert train_group(payload)["stop"] is None
+    with use_device(parse_device("pretend:1GiB/100B")):
+        told = predict_group(payload)
+    assert told["failed"] == {}
+    assert "no teacher is to blame" in told["stop"]
+    assert not (bench.folder / "part.npy").exists()
+    with use_device(parse_device("pretend:1GiB/1GiB")):
+        assert predict_group(payload) == {"failed": {}, "stop": None}

@@ -1,0 +1,225 @@
+"""The connection to Ray: started on this machine, attached to a cluster, or already there.
+
+One connection serves all runs of this process: starting Ray takes seconds. What was started here is
+shut down when the process ends; what the caller had started is left alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pate.engines.threads import usable_cores
+from pate.errors import InvalidInput, PateError
+
+CONNECT_SECONDS = 20.0
+LONGEST_TEMPORARY = 40  # characters: Ray's sockets lie below it, and their names have a limit
+MEMORY_FOLDER = Path("/dev/shm")
+
+_ours: list[Path] = []  # the folder of the Ray we started, while it runs
+
+
+def import_ray() -> ModuleType:
+    """Ray, or what to do to have it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as newer versions do
+    try:
+        import ray
+    except ImportError:
+        raise InvalidInput(
+            "the engine 'ray' needs Ray, which is not installed: pip install 'pate[ray]'"
+        ) from None
+    return ray
+
+
+def connect(address: str | None) -> ModuleType:
+    """Ray, connected; ``address`` counts only if it is not yet.
+
+    >>> connect("nowhere")
+    Traceback (most recent call last):
+    pate.errors.InvalidInput: 'nowhere' is not a cluster's address; write HOST:PORT, or auto
+    """
+    host = _checked(address)
+    if address is None:
+        _agree_on_a_word()
+    ray = import_ray()
+    if ray.is_initialized():
+        return ray
+    with _quiet():
+        if address is None:
+            _start(ray)
+        else:
+            _attach(ray, address, host)
+    return ray
+
+
+def disconnect() -> None:
+    """Shuts down what :func:`connect` started or attached to."""
+    if not _ours:
+        return
+    import ray
+
+    with _quiet():
+        ray.shutdown()
+    while _ours:
+        shutil.rmtree(_ours.pop(), ignore_errors=True)
+
+
+def is_local() -> bool:
+    """Whether the Ray in use was started here, and has no more machines to hope for."""
+    return any(folder != Path() for folder in _ours)
+
+
+def _checked(address: str | None) -> tuple[str, int] | None:
+    if address is None or address == "auto":
+        return None
+    if address.startswith("ray://"):
+        raise InvalidInput(
+            f"{address!r} is an address for Ray's client; run pate on a machine of the cluster "
+            "('ray start --address=HOST:PORT' makes it one) and write 'ray:HOST:PORT'"
+        )
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdecimal() and int(port) < 65536):
+        raise InvalidInput(f"{address!r} is not a cluster's address; write HOST:PORT, or auto")
+    return host.strip("[]"), int(port)
+
+
+def _agree_on_a_word() -> None:
+    """Makes up what this process and its workers know; it must be there when Ray is loaded.
+
+    Without it Ray makes one up itself, and keeps it in the user's home.
+    """
+    if "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def _start(ray: ModuleType) -> None:
+    """A Ray of our own on this machine, for this process.
+
+    Guarantees:
+        It listens on this machine only, to whoever knows a word made for it. Objects stay in
+        memory: none is spilled to a disk, and what does not fit goes to a folder in memory.
+    """
+    folder = _temporary_folder()
+    _ours.append(folder)
+    atexit.register(disconnect)
+    in_memory: dict[str, Any] = {}
+    if MEMORY_FOLDER.is_dir():
+        in_memory["object_spilling_directory"] = str(MEMORY_FOLDER)
+    try:
+        with _loopback():
+            ray.init(
+                address="local",
+                num_cpus=usable_cores(),
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                object_store_memory=_store_bytes(),
+                _temp_dir=str(folder / "ray"),  # to which Ray lets everybody in
+                _node_ip_address="127.0.0.1",
+                _system_config={"automatic_object_spilling_enabled": False},
+                **in_memory,
+            )
+    except Exception as error:
+        disconnect()
+        raise PateError(
+            f"Ray cannot be started on this machine ({type(error).__name__}); "
+            "use the engine 'processes', or look for what 'ray start --head' says"
+        ) from None
+
+
+def _attach(ray: ModuleType, address: str, host: tuple[str, int] | None) -> None:
+    if host is not None:
+        try:
+            socket.create_connection(host, timeout=CONNECT_SECONDS).close()
+        except OSError as error:
+            why = error.strerror or f"no answer in {CONNECT_SECONDS:g} seconds"
+            raise PateError(
+                f"cannot reach the Ray cluster at {address}: {why}; check the address"
+            ) from None
+    _ours.append(Path())
+    atexit.register(disconnect)
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except Exception as error:
+        _ours.clear()
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        raise PateError(_why_not(address, error)) from None
+
+
+def _why_not(address: str, error: Exception) -> str:
+    said = str(error)
+    if "ersion mismatch" in said:
+        return (
+            f"the Ray cluster at {address} has another version of Ray or Python than this "
+            "machine; install the same on all"
+        )
+    if isinstance(error, ConnectionError) and address == "auto":
+        return (
+            "no Ray cluster runs on this machine; start one with 'ray start --head', or use 'ray'"
+        )
+    if "token" in said.lower():
+        return (
+            f"the Ray cluster at {address} asks for its token; set RAY_AUTH_MODE=token and "
+            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to what it was started with"
+        )
+    return (
+        f"cannot join the Ray cluster at {address} ({type(error).__name__}); this machine must be "
+        f"part of it: 'ray start --address={address}'"
+    )
+
+
+def _temporary_folder() -> Path:
+    usual = tempfile.gettempdir()
+    parent = usual if len(usual) <= LONGEST_TEMPORARY else "/tmp"
+    return Path(tempfile.mkdtemp(prefix="pate-ray-", dir=parent))
+
+
+def _store_bytes() -> int:
+    """A tenth of the memory that is free, within reason: shards and models pass through it."""
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # not everywhere
+        free = 4 << 30
+    return int(min(max(free // 10, 100 << 20), 4 << 30))
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """Inside, Ray takes the loopback address for its own, as it does on a Mac."""
+    from ray._private import ray_constants
+
+    before = getattr(ray_constants, "ENABLE_RAY_CLUSTER", None)
+    if before is None:  # a Ray that knows no such thing is guarded by its token alone
+        yield
+        return
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside and after, Ray says nothing that is not an error; inside, nothing."""
+    logger = logging.getLogger("ray")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(max(before, logging.CRITICAL))
