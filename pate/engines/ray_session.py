@@ -27,7 +27,10 @@ CONNECT_SECONDS = 20.0
 LONGEST_TEMPORARY = 40  # characters: Ray's sockets lie below it, and their names have a limit
 MEMORY_FOLDER = Path("/dev/shm")
 
-_ours: list[Path] = []  # the folder of the Ray we started, while it runs
+_MADE = "pate-ray-"  # how the name of a folder of ours begins
+
+_connected = False  # by us: what the caller had connected is left alone
+_folder: Path | None = None  # of the Ray we started; None if we attached to one
 
 
 def import_ray() -> ModuleType:
@@ -65,20 +68,26 @@ def connect(address: str | None) -> ModuleType:
 
 
 def disconnect() -> None:
-    """Shuts down what :func:`connect` started or attached to."""
-    if not _ours:
+    """Shuts down what :func:`connect` started, or leaves what it attached to.
+
+    Guarantees:
+        The one folder that is removed is that which :func:`_temporary_folder` made.
+    """
+    global _connected, _folder
+    if not _connected:
         return
     import ray
 
     with _quiet():
         ray.shutdown()
-    while _ours:
-        shutil.rmtree(_ours.pop(), ignore_errors=True)
+    folder, _folder, _connected = _folder, None, False
+    if folder is not None and folder.is_absolute() and folder.name.startswith(_MADE):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_local() -> bool:
     """Whether the Ray in use was started here, and has no more machines to hope for."""
-    return any(folder != Path() for folder in _ours)
+    return _folder is not None
 
 
 def _checked(address: str | None) -> tuple[str, int] | None:
@@ -112,8 +121,9 @@ def _start(ray: ModuleType) -> None:
         It listens on this machine only, to whoever knows a word made for it. Objects stay in
         memory: none is spilled to a disk, and what does not fit goes to a folder in memory.
     """
+    global _connected, _folder
     folder = _temporary_folder()
-    _ours.append(folder)
+    _connected, _folder = True, folder
     atexit.register(disconnect)
     in_memory: dict[str, Any] = {}
     if MEMORY_FOLDER.is_dir():
@@ -141,6 +151,7 @@ def _start(ray: ModuleType) -> None:
 
 
 def _attach(ray: ModuleType, address: str, host: tuple[str, int] | None) -> None:
+    global _connected
     if host is not None:
         try:
             socket.create_connection(host, timeout=CONNECT_SECONDS).close()
@@ -149,15 +160,21 @@ def _attach(ray: ModuleType, address: str, host: tuple[str, int] | None) -> None
             raise PateError(
                 f"cannot reach the Ray cluster at {address}: {why}; check the address"
             ) from None
-    _ours.append(Path())
+    _connected = True
     atexit.register(disconnect)
     try:
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
+        with _loopback() if host and _is_loopback(host[0]) else contextlib.nullcontext():
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
     except Exception as error:
-        _ours.clear()
+        _connected = False
         with contextlib.suppress(Exception):
             ray.shutdown()
         raise PateError(_why_not(address, error)) from None
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a cluster there listens to this machine only; else Ray puts the other address."""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _why_not(address: str, error: Exception) -> str:
@@ -185,7 +202,7 @@ def _why_not(address: str, error: Exception) -> str:
 def _temporary_folder() -> Path:
     usual = tempfile.gettempdir()
     parent = usual if len(usual) <= LONGEST_TEMPORARY else "/tmp"
-    return Path(tempfile.mkdtemp(prefix="pate-ray-", dir=parent))
+    return Path(tempfile.mkdtemp(prefix=_MADE, dir=parent))
 
 
 def _store_bytes() -> int:

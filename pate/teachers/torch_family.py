@@ -226,7 +226,7 @@ def _run(first: _Lane, lanes: Sequence[_Lane | None]) -> tuple[list[PateError | 
         fine = torch.ones(len(lanes), dtype=torch.bool, device=program.place)
         for records, labels, weights in batches.epoch():
             fine &= torch.isfinite(program.step(records, labels, weights))
-        for place, each in enumerate(fine.tolist()):
+        for place, each in enumerate(fine.cpu().tolist()):
             if not each and errors[place] is None:
                 errors[place] = TeacherError(
                     f"the loss is not finite in epoch {epoch + 1}; lower 'lr'"

@@ -102,10 +102,10 @@ class Cluster:
     """Two Ray nodes on this machine, one processor each; the second may be killed and replaced."""
 
     def __init__(self, folder, scratch):
-        self.scratch = scratch  # what workers take for the folder of temporary files
+        self.scratch = scratch  # where tasks have their directories
         self.process = subprocess.Popen(
             [sys.executable, "-c", CLUSTER, str(folder)],
-            env=os.environ | {"TMPDIR": str(scratch), "RAY_USAGE_STATS_ENABLED": "0"},
+            env=os.environ | {"PATE_TASK_FOLDER": str(scratch), "RAY_USAGE_STATS_ENABLED": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -180,6 +180,7 @@ class Clinic:
     def times(self, event="trained"):
         return Counter(number for number, _ in self.journal(event))
 
+    @contextlib.contextmanager
     def start(self, engine, *words, limit=None):
         """The command in the background, as a shell starts it: in a process group of its own."""
 
@@ -187,7 +188,7 @@ class Clinic:
             if limit is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-        return subprocess.Popen(
+        with subprocess.Popen(
             self.project.command(
                 "teach", "tiny.toml", "--plugin-path", "plugins", "--engine", engine, *words
             ),
@@ -198,7 +199,11 @@ class Clinic:
             text=True,
             process_group=0,
             preexec_fn=limited,
-        )
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()  # a test that failed waits for nothing
 
     def teach(self, engine, *words, code=0, stage="teach"):
         self.project.engine = engine
