@@ -40,7 +40,7 @@ def _gpus(option: str | None) -> Engine:
 
 
 def _ray(option: str | None) -> Engine:
-    from pate.engines.ray_engine import RayEngine
+    from pate.engines.on_ray.engine import RayEngine
 
     if option is not None and (not option or option.startswith("@")):
         raise InvalidInput(

@@ -30,9 +30,9 @@ def test_names():
     ("option", "address"), [("", None), (":auto", "auto"), (":10.0.0.7:6379", "10.0.0.7:6379")]
 )
 def test_ray_gets_the_address(monkeypatch, option, address):
-    module = ModuleType("pate.engines.ray_engine")
+    module = ModuleType("pate.engines.on_ray.engine")
     module.RayEngine = lambda address: ("ray", address)
-    monkeypatch.setitem(sys.modules, "pate.engines.ray_engine", module)
+    monkeypatch.setitem(sys.modules, "pate.engines.on_ray.engine", module)
     assert make_engine(f"ray{option}") == ("ray", address)
     with pytest.raises(InvalidInput, match="write 'ray' for this machine, 'ray:auto', or"):
         make_engine("ray@2")

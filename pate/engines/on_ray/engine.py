@@ -11,9 +11,9 @@ from typing import Any, ClassVar, final
 import pate
 from pate.engines.attempt import Report
 from pate.engines.files import MAKES, path_of
-from pate.engines.parcels import below, unpack
-from pate.engines.ray_freight import Freight, Load
-from pate.engines.ray_session import connect, is_local
+from pate.engines.on_ray.parcels import below, unpack
+from pate.engines.on_ray.freight import Freight, Load
+from pate.engines.on_ray.session import connect, is_local
 from pate.engines.task import Outcome, Task
 from pate.engines.task_queue import Patience, Pending, TaskQueue
 from pate.errors import InvalidInput, PateError
@@ -140,11 +140,11 @@ class _Flight:
     """The tasks of one run that are with Ray."""
 
     def __init__(self, cluster: _Cluster, patience: Patience) -> None:
-        from pate.engines import ray_steward
+        from pate.engines.on_ray import steward
 
         self._cluster, self._ray, self._patience = cluster, cluster.ray, patience
-        self._steward = ray_steward
-        self._remote = self._ray.remote(ray_steward.run_errand)
+        self._steward = steward
+        self._remote = self._ray.remote(steward.run_errand)
         self._freight = Freight(self._ray)
         self._sent: dict[Any, _Sent] = {}
         self._bytes = 0

@@ -6,7 +6,7 @@ It is kept for the next task.
 
 Guarantees:
     * Files of a task are on this machine's disk in the task's own directory only, while it runs
-      (:mod:`pate.engines.ray_folder`).
+      (:mod:`pate.engines.on_ray.folder`).
     * Nothing raised here carries a word of a record: what Ray logs is the type and line.
 """
 
@@ -25,8 +25,8 @@ import pate
 from pate.devices import Device
 from pate.engines.attempt import Report, describe
 from pate.engines.files import CODE, MAKES, ROWS, Reference, path_of, with_files
-from pate.engines.parcels import Parcel, entries, pack, unpack
-from pate.engines.ray_folder import TaskFolderError, Warden, cannot_use, sweep, task_folder
+from pate.engines.on_ray.parcels import Parcel, entries, pack, unpack
+from pate.engines.on_ray.folder import TaskFolderError, Warden, cannot_use, sweep, task_folder
 from pate.engines.worker import READY
 from pate.engines.worker_process import WorkerProcess
 from pate.errors import PateError

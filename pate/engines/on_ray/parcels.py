@@ -151,7 +151,7 @@ def below(root: Path, name: str, *, depth: int) -> Path:
     '/store/private/teacher/abc'
     >>> below(Path("/store"), "../x", depth=2)
     Traceback (most recent call last):
-    pate.engines.parcels.ParcelError: a worker sent something that leads out of its place
+    pate.engines.on_ray.parcels.ParcelError: a worker sent something that leads out of its place
     """
     parts = _parts(name) if depth else ()
     if len(parts) != depth or any(part.startswith(".") for part in parts):

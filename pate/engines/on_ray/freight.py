@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, final
 
 from pate.engines.files import CODE, MAKES, READS, Reference, path_of, with_files
-from pate.engines.parcels import Parcel, pack, pack_rows
-from pate.engines.ray_steward import Cargo, Shared, Shipped
+from pate.engines.on_ray.parcels import Parcel, pack, pack_rows
+from pate.engines.on_ray.steward import Cargo, Shared, Shipped
 from pate.engines.task import Task
 from pate.errors import PateError
 
