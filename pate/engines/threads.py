@@ -45,9 +45,11 @@ def environment(count: int) -> dict[str, str]:
 def limited_threads(count: int, *, born_with: int | None = None) -> Iterator[None]:
     """Inside, BLAS, OpenMP and torch use ``count`` threads; outside, what they used before.
 
-    A process that was started in :func:`environment` ``(born_with)`` has nothing to do for as
-    many: looking for libraries takes milliseconds, more than many a task.
+    There are no more than cores: a library that is loaded inside would not take more either. A
+    process that was started in :func:`environment` ``(born_with)`` has nothing to do for as many:
+    looking for libraries takes milliseconds, longer than many a task.
     """
+    count = min(count, usable_cores())
     if count == born_with:
         _set_torch(count)  # an earlier task may have set another number
         yield

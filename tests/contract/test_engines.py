@@ -1,4 +1,4 @@
-"""What every engine promises, on every built-in engine; then what only processes can promise."""
+"""What every engine promises, on every built-in engine; then what those with workers promise."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from pate.engines import Task, make_engine
+from pate.engines import Task, make_engine, threads
 from pate.errors import InvalidInput
 
 JOBS = Path(__file__).parents[1] / "unit" / "engines"
-ENGINES = ["serial", "processes:1", "processes:2"]
+ENGINES = ["serial", "processes:1", "processes:2", "gpus:cpu,cpu", "gpus:cpu@2"]
+ONE_WORKER = ["processes:1", "gpus:cpu"]
+TWO_WORKERS = ["processes:2", "gpus:cpu,cpu"]
+THREE_WORKERS = ["processes:3", "gpus:cpu@3"]
+A, B = "pretend:1MiB/1MiB", "pretend:2MiB/2MiB"  # two devices that can be told apart
 
 pytestmark = pytest.mark.usefixtures("jobs")
 
@@ -31,8 +35,18 @@ def engine(request):
     return make_engine(request.param)
 
 
-def job(name, key="only", *, weight=1.0, **payload):
-    return Task(key=key, function=f"jobs:{name}", payload=payload, weight=weight)
+@pytest.fixture(params=ONE_WORKER)
+def one_worker(request):
+    return make_engine(request.param)
+
+
+@pytest.fixture(params=TWO_WORKERS)
+def two_workers(request):
+    return make_engine(request.param)
+
+
+def job(name, key="only", *, weight=1.0, cpus=1.0, **payload):
+    return Task(key=key, function=f"jobs:{name}", payload=payload, weight=weight, cpus=cpus)
 
 
 def only(outcomes):
@@ -174,13 +188,45 @@ def test_an_error_in_the_source_reaches_the_caller(engine):
         list(engine.run(broken()))
 
 
-@pytest.mark.parametrize("limits", [{"retries": -1}, {"retries": 1.5}, {"timeout": 0.0}])
+def test_a_failure_is_nothing_to_rescue_from(engine, tmp_path):
+    task = job("count_tries", file=str(tmp_path / "f"), works_at=9)
+    outcome = only(engine.run([task], rescues=5, retries=1))
+    assert (outcome.error, outcome.attempts) == ("RuntimeError", 2)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"retries": -1}, {"retries": 1.5}, {"rescues": -1}, {"timeout": 0.0}]
+)
 def test_limits_without_meaning_are_refused_at_once(engine, limits):
-    with pytest.raises(InvalidInput, match=r"retries is|timeout is"):
+    with pytest.raises(InvalidInput, match=r"retries is|rescues is|timeout is"):
         engine.run([], **limits)
 
 
-@pytest.mark.parametrize("text", ["serial", "processes:2"])
+def test_slots_and_devices_agree(engine):
+    assert engine.slots == len(engine.devices) >= 1
+
+
+def used(found):
+    """The numbers of threads that libraries have, all of them."""
+    return set(found["blas"] + found["openmp"] + [found["torch"]])
+
+
+def check_threads(engine, cpus):
+    tasks = {
+        str(n): job("threads", str(n), cpus=count, weight=9 - n) for n, count in enumerate(cpus)
+    }
+    for outcome in engine.run(tasks.values()):
+        expected = min(tasks[outcome.key].threads, threads.usable_cores())
+        assert used(outcome.result) == {expected}
+        assert outcome.result["joblib"] == str(expected)
+
+
+def test_a_task_has_as_many_threads_on_every_engine(engine):
+    """Whatever an earlier task has set, and loaded."""
+    check_threads(engine, [1, 2.9, 0.25, 2, 1])
+
+
+@pytest.mark.parametrize("text", ["serial", "processes:2", "gpus:cpu,cpu"])
 def test_overhead_of_2000_trivial_tasks(text, capsys):
     start = time.perf_counter()
     tasks = (job("double", str(n), n=n) for n in range(2000))
@@ -191,7 +237,7 @@ def test_overhead_of_2000_trivial_tasks(text, capsys):
         print(f"\n{text}: {1000 * each:.3f} ms of overhead for each of 2000 tasks")
 
 
-# ------------------------------------------------------------------ processes alone
+# ------------------------------------------------------------------ serial alone
 
 
 def test_serial_refuses_a_timeout():
@@ -199,28 +245,94 @@ def test_serial_refuses_a_timeout():
         make_engine("serial").run([], timeout=1.0)
 
 
+ALONE = """
+import os, sys
+sys.path.insert(0, {jobs!r})
+from pate.engines import Task, make_engine
+(outcome,) = make_engine("serial").run([Task(key="k", function="jobs:threads", payload={{}})])
+import jobs
+for found in (outcome.result, jobs.threads({{}})):
+    print(sorted(set(found["blas"] + found["openmp"] + [found["torch"]])), found["joblib"])
+print(sorted(name for name in os.environ if name.endswith("_NUM_THREADS")))
+"""
+
+
+@pytest.mark.parametrize("told", [{}, {"OMP_NUM_THREADS": "3"}])
+def test_serial_gives_the_threads_back_though_a_task_loaded_the_libraries(told):
+    clean = {name: value for name, value in os.environ.items() if name not in threads.VARIABLES}
+    run = subprocess.run(
+        [sys.executable, "-c", ALONE.format(jobs=str(JOBS))],
+        env=clean | told, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    usual = told.get("OMP_NUM_THREADS", threads.usable_cores())
+    assert run.stdout.splitlines() == ["[1] 1", f"[{usual}] None", str(sorted(told))]
+
+
+def test_serial_gives_back_what_was_set_before():
+    import jobs
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    before = torch.get_num_threads()
+    try:
+        with threadpool_limits(limits=2):
+            torch.set_num_threads(2)
+            assert used(only(make_engine("serial").run([job("threads")])).result) == {1}
+            assert used(jobs.threads({})) == {2}
+    finally:
+        torch.set_num_threads(before)
+
+
+# ------------------------------------------------------------------ engines with workers
+
+
 @pytest.mark.parametrize(
     ("how", "error"),
     [
         ("kill", "WorkerDied: the worker process was ended by signal SIGKILL"),
         ("exit", "WorkerDied: the worker process was ended with exit code 7"),
+        ("segfault", "WorkerDied: the worker process was ended by signal SIGSEGV"),
     ],
 )
-def test_a_task_that_ends_its_worker(tmp_path, how, error):
-    engine = make_engine("processes:2")
+@pytest.mark.parametrize("limit", ["retries", "rescues"])
+def test_a_task_that_ends_its_worker(two_workers, tmp_path, how, error, limit):
     hopeless = job("count_tries", "hopeless", file=str(tmp_path / "a"), works_at=99, how=how)
     lucky = job("count_tries", "lucky", file=str(tmp_path / "b"), works_at=3, how=how)
     others = [job("double", str(n), n=n) for n in range(20)]
-    outcomes = {o.key: o for o in engine.run([hopeless, lucky, *others], retries=2)}
+    outcomes = {o.key: o for o in two_workers.run([hopeless, lucky, *others], **{limit: 2})}
     assert len(outcomes) == 22
     assert (outcomes["hopeless"].error, outcomes["hopeless"].attempts) == (error, 3)
     assert (outcomes["lucky"].result, outcomes["lucky"].attempts) == ({"tries": 3}, 3)
     assert all(outcomes[str(n)].result == {"double": 2 * n} for n in range(20))
 
 
-def test_a_worker_killed_from_outside_is_replaced(tmp_path):
+@pytest.mark.parametrize(
+    ("how", "limits", "attempts", "works"),
+    [
+        (["kill", "kill", "raise"], {"retries": 1, "rescues": 2}, 4, True),
+        (["raise", "kill", "kill"], {"retries": 1, "rescues": 2}, 4, True),
+        (["kill", "kill", "kill"], {"retries": 1, "rescues": 2}, 4, True),
+        (["kill", "raise", "kill"], {"retries": 1, "rescues": 1}, 3, False),
+        (["raise", "kill", "raise"], {"retries": 1, "rescues": 2}, 3, False),
+        (["kill", "kill", "kill"], {"retries": 0, "rescues": 2}, 3, False),
+    ],
+)
+def test_a_rescue_uses_up_no_retry(one_worker, tmp_path, how, limits, attempts, works):
+    task = job("count_tries", file=str(tmp_path / "f"), works_at=4, how=how)
+    outcome = only(one_worker.run([task], **limits))
+    assert outcome.attempts == attempts
+    assert outcome.result == ({"tries": 4} if works else None)
+
+
+def test_a_timeout_is_nothing_to_rescue_from(one_worker, tmp_path):
+    task = job("count_tries", file=str(tmp_path / "f"), works_at=2, how="hang")
+    outcome = only(one_worker.run([task], rescues=3, timeout=0.5))
+    assert (outcome.error, outcome.attempts) == ("TimedOut: no result within 0.5 seconds", 1)
+
+
+def test_a_worker_killed_from_outside_is_replaced(two_workers, tmp_path):
     file = tmp_path / "note"
-    outcomes = make_engine("processes:2").run(
+    outcomes = two_workers.run(
         [job("announce", "long", file=str(file), weight=9), job("double", "short", n=1)]
     )
     assert next(outcomes).key == "short"
@@ -231,18 +343,18 @@ def test_a_worker_killed_from_outside_is_replaced(tmp_path):
     assert list(outcomes) == []
 
 
-def test_a_dead_worker_is_noticed_though_a_fork_holds_its_socket(tmp_path):
+def test_a_dead_worker_is_noticed_though_a_fork_holds_its_socket(one_worker, tmp_path):
     file = tmp_path / "pid"
-    outcome = only(make_engine("processes:1").run([job("die_leaving_a_fork", file=str(file))]))
+    outcome = only(one_worker.run([job("die_leaving_a_fork", file=str(file))]))
     assert outcome.error == "WorkerDied: the worker process was ended with exit code 5"
     assert outcome.seconds < 30  # the fork itself stays for a minute
     wait_until(lambda: not alive(int(file.read_text())))
 
 
-def test_a_timeout_ends_the_worker_and_what_it_started(tmp_path):
+def test_a_timeout_ends_the_worker_and_what_it_started(one_worker, tmp_path):
     file = tmp_path / "note"
     tasks = [job("announce", "slow", file=str(file), child=True), job("double", "quick", n=2)]
-    outcomes = {o.key: o for o in make_engine("processes:1").run(tasks, timeout=0.5)}
+    outcomes = {o.key: o for o in one_worker.run(tasks, timeout=0.5)}
     assert outcomes["slow"].error == "TimedOut: no result within 0.5 seconds"
     assert outcomes["slow"].seconds >= 0.5
     assert outcomes["quick"].result == {"double": 4}
@@ -250,55 +362,71 @@ def test_a_timeout_ends_the_worker_and_what_it_started(tmp_path):
     wait_until(lambda: not alive(note["pid"]) and not alive(note["child"]))
 
 
-def test_a_timed_out_task_is_retried(tmp_path):
+def test_a_timed_out_task_is_retried(one_worker, tmp_path):
     task = job("count_tries", file=str(tmp_path / "f"), works_at=2, how="hang")
-    outcome = only(make_engine("processes:1").run([task], retries=1, timeout=0.5))
+    outcome = only(one_worker.run([task], retries=1, timeout=0.5))
     assert (outcome.result, outcome.attempts) == ({"tries": 2}, 2)
 
 
-def test_a_result_that_waits_for_a_slow_reader_is_not_late():
-    outcomes = make_engine("processes:2").run([job("who", n, seconds=0.1) for n in "ab"], timeout=1)
+def test_a_result_that_waits_for_a_slow_reader_is_not_late(two_workers):
+    outcomes = two_workers.run([job("who", n, seconds=0.1) for n in "ab"], timeout=1)
     first = next(outcomes)
     time.sleep(1.2)
     assert [first.error, next(outcomes).error] == [None, None]
 
 
-def test_both_workers_work_and_each_takes_many_tasks():
+def test_both_workers_work_and_each_takes_many_tasks(two_workers):
     tasks = [job("who", str(n), seconds=0.02) for n in range(40)]
-    results = [o.result for o in make_engine("processes:2").run(tasks)]
+    results = [o.result for o in two_workers.run(tasks)]
     assert len({r["pid"] for r in results}) == 2
     assert all(r["pid"] == r["group"] != os.getpid() for r in results)
 
 
-def test_the_heaviest_task_starts_first():
+def test_a_slow_task_does_not_hold_up_the_other_worker(two_workers, tmp_path):
+    """It waits for a file that the last of the others makes: none may queue up behind it."""
+    done = tmp_path / "done"
+    slow = job("wait_for", "slow", file=str(done), weight=99)
+    others = [job("who", str(n), weight=n % 3 + 1) for n in range(20)]
+    last = job("touch", "last", file=str(done), weight=0)
+    outcomes = list(two_workers.run([*others, last, slow], timeout=20))
+    assert [o.error for o in outcomes] == [None] * 22
+    assert {o.key for o in outcomes[-2:]} == {"slow", "last"}
+
+
+def test_the_heaviest_task_starts_first(one_worker):
     tasks = [job("double", f"{weight:02}", n=1, weight=weight) for weight in (3, 10, 1, 7, 7.5)]
-    keys = [o.key for o in make_engine("processes:1").run(tasks)]
+    keys = [o.key for o in one_worker.run(tasks)]
     assert keys == ["10", "7.5", "07", "03", "01"]
 
 
-def test_workers_use_one_thread_each(monkeypatch):
+def test_workers_start_with_one_thread(one_worker, monkeypatch):
     names = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"]
     for name in names:
         monkeypatch.setenv(name, "2")
-    engine = make_engine("processes:1")
-    found = only(engine.run([job("environment", names=names)])).result
+    found = only(one_worker.run([job("environment", names=names)])).result
     assert found == {"numpy": False, **dict.fromkeys(names, "1")}
     assert [os.environ[name] for name in names] == ["2"] * 3
-    first, second = (o.result for o in engine.run([job("threads", n) for n in "ab"]))
-    assert first == second
-    assert (first["torch"], first["blas"]) == (1, 1)
 
 
-def test_workers_say_nothing_and_read_nothing(capfd):
-    assert only(make_engine("processes:1").run([job("noisy")])).result == {"stdin": ""}
+def test_more_threads_for_whoever_loads_the_libraries_first():
+    check_threads(make_engine("processes:1"), [2, 1])
+
+
+def test_one_thread_costs_a_worker_nothing(one_worker):
+    assert only(one_worker.run([job("modules")])).result == {"threadpoolctl": False}
+
+
+def test_workers_say_nothing_and_read_nothing(one_worker, capfd):
+    assert only(one_worker.run([job("noisy")])).result == {"stdin": ""}
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("text", THREE_WORKERS)
 @pytest.mark.parametrize("ending", ["close", "exception", "drop"])
-def test_leaving_the_loop_ends_the_work(tmp_path, ending):
+def test_leaving_the_loop_ends_the_work(tmp_path, ending, text):
     files = [tmp_path / "0", tmp_path / "1"]
     slow = [job("announce", f.name, file=str(f), spin=True, child=True) for f in files]
-    outcomes = make_engine("processes:3").run([*slow, job("double", "quick", n=1)])
+    outcomes = make_engine(text).run([*slow, job("double", "quick", n=1)])
     assert next(outcomes).key == "quick"
     wait_until(lambda: all(file.exists() for file in files))
     notes = [json.loads(file.read_text()) for file in files]
@@ -321,16 +449,18 @@ from pate.engines import Task, make_engine
 payloads = [{{"file": sys.argv[1], "child": True}}, {{"file": sys.argv[2], "spin": True}}]
 tasks = [Task(key=p["file"], function="jobs:announce", payload=p) for p in payloads]
 tasks += [Task(key="idle", function="jobs:who", payload={{}}, weight=0)]
-for outcome in make_engine("processes:3").run(tasks):  # no guard: the script is not imported
+for outcome in make_engine({engine!r}).run(tasks):  # no guard: the script is not imported
     print(outcome.result["pid"], flush=True)
 """
 
 
+@pytest.mark.parametrize("text", THREE_WORKERS)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_no_worker_outlives_its_driver(tmp_path, number):
+def test_no_worker_outlives_its_driver(tmp_path, number, text):
     """Busy in C, busy in Python, idle: all are gone soon after the driver, however it ends."""
     files = [tmp_path / "0", tmp_path / "1"]
-    command = [sys.executable, "-c", DRIVER.format(jobs=str(JOBS)), *map(str, files)]
+    script = DRIVER.format(jobs=str(JOBS), engine=text)
+    command = [sys.executable, "-c", script, *map(str, files)]
     root = str(Path(__file__).parents[2])
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=root, text=True
@@ -346,3 +476,59 @@ def test_no_worker_outlives_its_driver(tmp_path, number):
         wait_until(lambda: not any(alive(pid) for pid in pids), 2)
         expected = "KeyboardInterrupt" if number == signal.SIGINT else ""
         assert expected in driver.stderr.read()
+
+
+# ------------------------------------------------------------------ devices
+
+
+def test_every_worker_has_the_device_of_its_slot(tmp_path):
+    engine = make_engine(f"gpus:{A},{B}@2")
+    tasks = [job("meet", n, folder=str(tmp_path), count=4) for n in "abcd"]
+    found = [o.result for o in engine.run(tasks, timeout=20)]  # all four at once
+    assert sorted(r["device"] for r in found) == [A, A, B, B]
+    assert len({r["pid"] for r in found}) == 4
+    assert {r["PATE_DEVICE_SHARERS"] for r in found} == {"2"}
+
+
+def test_the_processor_is_the_device_of_a_process(monkeypatch):
+    monkeypatch.setenv("PATE_DEVICE", "cuda:7")  # of whoever started this process
+    found = only(make_engine("processes:1").run([job("device")])).result
+    assert (found["PATE_DEVICE"], found["CUBLAS_WORKSPACE_CONFIG"]) == ("cpu", None)
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [(None, ["0", "1"]), ("3,5", ["3", "5"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])],
+)
+def test_a_worker_sees_one_gpu(monkeypatch, tmp_path, visible, seen):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    tasks = [job("meet", n, folder=str(tmp_path), count=2) for n in "ab"]
+    found = [o.result for o in make_engine("gpus").run(tasks, timeout=20)]
+    assert sorted(r["CUDA_VISIBLE_DEVICES"] for r in found) == seen
+    assert {(r["device"], r["CUBLAS_WORKSPACE_CONFIG"]) for r in found} == {("cuda:0", ":4096:8")}
+
+
+@pytest.mark.parametrize("how", ["kill", "hang"])
+@pytest.mark.parametrize("devices", [(A, B), (B, A)])
+def test_a_new_worker_has_the_device_of_the_one_that_was_lost(tmp_path, how, devices):
+    task = job("device_at_last", file=str(tmp_path / "f"), works_at=2, how=how)
+    limits = {"rescues": 1} if how == "kill" else {"retries": 1, "timeout": 2}
+    found = only(make_engine(f"gpus:{','.join(devices)}").run([task], **limits)).result
+    assert (found["tries"], found["device"]) == (2, devices[0])
+
+
+def test_no_device_is_left_without_a_worker(tmp_path):
+    """The first worker dies while the other waits to meet somebody: its successor."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    lost = job("count_tries", "lost", file=str(tmp_path / "f"), works_at=2, how="kill", weight=9)
+    tasks = [job("meet", n, folder=str(folder), count=2) for n in "ab"]
+    outcomes = make_engine(f"gpus:{A},{B}").run([lost, *tasks], rescues=1, timeout=20)
+    found = {outcome.key: outcome.result for outcome in outcomes}
+    assert found["lost"] == {"tries": 2}
+    assert sorted(found[n]["device"] for n in "ab") == [A, B]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -56,18 +57,24 @@ def not_json(payload):
 
 
 def count_tries(payload):
-    """Notes each try in a file, and works from the try ``works_at`` on."""
+    """Notes each try in a file, and works from the try ``works_at`` on.
+
+    How it fails until then is one word for all tries, or a list of one for each.
+    """
     with open(payload["file"], "a") as file:
         file.write("try\n")
     tries = len(Path(payload["file"]).read_text().splitlines())
     if tries < payload["works_at"]:
         how = payload.get("how", "raise")
+        how = how[tries - 1] if isinstance(how, list) else how
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "exit":
             os._exit(7)
         if how == "hang":
             time.sleep(60)
+        if how == "segfault":
+            ctypes.string_at(0)
         raise RuntimeError
     return {"tries": tries}
 
@@ -77,10 +84,15 @@ def threads(payload):
     import torch
     from threadpoolctl import threadpool_info
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)  # must not reach the next task
-    pools = {pool["internal_api"]: pool["num_threads"] for pool in threadpool_info()}
-    return {"torch": before, "blas": pools["openblas"], "pid": os.getpid()}
+    pools = threadpool_info()
+    found = {
+        "torch": torch.get_num_threads(),
+        "blas": [pool["num_threads"] for pool in pools if pool["user_api"] == "blas"],
+        "openmp": [pool["num_threads"] for pool in pools if pool["user_api"] == "openmp"],
+        "joblib": os.environ.get("LOKY_MAX_CPU_COUNT"),
+    }
+    torch.set_num_threads(3)  # must not reach the next task
+    return found
 
 
 def environment(payload):
@@ -88,6 +100,49 @@ def environment(payload):
         "numpy": "numpy" in sys.modules,
         **{name: os.environ[name] for name in payload["names"]},
     }
+
+
+def modules(payload):
+    return {"threadpoolctl": "threadpoolctl" in sys.modules}
+
+
+def device(payload):
+    """What a worker knows of its device."""
+    from pate.devices import current_device
+
+    names = (
+        "PATE_DEVICE",
+        "PATE_DEVICE_SHARERS",
+        "CUDA_VISIBLE_DEVICES",
+        "CUBLAS_WORKSPACE_CONFIG",
+    )
+    told = {name: os.environ.get(name) for name in names}
+    return {"pid": os.getpid(), "device": str(current_device()), **told}
+
+
+def device_at_last(payload):
+    """The device of the try that works."""
+    return {**count_tries(payload), **device(payload)}
+
+
+def meet(payload):
+    """Notes who is here, and works on when as many workers as ``count`` are."""
+    folder = Path(payload["folder"])
+    (folder / str(os.getpid())).touch()
+    while len(list(folder.iterdir())) < payload["count"]:
+        time.sleep(0.01)
+    return device(payload)
+
+
+def touch(payload):
+    Path(payload["file"]).touch()
+    return {}
+
+
+def wait_for(payload):
+    while not Path(payload["file"]).exists():
+        time.sleep(0.01)
+    return {}
 
 
 def who(payload):
