@@ -11,8 +11,8 @@ from typing import Any, ClassVar, final
 import pate
 from pate.engines.attempt import Report
 from pate.engines.files import MAKES, path_of
-from pate.engines.on_ray.parcels import below, unpack
 from pate.engines.on_ray.freight import Freight, Load
+from pate.engines.on_ray.parcels import below, unpack
 from pate.engines.on_ray.session import connect, is_local
 from pate.engines.task import Outcome, Task
 from pate.engines.task_queue import Patience, Pending, TaskQueue

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from pate.errors import PateError
 
 VARIABLE = "PATE_TASK_FOLDER"  # where on this machine; else the usual place for temporary files
 PREFIX = "pate-task-"
+NAME = rf"\.?{PREFIX}[0-9a-f]{{16}}"
 DRAFT_SECONDS = 3600.0  # a directory takes its name at once; one that has none for so long is dead
 
 
@@ -33,7 +36,22 @@ class TaskFolderError(PateError):
 
 def home() -> Path:
     """The folder below which tasks have theirs."""
-    return Path(os.environ.get(VARIABLE) or tempfile.gettempdir())
+    return Path(os.environ.get(VARIABLE) or tempfile.gettempdir()).absolute()
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a task of this user made it: nothing else is ever removed.
+
+    >>> is_ours(Path(".")), is_ours(Path("/tmp")), is_ours(Path("/tmp/pate-task-force"))
+    (False, False, False)
+    """
+    if not folder.is_absolute() or not re.fullmatch(NAME, folder.name):
+        return False
+    try:
+        about = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
 
 
 @contextlib.contextmanager
@@ -71,22 +89,26 @@ def cannot_use(error: OSError) -> TaskFolderError:
 
 
 def remove(folder: Path) -> None:
-    """Removes a directory, whatever the modes of what is in it."""
+    """Removes a task's directory, whatever the modes of what is in it.
+
+    Guarantees:
+        Nothing else is touched, whatever it is called with, nor anything a link leads to.
+    """
     for _ in range(2):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
+        if not is_ours(folder):
             return
+        shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
-            for place, _names, _files in os.walk(folder):
+            for place, _names, _files in os.walk(folder):  # into no link
                 os.chmod(place, 0o700)
 
 
 def sweep() -> int:
-    """Removes what killed tasks of this user left on this machine; how many are left."""
+    """Removes what killed tasks of this user left on this machine; how many are in use."""
     left = 0
-    for folder in home().glob(f"{PREFIX}*"):
+    for folder in filter(is_ours, home().glob(f"{PREFIX}*")):
         left += not _swept(folder)
-    for draft in home().glob(f".{PREFIX}*"):
+    for draft in filter(is_ours, home().glob(f".{PREFIX}*")):
         with contextlib.suppress(OSError):
             if time.time() - draft.stat().st_mtime > DRAFT_SECONDS:
                 _swept(draft)
@@ -95,8 +117,6 @@ def sweep() -> int:
 
 def _swept(folder: Path) -> bool:
     try:
-        if folder.stat().st_uid != os.getuid():
-            return True
         handle = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return not folder.exists()
@@ -113,38 +133,65 @@ def _swept(folder: Path) -> bool:
 # It leaves the family of whoever started it, reads what it has to watch, and acts when the other
 # end of its input is closed, which the system does for the dead.
 _WARDEN = """
-import os, shutil, signal, sys, time
+import os, re, shutil, signal, stat, sys, time
 if os.fork():
     os._exit(0)
 os.setsid()
-worker, folder = 0, b""
+worker, born, folder = 0, "", ""
 for line in sys.stdin:
-    kind, _, value = line.rstrip("\\n").partition(" ")
+    if not line.endswith("\\n"):
+        break  # cut off: it could name anything
+    kind, *values = line.split()
     if kind == "worker":
-        worker = int(value)
+        worker, born = int(values[0]), values[1]
     else:
-        folder = bytes.fromhex(value)
-try:
-    for _ in range(250 if worker else 0):
-        os.killpg(worker, signal.SIGKILL)
-        time.sleep(0.02)
-except OSError:
-    pass
-for _ in range(100):
-    if not folder or not os.path.lexists(folder):
-        break
+        folder = os.fsdecode(bytes.fromhex("".join(values)))
+
+def ended():
+    try:
+        with open(f"/proc/{worker}/stat") as file:
+            if file.read().rpartition(")")[2].split()[19] != born:
+                return True  # the number was given to another process meanwhile
+    except OSError:
+        pass
+    try:
+        if worker > 1:
+            os.killpg(worker, signal.SIGKILL)
+        return worker <= 1
+    except OSError:
+        return True
+
+def removed():
+    if not os.path.isabs(folder) or not re.fullmatch(sys.argv[1], os.path.basename(folder)):
+        return True
+    try:
+        about = os.lstat(folder)
+    except OSError:
+        return True
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+        return True
     shutil.rmtree(folder, ignore_errors=True)
+    return not os.path.lexists(folder)
+
+for _ in range(250):
+    if all([ended(), removed()]):
+        break
     time.sleep(0.02)
 """
 
 
 @final
 class Warden:
-    """Ends the worker and removes the task's directory should this process be killed."""
+    """Ends the worker and removes the task's directory should this process be killed.
+
+    Guarantees:
+        It ends no process but the one it was told of, with its group, and removes no folder that
+        has not the name of a task's.
+    """
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _WARDEN],
+            [sys.executable, "-I", "-S", "-c", _WARDEN, NAME],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -154,7 +201,7 @@ class Warden:
 
     def watch_worker(self, pid: int) -> None:
         """Says which process works, with a group of its own; 0 for none."""
-        self._tell(f"worker {pid}")
+        self._tell(f"worker {pid} {_born(pid)}")
 
     def watch_folder(self, folder: Path | None) -> None:
         """Says where it works; None when that is removed."""
@@ -164,3 +211,11 @@ class Warden:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n".encode())
         self._process.stdin.flush()
+
+
+def _born(pid: int) -> str:
+    """When a process began, as the system counts: a number may be given to another later."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:  # no such process, or no such folder on this system
+        return "-"

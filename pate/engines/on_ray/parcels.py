@@ -105,7 +105,9 @@ def unpack(parcel: Parcel, place: Path) -> None:
     if parcel.kind == "missing":
         return
     contents = list(_checked(parcel))
-    working = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+    working = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
+    if os.path.lexists(working):  # so that what is removed below was made here
+        raise ParcelError(f"there is something at {working}; remove it and run again")
     try:
         if parcel.kind == "file":
             ((_, content),) = contents

@@ -29,7 +29,8 @@ MEMORY_FOLDER = Path("/dev/shm")
 
 _MADE = "pate-ray-"  # how the name of a folder of ours begins
 
-_connected = False  # by us: what the caller had connected is left alone
+_connected = 0  # the process that connected, if we did: what the caller had is left alone
+_address: str | None = None  # where to
 _folder: Path | None = None  # of the Ray we started; None if we attached to one
 
 
@@ -47,7 +48,7 @@ def import_ray() -> ModuleType:
 
 
 def connect(address: str | None) -> ModuleType:
-    """Ray, connected; ``address`` counts only if it is not yet.
+    """Ray, connected; where the caller has connected already, that is used.
 
     >>> connect("nowhere")
     Traceback (most recent call last):
@@ -58,6 +59,11 @@ def connect(address: str | None) -> ModuleType:
         _agree_on_a_word()
     ray = import_ray()
     if ray.is_initialized():
+        if _connected and address != _address:
+            raise InvalidInput(
+                f"this process works on the Ray at {_address or 'this machine'} already, and Ray "
+                f"knows one at a time; use a process of its own for {address or 'this machine'}"
+            )
         return ray
     with _quiet():
         if address is None:
@@ -71,17 +77,23 @@ def disconnect() -> None:
     """Shuts down what :func:`connect` started, or leaves what it attached to.
 
     Guarantees:
-        The one folder that is removed is that which :func:`_temporary_folder` made.
+        The one folder that is removed is that which :func:`_temporary_folder` made, by the process
+        that made it.
     """
-    global _connected, _folder
-    if not _connected:
+    global _connected, _address, _folder
+    if _connected != os.getpid():  # not connected by us, or by the parent of this fork
         return
     import ray
 
     with _quiet():
         ray.shutdown()
-    folder, _folder, _connected = _folder, None, False
-    if folder is not None and folder.is_absolute() and folder.name.startswith(_MADE):
+    folder, _folder, _address, _connected = _folder, None, None, 0
+    if folder is not None:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_absolute() and folder.name.startswith(_MADE) and not folder.is_symlink():
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -121,10 +133,10 @@ def _start(ray: ModuleType) -> None:
         It listens on this machine only, to whoever knows a word made for it. Objects stay in
         memory: none is spilled to a disk, and what does not fit goes to a folder in memory.
     """
-    global _connected, _folder
+    global _folder
     folder = _temporary_folder()
-    _connected, _folder = True, folder
-    atexit.register(disconnect)
+    _folder = folder
+    _note_connected(None)
     in_memory: dict[str, Any] = {}
     if MEMORY_FOLDER.is_dir():
         in_memory["object_spilling_directory"] = str(MEMORY_FOLDER)
@@ -151,7 +163,6 @@ def _start(ray: ModuleType) -> None:
 
 
 def _attach(ray: ModuleType, address: str, host: tuple[str, int] | None) -> None:
-    global _connected
     if host is not None:
         try:
             socket.create_connection(host, timeout=CONNECT_SECONDS).close()
@@ -160,16 +171,20 @@ def _attach(ray: ModuleType, address: str, host: tuple[str, int] | None) -> None
             raise PateError(
                 f"cannot reach the Ray cluster at {address}: {why}; check the address"
             ) from None
-    _connected = True
-    atexit.register(disconnect)
+    _note_connected(address)
     try:
         with _loopback() if host and _is_loopback(host[0]) else contextlib.nullcontext():
             ray.init(address=address, log_to_driver=False, configure_logging=False)
     except Exception as error:
-        _connected = False
-        with contextlib.suppress(Exception):
-            ray.shutdown()
+        disconnect()
         raise PateError(_why_not(address, error)) from None
+
+
+def _note_connected(address: str | None) -> None:
+    global _connected, _address
+    _connected, _address = os.getpid(), address
+    atexit.unregister(disconnect)
+    atexit.register(disconnect)
 
 
 def _is_loopback(host: str) -> bool:
@@ -202,7 +217,7 @@ def _why_not(address: str, error: Exception) -> str:
 def _temporary_folder() -> Path:
     usual = tempfile.gettempdir()
     parent = usual if len(usual) <= LONGEST_TEMPORARY else "/tmp"
-    return Path(tempfile.mkdtemp(prefix=_MADE, dir=parent))
+    return Path(tempfile.mkdtemp(prefix=_MADE, dir=parent)).absolute()
 
 
 def _store_bytes() -> int:

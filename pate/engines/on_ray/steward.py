@@ -25,8 +25,8 @@ import pate
 from pate.devices import Device
 from pate.engines.attempt import Report, describe
 from pate.engines.files import CODE, MAKES, ROWS, Reference, path_of, with_files
-from pate.engines.on_ray.parcels import Parcel, entries, pack, unpack
 from pate.engines.on_ray.folder import TaskFolderError, Warden, cannot_use, sweep, task_folder
+from pate.engines.on_ray.parcels import Parcel, entries, pack, unpack
 from pate.engines.worker import READY
 from pate.engines.worker_process import WorkerProcess
 from pate.errors import PateError
