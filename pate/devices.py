@@ -62,15 +62,20 @@ class Device:
         return self.kind if self.index is None else f"{self.kind}:{self.index}"
 
     def torch(self) -> torch.device:
-        """What torch calls it."""
+        """What torch calls it. On a GPU that workers share, torch keeps to this worker's share."""
         import torch
 
-        return torch.device("cpu" if self.kind == "pretend" else str(self))
+        place = torch.device("cpu" if self.kind == "pretend" else str(self))
+        if self.kind == "cuda" and _sharers() > 1:
+            torch.cuda.set_per_process_memory_fraction(1 / _sharers(), place)
+        return place
 
     def free_memory(self) -> int | None:
         """How many bytes this process may still use there; None on the processor: no limit.
 
-        Where several workers have one GPU, each counts on its share of it.
+        Guarantees:
+            Where several workers have one GPU, each has its share of it, whatever the others do just
+            then: what they do, and when, follows from private shards.
         """
         if self.kind == "cpu":
             return None
@@ -84,7 +89,8 @@ class Device:
         place = self.torch()
         free, total = torch.cuda.mem_get_info(place)
         used, kept = torch.cuda.memory_allocated(place), torch.cuda.memory_reserved(place)
-        return max(0, min(free + kept - used, total // _sharers() - used))
+        mine = total // _sharers() if _sharers() > 1 else free + kept
+        return max(0, mine - used)
 
     def claim(self, size: int) -> None:
         """Says how many bytes are about to be used; only a pretended device may refuse."""

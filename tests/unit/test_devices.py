@@ -83,6 +83,7 @@ def test_the_processor_has_no_limit():
         ("2", 60, 0, 0, 50),  # half of all
         ("2", 60, 30, 30, 20),
         ("4", 10, 20, 20, 5),
+        ("2", 5, 20, 20, 30),  # whatever the other one has taken just now
         ("2", 10, 70, 70, 0),
     ],
 )
@@ -92,7 +93,14 @@ def test_the_free_memory_of_cuda(monkeypatch, sharers, free, used, kept, expecte
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda place: (free, 100))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda place: used)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda place: kept)
+    shares = []
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_per_process_memory_fraction",
+        lambda share, place: shares.append((share, str(place))),
+    )
     assert Device("cuda", 0).free_memory() == expected
+    assert shares == ([(1 / int(sharers), "cuda:0")] if sharers else [])
 
 
 def test_the_free_memory_of_mps(monkeypatch):
