@@ -74,8 +74,8 @@ class Device:
         """How many bytes this process may still use there; None on the processor: no limit.
 
         Guarantees:
-            Where several workers have one GPU, each has its share of it, whatever the others do just
-            then: what they do, and when, follows from private shards.
+            Where several workers have one GPU, each has its share of it, whatever the others do
+            just then: what they do, and when, follows from private shards.
         """
         if self.kind == "cpu":
             return None
