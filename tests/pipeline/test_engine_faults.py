@@ -22,7 +22,8 @@ import pytest
 from pate.artifacts import Store
 from pate.teachers.spec import TeachersSpec, seed_for
 
-ENGINES = ["processes:2", "gpus:cpu,cpu", "ray"]
+RAY = pytest.mark.xdist_group("ray")  # in one worker: they share a cluster
+ENGINES = ["processes:2", "gpus:cpu,cpu", pytest.param("ray", marks=RAY)]
 COUNT, SICK = 16, 5  # groups of two; one teacher that things happen to
 SEEDS = [seed_for(TeachersSpec(count=COUNT, model="patient:Patient"), n) for n in range(COUNT)]
 MARK = "PATE_TEST_MARK"  # in the environment of all that a run starts
@@ -83,13 +84,17 @@ from ray.cluster_utils import Cluster
 
 place = dict(node_ip_address="127.0.0.1", num_cpus=1, object_store_memory=80_000_000)
 quick = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500,
-         "health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
+         "health_check_timeout_ms": 1000, "health_check_failure_threshold": 3,
+         "automatic_object_spilling_enabled": False}
 cluster = Cluster(
     initialize_head=True,
     head_node_args=place | dict(include_dashboard=False, temp_dir=sys.argv[1],
                                 _system_config=quick),
 )
+node = None
 for line in sys.stdin:
+    if node is not None:
+        cluster.remove_node(node, allow_graceful=False)
     node = cluster.add_node(**place)
     cluster.wait_for_nodes()
     (raylet,) = node.all_processes["raylet"]
@@ -112,9 +117,12 @@ class Cluster:
             text=True,
         )
         self.address, self.second = "", 0
-        self.add()
+        self.complete()
 
-    def add(self):
+    def complete(self):
+        """There are two nodes: the second is new if it was lost."""
+        if self.second and alive(self.second):
+            return
         self.process.stdin.write("add\n")
         self.process.stdin.flush()
         self.address, self.second = json.loads(self.process.stdout.readline())
@@ -143,7 +151,9 @@ def cluster():
 def engine(request):
     """An engine of two workers."""
     if request.param == "ray":
-        return f"ray:{request.getfixturevalue('cluster').address}"
+        cluster = request.getfixturevalue("cluster")
+        cluster.complete()
+        return f"ray:{cluster.address}"
     return request.param
 
 
@@ -383,9 +393,41 @@ def test_no_room_for_a_teacher(clinic, engine):
     (said,) = err.splitlines()
     assert said.startswith("pate: cannot write to runs/tiny: ")
     assert said.endswith("what was there before is unchanged")
-    assert not clinic.drafts()
     clinic.teach(engine)
     assert clinic.teachers() == clinic.undisturbed()
+    assert not clinic.drafts()
+
+
+@RAY
+def test_no_room_for_a_task_on_a_node(clinic, cluster):
+    """The directory of tasks is full: one sentence that names it, and later the run goes on."""
+    cluster.complete()
+    engine = f"ray:{cluster.address}"
+    with full(cluster.scratch):
+        (said,) = clinic.teach(engine, code=2).stderr.splitlines()
+    assert f"a worker cannot write the files of its task to {cluster.scratch}: " in said
+    assert "PATE_TASK_FOLDER" in said
+    assert not clinic.times("began")
+    clinic.teach(engine)
+    assert clinic.teachers() == clinic.undisturbed()
+    assert not list(cluster.scratch.iterdir())
+
+
+@contextlib.contextmanager
+def full(folder):
+    """A folder in which there is no room: a tiny file system, or one that may not be written."""
+    if os.getuid():
+        folder.chmod(0o500)
+        yield
+        folder.chmod(0o700)
+        return
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k,mode=700", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here, and root may write anywhere")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 # ------------------------------------------------------------------ Ctrl-C
@@ -404,7 +446,7 @@ def test_ctrl_c_leaves_nothing_running_and_nothing_behind(clinic, engine, reques
     wait_until(lambda: not marked(clinic.folder), seconds=10)
     if engine.startswith("ray"):
         scratch = request.getfixturevalue("cluster").scratch
-        wait_until(lambda: not list(scratch.rglob("*.npy")), seconds=10)
+        wait_until(lambda: not list(scratch.iterdir()), seconds=10)
     clinic.teach(engine)
     assert clinic.teachers() == clinic.undisturbed()
     assert not clinic.drafts()
@@ -413,14 +455,15 @@ def test_ctrl_c_leaves_nothing_running_and_nothing_behind(clinic, engine, reques
 # ------------------------------------------------------------------ Ray
 
 
+@RAY
 def test_a_node_that_is_lost(clinic, cluster):
     """Teachers that were on it are trained on the other node."""
+    cluster.complete()
     clinic.ill("nap", times=1, who=range(COUNT))
     with clinic.start(f"ray:{cluster.address}") as process:
         wait_until(lambda: on_second(clinic, cluster), process=process)
         cluster.kill_second()
         ended(process)
-    cluster.add()
     assert clinic.teachers() == clinic.undisturbed()
     assert not clinic.drafts()
 
@@ -431,6 +474,7 @@ def on_second(clinic, cluster):
     return busy & set(descendants(cluster.second))
 
 
+@RAY
 def test_ray_on_this_machine_alone(clinic):
     """Started and ended by the run: a worker is killed, then Ctrl-C, and no process is left."""
     clinic.ill("hang", times=1, who=(SICK, SICK + 2))
