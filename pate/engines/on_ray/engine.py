@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
 import pate
 from pate.engines.attempt import Report
 from pate.engines.files import MAKES, path_of
 from pate.engines.on_ray.freight import Freight, Load
-from pate.engines.on_ray.parcels import below, unpack
-from pate.engines.on_ray.session import connect, is_local
+from pate.engines.on_ray.parcels import ParcelError, below, unpack
+from pate.engines.on_ray.sealing import seal, unseal
+from pate.engines.on_ray.session import answers, connect, is_local, stays_in_memory
 from pate.engines.task import Outcome, Task
 from pate.engines.task_queue import Patience, Pending, TaskQueue
 from pate.errors import InvalidInput, PateError
 
 FEWEST, MOST = 4, 256  # tasks in flight
 LOOK_SECONDS = 2.0  # how often to look at what the cluster has
+GONE_SECONDS = 15.0  # without an answer; Ray itself ends the process after 60
 GRACE_SECONDS = 120.0  # for a cluster that grows to get what a task needs
 END_SECONDS = 5.0  # for cancelled tasks to end, and again for what they left to be removed
 SHARE_OF_MEMORY = 0.3  # of the cluster's object store, for files on their way
@@ -36,6 +39,8 @@ class RayEngine:
     Guarantees:
         * On a node, files are in the task's own directory only, which is removed.
         * Closing the iterator cancels what is in flight and removes what it left.
+        * What travels is under seal, unless it stays in this machine's memory: so no disk that a
+          cluster's store spills to has anything to tell.
         * Workers show nothing: what a task prints may be private.
     """
 
@@ -84,11 +89,17 @@ class RayEngine:
                     else:
                         finished.append(pending.outcome(report))
             yield from finished
+        except ClusterGone:
+            raise
         except BaseException:
             flight.cancel()
             raise
         finally:
             flight.close()
+
+
+class ClusterGone(PateError):
+    """There is nobody to work with any more."""
 
 
 class _Cluster:
@@ -98,13 +109,27 @@ class _Cluster:
         self.ray = ray
         self._nodes: list[dict[str, float]] = []
         self._looked = float("-inf")
+        self._answered = time.monotonic()
 
     def nodes(self) -> list[dict[str, float]]:
         """What each node that is alive has in all."""
         if time.monotonic() - self._looked > LOOK_SECONDS:
-            self._nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+            if self.is_there():
+                self._nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
             self._looked = time.monotonic()
         return self._nodes
+
+    def is_there(self) -> bool:
+        """Whether the cluster answers; stops the run if it has not for a while."""
+        if answers(self.ray):
+            self._answered = time.monotonic()
+            return True
+        if time.monotonic() - self._answered > GONE_SECONDS:
+            raise ClusterGone(
+                "the Ray cluster, or this machine's part of it, does not answer any more; what is "
+                "finished is kept: run again when it is back, or on another engine"
+            )
+        return False
 
     def slots(self, *, cpus: float, gpus: float) -> int:
         """How many tasks of this kind can run at once, up to :data:`MOST`."""
@@ -134,6 +159,7 @@ def _places(node: dict[str, float], *, cpus: float, gpus: float) -> int:
 class _Sent:
     pending: Pending
     load: Load
+    key: bytes | None = field(repr=False)
 
 
 class _Flight:
@@ -145,7 +171,7 @@ class _Flight:
         self._cluster, self._ray, self._patience = cluster, cluster.ray, patience
         self._steward = steward
         self._remote = self._ray.remote(steward.run_errand)
-        self._freight = Freight(self._ray)
+        self._freight = Freight(self._ray, sealed=not stays_in_memory())
         self._sent: dict[Any, _Sent] = {}
         self._bytes = 0
         self._stuck_since: float | None = None
@@ -183,15 +209,16 @@ class _Flight:
             gpus=task.gpus,
             timeout=self._patience.timeout,
         )
+        key = self._freight.key()
         reference = self._remote.options(
             name="pate",  # nothing of the task: names are in Ray's logs
             num_cpus=task.cpus,
             num_gpus=task.gpus,
             max_retries=self._patience.rescues - pending.rescued,
             runtime_env=load.runtime_env,
-        ).remote(errand, *load.shared)
+        ).remote(key, seal(errand, key), *load.shared)
         self._bytes += load.size
-        self._sent[reference] = _Sent(pending, load)
+        self._sent[reference] = _Sent(pending, load, key)
 
     def arrive(self) -> list[tuple[Pending, Report]]:
         """Waits for a task to end, for a while; its files are in their places."""
@@ -202,12 +229,14 @@ class _Flight:
         self._stuck_since = None
         sent = self._sent.pop(ready[0])
         self._bytes -= sent.load.size
-        return [(sent.pending, self._report(ready[0], sent.pending))]
+        return [(sent.pending, self._report(ready[0], sent))]
 
-    def _report(self, reference: Any, pending: Pending) -> Report:
-        errors = self._ray.exceptions
+    def _report(self, reference: Any, sent: _Sent) -> Report:
+        errors, pending = self._ray.exceptions, sent.pending
         try:
-            returned = self._ray.get(reference)
+            returned = unseal(self._ray.get(reference), sent.key)
+        except ParcelError as error:
+            raise PateError(f"task {pending.task.key!r} stopped: {error}; run it again") from None
         except errors.RayTaskError as error:
             raise PateError(_broken(error)) from None
         except errors.RuntimeEnvSetupError:
@@ -215,13 +244,18 @@ class _Flight:
                 "the plug-ins cannot be brought to a node of the Ray cluster; see Ray's logs there"
             ) from None
         except errors.RayError as error:
+            while not self._cluster.is_there():  # then all are lost, and none is to blame
+                time.sleep(LOOK_SECONDS / 4)
             lost = self._patience.rescues - pending.rescued  # all of which Ray has tried
             pending.attempts += lost
             pending.rescued += lost
             return Report(error=_lost(error), lost=True)
         pending.attempts += returned.attempt - 1
         pending.rescued += returned.attempt - 1
-        self._place(pending.task, returned)
+        try:
+            self._place(pending.task, returned)
+        except ParcelError as error:
+            raise PateError(f"task {pending.task.key!r} stopped: {error}; run it again") from None
         report = Report.decode(returned.report)
         if returned.stop and not (returned.lost and pending.rescued < self._patience.rescues):
             _, _, sentence = str(report.error).partition(": ")
@@ -241,8 +275,15 @@ class _Flight:
             if MAKES not in reference:
                 raise PateError("a worker sent something that nobody asked for")
             place = below(path_of(reference), name, depth=reference["depth"])
-            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            unpack(parcel, place)
+            try:
+                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                unpack(parcel, place)
+            except OSError as error:
+                why = os.strerror(error.errno).lower() if error.errno else "not all was written"
+                raise PateError(
+                    f"cannot write to {path_of(reference)}: {why}; "
+                    "what was there before is unchanged"
+                ) from None
 
     def _look_for_stuck(self) -> None:
         """A cluster may grow, or may never have what a task needs."""
@@ -259,6 +300,8 @@ class _Flight:
 
     def cancel(self) -> None:
         """Ends what is in flight, and removes what it left on every node that is alive."""
+        if not self._ray.is_initialized() or not answers(self._ray):
+            return
         with contextlib.suppress(Exception):
             for reference in self._sent:
                 self._ray.cancel(reference, force=True)

@@ -16,6 +16,7 @@ from typing import Any, final
 
 from pate.engines.files import CODE, MAKES, READS, Reference, path_of, with_files
 from pate.engines.on_ray.parcels import Parcel, pack, pack_rows
+from pate.engines.on_ray.sealing import new_key, seal
 from pate.engines.on_ray.steward import Cargo, Shared, Shipped
 from pate.engines.task import Task
 from pate.errors import PateError
@@ -36,11 +37,14 @@ class Load:
 
 
 class Freight:
-    """Packs the files of tasks; what many tasks read goes into Ray's memory once a run."""
+    """Packs the files of tasks; what many tasks read goes into Ray's memory once a run.
 
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
-        self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+    ``sealed`` says whether what goes there must be, since it may be written to a disk.
+    """
+
+    def __init__(self, ray: Any, *, sealed: bool) -> None:
+        self._ray, self._sealed = ray, sealed
+        self._kept: OrderedDict[tuple[Any, ...], tuple[bytes | None, Any]] = OrderedDict()
         self._modules: dict[Path, tuple[Shipped, str]] = {}
         self.path = tuple(entry for entry in sys.path if isinstance(entry, str) and entry)
 
@@ -74,8 +78,9 @@ class Freight:
             elif _size(path) < WORTH_SHARING:
                 cargo.append(pack(path))
             else:
-                cargo.append(Shared(len(shared)))
-                shared.append(self._keep(path))
+                key, kept = self._keep(path)
+                cargo.append(Shared(len(shared), key))
+                shared.append(kept)
         return Load(
             cargo=tuple(cargo),
             shared=tuple(shared),
@@ -83,15 +88,20 @@ class Freight:
             size=sum(each.size for each in cargo if isinstance(each, Parcel)),
         )
 
-    def _keep(self, path: Path) -> Any:
+    def key(self) -> bytes | None:
+        """A new key, if what travels is sealed."""
+        return new_key() if self._sealed else None
+
+    def _keep(self, path: Path) -> tuple[bytes | None, Any]:
         about = path.stat()
-        key = (path, about.st_ino, about.st_size, about.st_mtime_ns)
-        if key not in self._kept:
-            self._kept[key] = self._ray.put(pack(path))
+        what = (path, about.st_ino, about.st_size, about.st_mtime_ns)
+        if what not in self._kept:
+            key = self.key()
+            self._kept[what] = key, self._ray.put(seal(pack(path), key))
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+        self._kept.move_to_end(what)
+        return self._kept[what]
 
     def _ship(self, path: Path) -> tuple[Shipped, str]:
         """Gives modules to Ray's runtime environment, once a run."""

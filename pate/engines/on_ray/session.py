@@ -15,6 +15,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -24,8 +25,11 @@ from pate.engines.threads import usable_cores
 from pate.errors import InvalidInput, PateError
 
 CONNECT_SECONDS = 20.0
+ANSWER_SECONDS = 2.0
+LEAVE_SECONDS = 10.0
 LONGEST_TEMPORARY = 40  # characters: Ray's sockets lie below it, and their names have a limit
 MEMORY_FOLDER = Path("/dev/shm")
+SMALL_BYTES = 4096  # arguments of so many must go from memory to memory
 
 _MADE = "pate-ray-"  # how the name of a folder of ours begins
 
@@ -64,12 +68,14 @@ def connect(address: str | None) -> ModuleType:
                 f"this process works on the Ray at {_address or 'this machine'} already, and Ray "
                 f"knows one at a time; use a process of its own for {address or 'this machine'}"
             )
+        _check_that_keys_stay_in_memory(ray)
         return ray
     with _quiet():
         if address is None:
             _start(ray)
         else:
             _attach(ray, address, host)
+    _check_that_keys_stay_in_memory(ray)
     return ray
 
 
@@ -86,10 +92,33 @@ def disconnect() -> None:
     import ray
 
     with _quiet():
-        ray.shutdown()
+        leaving = threading.Thread(target=ray.shutdown, daemon=True)
+        try:
+            leaving.start()  # beside us: from a cluster that is gone it may not come back
+            leaving.join(LEAVE_SECONDS)
+        except RuntimeError:  # some Pythons start none when they end
+            ray.shutdown()
+    _hear(ray, True)
     folder, _folder, _address, _connected = _folder, None, None, 0
     if folder is not None:
         _remove(folder)
+
+
+def answers(ray: Any) -> bool:
+    """Whether the cluster is there, and this machine's part of it: without asking Ray.
+
+    Ray itself would wait for a minute, and then end this process.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
+        node = getattr(ray._private.worker, "_global_node", None)
+        if node is not None and hasattr(socket, "AF_UNIX"):
+            with socket.socket(socket.AF_UNIX) as raylet:
+                raylet.settimeout(ANSWER_SECONDS)
+                raylet.connect(node.raylet_socket_name)
+        return True
+    return False
 
 
 def _remove(folder: Path) -> None:
@@ -100,6 +129,34 @@ def _remove(folder: Path) -> None:
 def is_local() -> bool:
     """Whether the Ray in use was started here, and has no more machines to hope for."""
     return _folder is not None
+
+
+def stays_in_memory() -> bool:
+    """Whether nothing that goes to Ray's memory is ever written to a disk."""
+    return is_local() and MEMORY_FOLDER.is_dir()
+
+
+def _check_that_keys_stay_in_memory(ray: ModuleType) -> None:
+    """Refuses a cluster that puts even small arguments where they may be written to a disk.
+
+    The key of what travels is one: see :mod:`pate.engines.on_ray.sealing`.
+    """
+    if stays_in_memory():
+        return
+    try:
+        told = ray._private.state.state.get_system_config()
+    except Exception:
+        raise PateError(
+            "Ray does not say how its cluster is set up, so whether private data would stay in "
+            "memory there is not known; use another version of Ray"
+        ) from None
+    for name in ("max_direct_call_object_size", "task_rpc_inlined_bytes_limit"):
+        limit = told.get(name, os.environ.get(f"RAY_{name}", SMALL_BYTES))
+        if not str(limit).isdecimal() or int(limit) < SMALL_BYTES:
+            raise InvalidInput(
+                f"the Ray cluster has {name} at {limit}, so that keys of private data may reach a "
+                "disk; start it without that setting"
+            )
 
 
 def _checked(address: str | None) -> tuple[str, int] | None:
@@ -183,8 +240,26 @@ def _attach(ray: ModuleType, address: str, host: tuple[str, int] | None) -> None
 def _note_connected(address: str | None) -> None:
     global _connected, _address
     _connected, _address = os.getpid(), address
+    _hear(import_ray(), False)
     atexit.unregister(disconnect)
     atexit.register(disconnect)
+
+
+_print: Any = None  # Ray's own
+
+
+def _hear(ray: ModuleType, again: bool) -> None:
+    """Whether Ray prints what nodes say, between lines of ours; no option of its own does all."""
+    global _print
+    worker = ray._private.worker
+    if not hasattr(worker, "print_to_stdstream"):
+        return
+    _print = _print or worker.print_to_stdstream
+    worker.print_to_stdstream = _print if again else _print_nothing
+
+
+def _print_nothing(*_: object, **__: object) -> None:
+    """Says nothing."""
 
 
 def _is_loopback(host: str) -> bool:

@@ -17,7 +17,7 @@ import os
 import select
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -27,6 +27,7 @@ from pate.engines.attempt import Report, describe
 from pate.engines.files import CODE, MAKES, ROWS, Reference, path_of, with_files
 from pate.engines.on_ray.folder import TaskFolderError, Warden, cannot_use, sweep, task_folder
 from pate.engines.on_ray.parcels import Parcel, entries, pack, unpack
+from pate.engines.on_ray.sealing import seal, unseal
 from pate.engines.worker import READY
 from pate.engines.worker_process import WorkerProcess
 from pate.errors import PateError
@@ -42,6 +43,7 @@ class Shared:
     """Stands for a parcel that many tasks read: it comes as an argument of its own."""
 
     number: int
+    key: bytes | None = field(repr=False)
 
 
 @final
@@ -81,9 +83,13 @@ class Return:
     attempt: int = 1  # counted by Ray, from 1
 
 
-def run_errand(errand: Errand, *shared: Parcel) -> Return:
-    """Carries out one attempt; always returns, unless this process is killed."""
+def run_errand(key: bytes | None, sealed: Any, *shared: Any) -> Any:
+    """Carries out one attempt; always returns, unless this process is killed.
+
+    Given are an :class:`Errand` and parcels, and returned is a :class:`Return`, all under seal.
+    """
     try:
+        errand: Errand = unseal(sealed, key)
         if errand.version != pate.__version__:
             raise PateError(
                 f"a node of the cluster has pate {pate.__version__} and the driver has "
@@ -97,7 +103,7 @@ def run_errand(errand: Errand, *shared: Parcel) -> Return:
     except Exception as error:
         words = f"PateError: a Ray worker could not prepare its task ({describe(error)})"
         returned = Return(report=Report(error=words).encode(), lost=True, stop=True)
-    return replace(returned, attempt=1 + _attempts_before())
+    return seal(replace(returned, attempt=1 + _attempts_before()), key)
 
 
 def sweep_node() -> int:
@@ -133,7 +139,7 @@ class _Steward:
         self._settings: tuple[Any, ...] = ()
         self._swept = float("-inf")
 
-    def run(self, errand: Errand, shared: tuple[Parcel, ...]) -> Return:
+    def run(self, errand: Errand, shared: tuple[Any, ...]) -> Return:
         if time.monotonic() - self._swept > SWEEP_SECONDS:
             sweep()
             self._swept = time.monotonic()
@@ -144,7 +150,7 @@ class _Steward:
             finally:
                 self._warden.watch_folder(None)
 
-    def _run_in(self, folder: Path, errand: Errand, shared: tuple[Parcel, ...]) -> Return:
+    def _run_in(self, folder: Path, errand: Errand, shared: tuple[Any, ...]) -> Return:
         bench = _Bench(folder=folder)
         order = json.loads(errand.order)
         try:
@@ -220,7 +226,7 @@ class _Bench:
         self._names: dict[str, str] = {}  # here → as the driver says
         self._makes: dict[int, Reference] = {}
 
-    def lay_out(self, payload: Any, cargo: Cargo, shared: tuple[Parcel, ...]) -> Any:
+    def lay_out(self, payload: Any, cargo: Cargo, shared: tuple[Any, ...]) -> Any:
         """Unpacks the inputs; the payload as it must be for here."""
         numbered = iter(enumerate(cargo))
 
@@ -230,7 +236,7 @@ class _Bench:
             original = path_of(reference)
             place = self._folder / str(number) / (original.name or "all")
             if isinstance(load, Shared):
-                load = shared[load.number]
+                load = unseal(shared[load.number], load.key)
             if isinstance(load, Parcel):
                 unpack(load, place)
             if isinstance(load, Shipped):
