@@ -11,7 +11,7 @@ from typing import final
 from pate.engines.attempt import Report
 from pate.engines.task import Outcome, Task, check_limits
 
-READ_AHEAD = 256
+READ_AHEAD = 64
 
 
 @final

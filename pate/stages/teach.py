@@ -91,12 +91,11 @@ def tell_abstentions(context: Context, failed: Mapping[int, str]) -> None:
     context.options.say(f"{name}: which teachers abstain, if any, is in {place}/failed.json")
 
 
-def _one(context: Context, number: int, attempt: int = 0) -> dict[str, Any]:
+def _one(context: Context, number: int) -> dict[str, Any]:
     """All that decides how one teacher is trained, but for its shard."""
     spec = context.recipe.teachers
     model = model_for(spec, number).model_dump(mode="json", exclude={"weight"})
-    seed = seed_for(spec, number, attempt=attempt)
-    return {"model": model, "seed": seed, "batched": spec.batched}
+    return {"model": model, "seed": seed_for(spec, number), "batched": spec.batched}
 
 
 def _train_missing(context: Context, shards: Artifact, made_from: list[str]) -> dict[int, str]:
@@ -197,9 +196,11 @@ def _task(
     spec = context.recipe.teachers
     offsets = shards.array("offsets.npy")
     records, labels = private_features_path(context), shards.path / "labels.npy"
+    model = _one(context, work.group[0])["model"]  # once: a group has one model
 
     def one(number: int) -> dict[str, Any]:
-        about = {"number": number, "made_from": None, **_one(context, number, attempt)}
+        about = {"number": number, "made_from": None, "model": model}
+        about["seed"] = seed_for(spec, number, attempt=attempt)
         if number not in work.wanted:
             return about
         start, stop = offsets[number : number + 2]

@@ -133,12 +133,13 @@ def _part(folder: Path, work: Work) -> Path:
 
 def _task(context: Context, teachers: list[str | None], work: Work, key: str, folder: Path) -> Task:
     spec = context.recipe.teachers
+    model = model_for(spec, work.group[0]).model_dump(mode="json")  # once: a group has one model
 
     def one(number: int) -> dict[str, Any]:
         about = {
             "number": number,
             "made_from": None,
-            "model": model_for(spec, number).model_dump(mode="json"),
+            "model": model,
             "seed": seed_for(spec, number),
         }
         name = teachers[number]
