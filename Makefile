@@ -35,6 +35,7 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/accounting.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/pipeline.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/encoders.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/teachers.py
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --editable '.[bench]'

@@ -4,15 +4,16 @@
                                  [--only dispatch speed-up memory plan]
 
 * dispatch: tiny teachers (two records, one array) go through the real ``teach`` stage, a few of
-  them and many, each time in a driver of its own. Beyond its own fit a teacher costs
+  them and then many. Beyond its own fit a teacher costs
 
       (wall time × slots − time in fit) / teachers,
 
-  here between the two numbers of teachers, so that starting workers is not in it; that has a
-  column of its own. Once in the groups that the stage makes, once in groups of one.
+  here between the two numbers of teachers, so that starting workers is not in it. Once in the
+  groups that the stage makes, once in groups of one.
 * speed-up: teachers that compute half a second each, on one worker and on two, in turn; of each the
   shortest ``teach``, the start of its workers included (that of Ray itself is not).
-* memory: the driver's own peak, without its workers, with few teachers and with many.
+* memory: the driver's own peak over all stages up to ``vote``, without its workers, with few
+  teachers and with many, who share the same records.
 * plan: durations of real groups (networks, ridge, networks alone) are recorded on one worker, drawn
   again for 100 000 teachers in the groups that their recipe would make, and dealt to 64 slots on a
   clock that is not real. Each task waits besides, as long as it did here between two tasks.
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -39,7 +41,7 @@ from typing import Any
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 QUERIES, CLASSES = 20, 2
-SPEED_UP, FLAT_KILOBYTES, RATIO = 1.8, 0.1, 1.05  # targets; kilobytes for each teacher
+SPEED_UP, FLAT, RATIO = 1.8, 1.05, 1.05  # targets
 PLAN_TEACHERS, PLAN_SLOTS = 100_000, 64
 ONE = {"processes": "processes:1", "gpus": "gpus:cpu", "ray": "ray"}
 TWO = {"serial": "serial", "processes": "processes:2", "gpus": "gpus:cpu,cpu", "ray": "ray"}
@@ -89,56 +91,50 @@ def network(classes):
 # ------------------------------------------------------------------ in a driver of its own
 
 
-def measure(order: dict[str, Any]) -> dict[str, Any]:
-    """One ``teach`` in this process: its seconds, those of the models, and the peak of memory."""
+def measure(order: dict[str, Any]) -> list[dict[str, float]]:
+    """Runs in this process: the seconds of ``teach`` and of its models, and the peak of memory."""
     from pate.engines import Task, make_engine
 
     engine = make_engine(order["engine"])
     if order["engine"] == "ray":
-        start_ray(order["cpus"])
-        assert engine.slots == order["cpus"], engine.slots
+        session: Any = importlib.import_module("pate.engines.on_ray.session")
+        session.usable_cores = lambda: order["cpus"]
     if order["alone"]:
         from pate.stages import groups
 
         groups._MOST = 1
         groups._LINEAR.clear()
-    run, times = prepare(order, engine)
-    run.execute(until="encode")
-    for _ in engine.run(Task(key=str(n), function="builtins:dict", payload={}) for n in range(8)):
-        pass  # Ray has started, and all that a run imports is there
-    before = peak_megabytes()
-    start = time.perf_counter()
-    run.execute(until="teach")
-    seconds = time.perf_counter() - start
-    spent = sum(float(line) for file in times.iterdir() for line in file.read_text().splitlines())
-    return {"teach": seconds, "models": spent, "slots": engine.slots, "before": before,
-            "peak": peak_megabytes()}  # fmt: skip
+    warm = [Task(key=str(n), function="builtins:dict", payload={}) for n in range(8)]
+    assert not any(each.error for each in engine.run(warm))  # Ray is there, with its workers
+    found = []
+    for teachers in order["teachers"]:
+        with folder_of_its_own():
+            run, times = prepare({**order, "teachers": teachers}, engine)
+            run.execute(until="encode")
+            start = time.perf_counter()
+            run.execute(until="teach")
+            seconds = time.perf_counter() - start
+            spent = [float(line) for file in times.iterdir() for line in file.open()]
+            if order["vote"]:
+                run.execute(until="vote")
+        found.append({"teach": seconds, "models": sum(spent), "slots": engine.slots,
+                      "peak": peak_megabytes()})  # fmt: skip
+    return found
 
 
-def start_ray(cpus: int) -> None:
-    """As the engine does, but with as many processors as we say."""
-    import logging
-
-    import ray
-
-    logging.getLogger("ray").setLevel(logging.CRITICAL)
-    ray.init(
-        address="local",
-        num_cpus=cpus,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-        object_store_memory=400 << 20,
-        _node_ip_address="127.0.0.1",
-    )
+@contextlib.contextmanager
+def folder_of_its_own() -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        yield
 
 
 def record(order: dict[str, Any]) -> dict[str, Any]:
     """Real groups on one worker: the weight and the seconds of each, and the wait between two."""
     from pate.engines import make_engine
 
-    run, _ = prepare(order, Recorder(make_engine("processes:1")))
-    run.execute(until="teach")
+    with folder_of_its_own():
+        run, _ = prepare(order, Recorder(make_engine("processes:1")))
+        run.execute(until="teach")
     engine = run.options.engine
     jobs = [engine.jobs[key] for key in sorted(engine.jobs)]
     between = (engine.last - engine.first - sum(s for _, s in jobs) + engine.first_seconds) / max(
@@ -188,7 +184,7 @@ def prepare(order: dict[str, Any], engine: Any) -> tuple[Any, Path]:
     Path("plugin").mkdir()
     Path("plugin/models.py").write_text(MODELS)
     rng = np.random.default_rng(0)
-    records = order["records"] * order["teachers"] + QUERIES + 50
+    records = int(order["records"] * order["teachers"]) + QUERIES + 50
     labels = np.arange(records) % CLASSES
     features = rng.normal(size=(records, order["features"])).astype(np.float32)
     np.savez("data.npz", X=features + 0.5 * labels[:, None].astype(np.float32), y=labels)
@@ -219,58 +215,55 @@ def peak_megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def in_own_driver(kind: str, **order: Any) -> dict[str, Any]:
+def in_own_driver(kind: str, **order: Any) -> Any:
     order = {"kind": kind, "work": 0, "records": 2, "features": 4, "model": "models:Mean",
-             "partition": "shuffle", "alone": False, "cpus": 2, **order}  # fmt: skip
+             "partition": "shuffle", "alone": False, "cpus": 2, "vote": False,
+             **order}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, os.path.abspath(__file__), "--order", json.dumps(order)],
             cwd=folder,
-            env=os.environ | ONE_THREAD | {"RAY_USAGE_STATS_ENABLED": "0"},
+            env=os.environ | ONE_THREAD,
             stdout=subprocess.PIPE,
             check=True,
         )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-# ------------------------------------------------------------------ the tables
+# ------------------------------------------------------------------ the table
+
+
+def row(what: str, where: str, how: str, figure: str, target: str = "") -> None:
+    print(f"{what:9} {where:13} {how:58} {figure:>17} {target:>7}", flush=True)
 
 
 def dispatch(engines: list[str], *, quick: bool) -> None:
     few, many = (8, 24) if quick else (250, 2250)
-    title(f"dispatch: {few} and {many} tiny teachers")
-    print(f"{'engine':14} {'groups':>9} {'teach s':>8} {'start s':>8} {'ms/teacher':>11}")
     for name in engines:
-        for alone in (False, True):
-            small, large = (
-                in_own_driver("measure", engine=TWO[name], teachers=n, alone=alone)
-                for n in (few, many)
+        for alone in (False,) if quick else (False, True):
+            _, small, large = in_own_driver(  # Ray keeps what the first has started
+                "measure", engine=TWO[name], teachers=[few, few, many], alone=alone
             )
             beyond = [each["teach"] * each["slots"] - each["models"] for each in (small, large)]
             each = (beyond[1] - beyond[0]) / (many - few)
-            start = small["teach"] - each * few / small["slots"]
-            print(f"{TWO[name]:14} {'of one' if alone else 'as made':>9} {large['teach']:8.2f} "
-                  f"{start:8.2f} {1000 * each:11.2f}")  # fmt: skip
+            how = f"{many} tiny teachers, {'one by one' if alone else 'in groups'}"
+            how += f": {large['teach']:.2f} s"
+            row("dispatch", TWO[name], how, f"{1000 * each:.2f} ms each")
 
 
 def speed_up(engines: list[str], *, rounds: int, quick: bool) -> None:
     teachers, rounds = (8, 1) if quick else (24, rounds)
     work = half_a_second() // (20 if quick else 1)
-    title(f"speed-up: {teachers} teachers that compute, the shortest of {rounds}")
-    print(f"{'engine':14} {'1 worker s':>11} {'2 workers s':>12} {'speed-up':>9} {'target':>7}")
     for name in engines:
-        if name not in ONE:
-            continue
         times = {1: float("inf"), 2: float("inf")}
         for _ in range(rounds):
             for cpus, engine in ((1, ONE[name]), (2, TWO[name])):
-                found = in_own_driver(
-                    "measure", engine=engine, teachers=teachers, work=work, cpus=cpus
+                (found,) = in_own_driver(
+                    "measure", engine=engine, teachers=[teachers], work=work, cpus=cpus
                 )
                 times[cpus] = min(times[cpus], found["teach"])
-        print(f"{name:14} {times[1]:11.2f} {times[2]:12.2f} {times[1] / times[2]:9.2f} "
-              f"{f'≥ {SPEED_UP}':>7}")  # fmt: skip
+        how = f"{teachers} teachers on 1 and 2 workers: {times[1]:.2f} s and {times[2]:.2f} s"
+        row("speed-up", name, how, f"{times[1] / times[2]:.2f} ×", f"≥ {SPEED_UP}")
 
 
 def half_a_second() -> int:
@@ -293,30 +286,27 @@ def half_a_second() -> int:
 
 def memory(engines: list[str], *, quick: bool) -> None:
     few, many = (8, 24) if quick else (250, 10_000)
-    title(f"memory of the driver: {few} and {many} teachers")
-    print(f"{'engine':14} {'few MB':>8} {'many MB':>8} {'grown MB':>9} {'KB/teacher':>11} "
-          f"{'target':>7}")  # fmt: skip
     for name in engines:
         small, large = (
-            in_own_driver("measure", engine=TWO[name], teachers=n)["peak"] for n in (few, many)
+            in_own_driver(
+                "measure", engine=TWO[name], teachers=[n], records=2 * many / n, vote=True
+            )[0]["peak"]
+            for n in (few, many)
         )
-        grown = large - small
-        print(f"{TWO[name]:14} {small:8.1f} {large:8.1f} {grown:9.1f} "
-              f"{1024 * grown / (many - few):11.2f} {f'≤ {FLAT_KILOBYTES}':>7}")  # fmt: skip
+        how = f"driver with {few} and {many} teachers: {small:.1f} MB and {large:.1f} MB"
+        row("memory", TWO[name], how, f"{large / small:.3f} ×", f"≤ {FLAT}")
 
 
 def plan(*, quick: bool) -> None:
     """Recorded groups, drawn again; hash partitions, so that shards and weights differ."""
     from pate.engines.simulation import Job, simulate
 
-    title(f"plan: {PLAN_TEACHERS} teachers on {PLAN_SLOTS} slots, simulated")
-    print(f"{'teachers':22} {'recorded':>9} {'tasks':>7} {'s/task':>7} {'between':>8} "
-          f"{'makespan':>10} {'used':>7} {'over bound':>11} {'target':>7}")  # fmt: skip
-    for label, model, count, timeout in (
-        ("networks", "models:network", 256 if quick else 640, None),
+    kinds = (
+        ("networks", "models:network", 640, None),
         ("ridge", "ridge", 512 if quick else 1280, None),
-        ("networks, one by one", "models:network", 8 if quick else 64, 600.0),
-    ):
+        ("one by one", "models:network", 64, 600.0),
+    )
+    for label, model, count, timeout in kinds[1:2] if quick else kinds:
         records, features = (24, 16) if quick else (120, 64)
         found = in_own_driver(
             "record", model=model, teachers=count, records=records, features=features,
@@ -332,9 +322,9 @@ def plan(*, quick: bool) -> None:
 
         jobs = sorted(map(job, sizes), key=lambda each: -each.weight)  # as the stage does
         done = simulate(jobs, slots=PLAN_SLOTS, overhead=found["overhead"])
-        print(f"{label:22} {count:9} {done.tasks:7} {done.busy / done.tasks:7.3f} "
-              f"{1000 * found['overhead']:5.1f} ms {done.makespan:8.1f} s {done.utilisation:7.1%} "
-              f"{done.ratio:11.4f} {f'≤ {RATIO}':>7}")  # fmt: skip
+        how = f"{PLAN_TEACHERS} teachers, {done.tasks} tasks on {PLAN_SLOTS} slots: "
+        how += f"{done.makespan:.1f} s, {done.utilisation:.1%} used"
+        row("plan", label, how, f"{done.ratio:.4f} of bound", f"≤ {RATIO}")
 
 
 def group_sizes(model: str, timeout: float | None) -> list[int]:
@@ -345,15 +335,14 @@ def group_sizes(model: str, timeout: float | None) -> list[int]:
     return [len(group) for group in groups(spec)]
 
 
-def title(text: str) -> None:
-    load = " ".join(f"{each:.2f}" for each in os.getloadavg())
-    print(f"\n{text}  (load {load})", flush=True)
+def load() -> str:
+    return "load average " + " ".join(f"{each:.2f}" for each in os.getloadavg())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parts = ("dispatch", "speed-up", "memory", "plan")
-    parser.add_argument("--engines", nargs="+", choices=list(TWO), default=list(TWO))
+    parser.add_argument("--engines", nargs="+", choices=list(TWO))
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a smoke run; its figures say nothing")
@@ -363,16 +352,23 @@ def main() -> None:
         order = arguments.order
         print(json.dumps({"measure": measure, "record": record}[order["kind"]](order)))
         return
-    engines, quick = arguments.engines, arguments.quick
-    print(f"python benchmarks/engines.py; {os.cpu_count()} cores", flush=True)
+    quick, asked = arguments.quick, arguments.engines
+
+    def engines(*usual: str) -> list[str]:
+        return [name for name in usual if name in (asked or usual)]
+
+    print(f"python benchmarks/engines.py on {os.cpu_count()} cores, {load()}", flush=True)
+    row("", "engine", "", "figure", "target")
     if "dispatch" in arguments.only:
-        dispatch(engines, quick=quick)
+        dispatch(engines("serial", "processes", "ray") if quick else engines(*TWO), quick=quick)
     if "speed-up" in arguments.only:
-        speed_up(engines, rounds=arguments.rounds, quick=quick)
+        some = engines("processes") if quick else engines(*ONE)
+        speed_up(some, rounds=arguments.rounds, quick=quick)
     if "memory" in arguments.only:
-        memory(engines, quick=quick)
+        memory(engines("serial") if quick else engines("processes", "ray"), quick=quick)
     if "plan" in arguments.only:
         plan(quick=quick)
+    print(f"at the end: {load()}")
 
 
 if __name__ == "__main__":
