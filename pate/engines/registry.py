@@ -91,7 +91,10 @@ def make_engine(text: str) -> Engine:
         colon, option = "@", f"@{rest}"
     if name not in _FACTORIES:
         raise InvalidInput(f"{text!r} is not an engine; choose one of: {_choices()}")
-    return _FACTORIES[name](option if colon else None)
+    try:
+        return _FACTORIES[name](option if colon else None)
+    except InvalidInput as error:
+        raise InvalidInput(f"engine {text!r}: {error}") from None
 
 
 def _choices() -> str:

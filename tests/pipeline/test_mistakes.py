@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -474,7 +475,9 @@ def test_setting(setting, run):
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes:0", "processes:x", "serial:2", ""])
+@pytest.mark.parametrize(
+    "engine", ["threads", "processes:0", "processes:x", "serial:2", "gpus:x", "ray:", ""]
+)
 def test_engine(engine, run):
     refused(run(engine=engine), "engine", engine)
 
@@ -913,7 +916,8 @@ def test_process_teacher_that_hangs(here):
 def test_process_teacher_that_raises_in_a_worker(here):
     change("crew:Centroids", "crew:Raises")
     result = process("run", "my.toml", "--engine", "processes:1", "--plugin-path", "plugins")
-    refused(result, "teacher 0", "ValueError")
+    refused(result, "failed: fit raised ValueError in plugins/crew.py line 27")
+    assert re.match(r"pate: teacher \d+ failed", result[2])
     assert "digest" not in result[1] + result[2]
 
 

@@ -407,7 +407,9 @@ def test_json_logs_are_lines_of_json(project: Any) -> None:
     assert {line["stage"] for line in lines} == {"teach", "vote"}
     last = {line["stage"]: (line["done"], line["total"]) for line in lines}
     assert last == {"teach": (6, 6), "vote": (6, 6)}
-    assert all(set(line) == {"stage", "done", "total", "seconds"} for line in lines)
+    told = {"stage", "done", "total", "seconds", "slots", "rate", "left_seconds", "retries"}
+    assert all(set(line) == told for line in lines)
+    assert {line["slots"] for line in lines} == {1}
 
 
 def test_the_insecure_seed_is_shouted_everywhere_and_repeats(project: Any) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
-import pate
+from pate import __version__
 from pate.engines.attempt import Report
 from pate.engines.files import MAKES, path_of
 from pate.engines.on_ray.freight import Freight, Load
@@ -202,7 +202,7 @@ class _Flight:
         pending.attempts += 1
         load = self._freight.load(task)
         errand = self._steward.Errand(
-            version=pate.__version__,
+            version=__version__,
             order=task.order(),
             cargo=load.cargo,
             path=self._freight.path,

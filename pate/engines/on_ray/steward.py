@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
-import pate
+from pate import __version__
 from pate.devices import Device
 from pate.engines.attempt import Report, describe
 from pate.engines.files import CODE, MAKES, ROWS, Reference, path_of, with_files
@@ -90,9 +90,9 @@ def run_errand(key: bytes | None, sealed: Any, *shared: Any) -> Any:
     """
     try:
         errand: Errand = unseal(sealed, key)
-        if errand.version != pate.__version__:
+        if errand.version != __version__:
             raise PateError(
-                f"a node of the cluster has pate {pate.__version__} and the driver has "
+                f"a node of the cluster has pate {__version__} and the driver has "
                 f"{errand.version}; install the same version on all"
             )
         returned = _steward().run(errand, shared)
