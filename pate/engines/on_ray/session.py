@@ -220,6 +220,10 @@ def _start(ray: ModuleType) -> None:
 
 
 def _attach(ray: ModuleType, address: str, host: tuple[str, int] | None) -> None:
+    asked = address
+    if address == "auto":
+        address = _of_this_machine(ray)
+        host = _checked(address)
     if host is not None:
         try:
             socket.create_connection(host, timeout=CONNECT_SECONDS).close()
@@ -228,7 +232,7 @@ def _attach(ray: ModuleType, address: str, host: tuple[str, int] | None) -> None
             raise PateError(
                 f"cannot reach the Ray cluster at {address}: {why}; check the address"
             ) from None
-    _note_connected(address)
+    _note_connected(asked)
     try:
         with _loopback() if host and _is_loopback(host[0]) else contextlib.nullcontext():
             ray.init(address=address, log_to_driver=False, configure_logging=False)
@@ -243,6 +247,19 @@ def _note_connected(address: str | None) -> None:
     _hear(import_ray(), False)
     atexit.unregister(disconnect)
     atexit.register(disconnect)
+
+
+def _of_this_machine(ray: ModuleType) -> str:
+    """Where the cluster is that ``auto`` means: in RAY_ADDRESS, or that of this machine."""
+    try:
+        found = ray._private.services.get_ray_address_from_environment("auto", None)
+    except ConnectionError:
+        found = None
+    if not found:
+        raise PateError(
+            "no Ray cluster runs on this machine; start one with 'ray start --head', or use 'ray'"
+        )
+    return str(found)
 
 
 _print: Any = None  # Ray's own
@@ -274,14 +291,11 @@ def _why_not(address: str, error: Exception) -> str:
             f"the Ray cluster at {address} has another version of Ray or Python than this "
             "machine; install the same on all"
         )
-    if isinstance(error, ConnectionError) and address == "auto":
+    if isinstance(error, ConnectionError) or "token" in said.lower():
         return (
-            "no Ray cluster runs on this machine; start one with 'ray start --head', or use 'ray'"
-        )
-    if "token" in said.lower():
-        return (
-            f"the Ray cluster at {address} asks for its token; set RAY_AUTH_MODE=token and "
-            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to what it was started with"
+            f"the Ray cluster at {address} does not let this process in; set RAY_AUTH_MODE=token "
+            "and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to what it was started with, and check "
+            "that this is the address of a Ray cluster"
         )
     return (
         f"cannot join the Ray cluster at {address} ({type(error).__name__}); this machine must be "

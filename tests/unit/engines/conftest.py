@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from pate.engines.on_ray.session import _agree_on_a_word
+
 # What the first node has, each node more has; spilling is on, as Ray has it.
 CLUSTER = """
 import json, sys
@@ -27,7 +29,10 @@ cluster = Cluster(
     head_node_args=place | dict(include_dashboard=False, temp_dir=sys.argv[1],
                                 _system_config=quick),
 )
+node = None
 for line in sys.stdin:
+    if node is not None:
+        cluster.remove_node(node, allow_graceful=False)
     node = cluster.add_node(**place, num_gpus=1)
     cluster.wait_for_nodes()
     pids = [p.process.pid for each in (cluster.head_node, node)
@@ -95,6 +100,7 @@ def descendants(pid):
 
 @contextlib.contextmanager
 def new_cluster():
+    _agree_on_a_word()  # the nodes and this process
     # In /tmp: names of sockets have a limit.
     folder = Path(tempfile.mkdtemp(prefix="ray-test-", dir="/tmp"))
     try:

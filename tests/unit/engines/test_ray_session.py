@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pate.engines.on_ray import session
+from pate.errors import InvalidInput, PateError
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -107,3 +108,98 @@ def test_a_link_in_the_place_of_its_folder_is_refused(tmp_path):
     (tmp_path / "pate-ray-2").mkdir()
     session._remove(tmp_path / "pate-ray-2")
     assert not (tmp_path / "pate-ray-2").exists()
+
+
+# ------------------------------------------------------------------ refusals, in one line
+
+TRY = """
+import sys
+from pate.engines.on_ray.session import connect, import_ray
+from pate.errors import PateError
+if sys.argv[1] == "auto":
+    ray = import_ray()
+    ray._private.services.find_gcs_addresses = set  # others may have one on this machine
+    ray._private.services.find_bootstrap_address = lambda *_: None
+for address in sys.argv[1:]:
+    try:
+        print(len(connect(address).nodes()))
+    except PateError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    "address", ["nowhere", ":6379", "host:", "host:x", "host:70000", "", "a:²"]
+)
+def test_nonsense_is_no_address(address):
+    with pytest.raises(
+        InvalidInput, match=r"is not a cluster's address; write HOST:PORT, or auto$"
+    ):
+        session.connect(address)
+
+
+def test_an_address_of_rays_client_is_told_what_to_write():
+    with pytest.raises(InvalidInput, match=r"run pate on a machine of the cluster"):
+        session.connect("ray://head:10001")
+
+
+def test_without_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InvalidInput, match=r"is not installed: pip install 'pate\[ray\]'$"):
+        session.connect(None)
+
+
+def test_nobody_there(tmp_path):
+    done = run(TRY, "auto", "127.0.0.1:1", "no-such-host.invalid:6379", folder=tmp_path)
+    auto, closed, unknown = done.stdout.splitlines()
+    assert done.stderr == ""
+    assert auto == (
+        "no Ray cluster runs on this machine; start one with 'ray start --head', or use 'ray'"
+    )
+    assert closed == (
+        "cannot reach the Ray cluster at 127.0.0.1:1: Connection refused; check the address"
+    )
+    assert unknown.startswith("cannot reach the Ray cluster at no-such-host.invalid:6379: ")
+
+
+def test_a_wrong_token(tmp_path, cluster):
+    told = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+    done = run(TRY, cluster.address, folder=tmp_path, RAY_nums_py_gcs_reconnect_retry="0", **told)
+    (said,) = done.stdout.splitlines()
+    assert said.startswith(
+        f"the Ray cluster at {cluster.address} does not let this process in; set RAY_AUTH_MODE="
+    )
+    assert "0" * 64 not in said + done.stderr
+
+
+def test_auto_is_the_cluster_of_this_machine(tmp_path, cluster, told):
+    code = TRY.replace('== "auto"', '== "never"')
+    done = run(code, "auto", folder=tmp_path, RAY_ADDRESS=cluster.address, **told)
+    assert (done.stdout, done.stderr) == ("2\n", "")
+
+
+def test_one_process_has_one_ray(monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(session, "_connected", os.getpid())
+    monkeypatch.setattr(session, "_address", "10.0.0.1:6379")
+    with pytest.raises(
+        InvalidInput, match=r"on the Ray at 10\.0\.0\.1:6379 already, and Ray knows"
+    ):
+        session.connect(None)
+
+
+@pytest.mark.parametrize("name", ["max_direct_call_object_size", "task_rpc_inlined_bytes_limit"])
+def test_a_cluster_that_would_write_keys_to_a_disk(monkeypatch, name):
+    ray = session.import_ray()
+    state = ray._private.state.state
+    monkeypatch.setattr(state, "get_system_config", lambda: {name: 1 << 20}, raising=False)
+    session._check_that_keys_stay_in_memory(ray)
+    monkeypatch.setenv(f"RAY_{name}", "0")
+    session._check_that_keys_stay_in_memory(ray)  # the cluster's word counts
+    monkeypatch.setattr(state, "get_system_config", dict, raising=False)
+    with pytest.raises(InvalidInput, match=f"the Ray cluster has {name} at 0"):
+        session._check_that_keys_stay_in_memory(ray)
+    monkeypatch.setattr(state, "get_system_config", lambda: 1 / 0, raising=False)
+    with pytest.raises(PateError, match="is not known; use another version of Ray"):
+        session._check_that_keys_stay_in_memory(ray)
