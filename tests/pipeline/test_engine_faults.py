@@ -26,6 +26,7 @@ RAY = pytest.mark.xdist_group("ray")  # in one worker: they share a cluster
 ENGINES = ["processes:2", "gpus:cpu,cpu", pytest.param("ray", marks=RAY)]
 COUNT, SICK = 16, 5  # groups of two; one teacher that things happen to
 SEEDS = [seed_for(TeachersSpec(count=COUNT, model="patient:Patient"), n) for n in range(COUNT)]
+TASKS = "PATE_TASK_FOLDER"
 MARK = "PATE_TEST_MARK"  # in the environment of all that a run starts
 
 # The illness is in a file, no part of the recipe: so a cure changes no fingerprint.
@@ -110,7 +111,7 @@ class Cluster:
         self.scratch = scratch  # where tasks have their directories
         self.process = subprocess.Popen(
             [sys.executable, "-c", CLUSTER, str(folder)],
-            env=os.environ | {"PATE_TASK_FOLDER": str(scratch), "RAY_USAGE_STATS_ENABLED": "0"},
+            env=os.environ | {TASKS: str(scratch), "RAY_USAGE_STATS_ENABLED": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -171,6 +172,7 @@ def clinic(project):
 class Clinic:
     def __init__(self, project):
         self.project, self.folder = project, project.folder
+        self.tasks = self.folder / "tasks"  # for a Ray that the command starts itself
 
     def ill(self, how, *, times, who=(SICK,)):
         sick = {"how": how, "times": times, "seeds": [SEEDS[n] for n in who]}
@@ -203,7 +205,7 @@ class Clinic:
                 "teach", "tiny.toml", "--plugin-path", "plugins", "--engine", engine, *words
             ),
             cwd=self.folder,
-            env=self.project.environment() | {MARK: str(self.folder)},
+            env=self.project.environment() | {MARK: str(self.folder), TASKS: str(self.tasks)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -406,7 +408,7 @@ def test_no_room_for_a_task_on_a_node(clinic, cluster):
     with full(cluster.scratch):
         (said,) = clinic.teach(engine, code=2).stderr.splitlines()
     assert f"a worker cannot write the files of its task to {cluster.scratch}: " in said
-    assert "PATE_TASK_FOLDER" in said
+    assert TASKS in said
     assert not clinic.times("began")
     clinic.teach(engine)
     assert clinic.teachers() == clinic.undisturbed()
@@ -487,3 +489,4 @@ def test_ray_on_this_machine_alone(clinic):
         _, err = ended(process, code=130)
     assert err.strip() == "pate: interrupted"
     wait_until(lambda: not marked(clinic.folder), seconds=10)
+    wait_until(lambda: not list(clinic.tasks.iterdir()), seconds=10)
