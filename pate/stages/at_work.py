@@ -7,7 +7,7 @@ are named by references (:mod:`pate.engines.files`): a worker may be on another 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
     for family in _families(payload, teachers):
         data = [None if t is None else _shard(group[place]) for place, t in family.items()]
         try:
-            told = train_many(list(family.values()), data)
+            told = train_many(list(family.values()), data, seeds=_seeds(group, family))
         except OutOfMemory as stop:
             return {"failed": failed, "stop": str(stop)}
         for (place, teacher), failure in zip(family.items(), told, strict=True):
@@ -109,7 +109,9 @@ def _predictions(payload: Mapping[str, Any]) -> dict[str, Any]:
             except Exception as error:
                 family[place] = None
                 failed[group[place]["number"]] = _reason(error)
-        for place, failure in _ask(family, inputs, said, classes=payload["classes"]).items():
+        seeds = _seeds(group, family)
+        told = _ask(family, inputs, said, classes=payload["classes"], seeds=seeds)
+        for place, failure in told.items():
             said[place] = ABSTAINS  # all of it: half a vote would be a vote
             failed[group[place]["number"]] = str(failure)
     unfinished.rename(part)
@@ -122,12 +124,13 @@ def _ask(
     said: NDArray[np.int32],
     *,
     classes: int,
+    seeds: Sequence[int],
 ) -> dict[int, PateError]:
     """Writes down what a family says; returns who could not, and why."""
     failed: dict[int, PateError] = {}
     for start in range(0, len(inputs), CHUNK):
         chunk = np.array(inputs[start : start + CHUNK])
-        answers = predict_many_labels(list(family.values()), chunk, classes=classes)
+        answers = predict_many_labels(list(family.values()), chunk, classes=classes, seeds=seeds)
         for place, answer in zip(family, answers, strict=True):
             if isinstance(answer, PateError):
                 failed[place] = answer
@@ -152,6 +155,11 @@ def _families(
         else:
             for place in places:
                 yield {place: teachers[place]}
+
+
+def _seeds(group: Sequence[Mapping[str, Any]], family: Iterable[int]) -> list[int]:
+    """One for each place: what is drawn follows from the recipe, not from who is there."""
+    return [group[place]["seed"] for place in family]
 
 
 def _make(payload: Mapping[str, Any], each: Mapping[str, Any]) -> Teacher:

@@ -6,7 +6,6 @@ is loaded already.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
@@ -18,7 +17,7 @@ from typing import Any
 
 from pate.errors import InvalidInput, PateError
 from pate.plugins import resolve
-from pate.teachers.placing import seeded_torch
+from pate.teachers.own_randomness import own_randomness
 from pate.teachers.protocol import Teacher
 from pate.teachers.sizing import out_of_memory, short_of_memory
 from pate.teachers.sklearn_teacher import SklearnTeacher
@@ -85,9 +84,7 @@ def made_by(target: Any, training: Training, *, classes: int, seed: int) -> Any:
             "every teacher is its own"
         )
     arguments = dict(training.params) | _asked_for(target, training.params, classes, seed)
-    with contextlib.ExitStack() as stack:
-        if "torch" in sys.modules:
-            stack.enter_context(seeded_torch(seed))
+    with own_randomness(seed):
         made = _call(target, arguments, name=name)  # torch draws the first weights here
     if not is_torch_module(made) and not _is_teacher(made):
         raise InvalidInput(

@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pate.errors import PateError
 from pate.teachers.errors import OutOfMemory
+from pate.teachers.own_randomness import own_randomness
 from pate.teachers.protocol import (
     Teacher,
     checked_labels,
@@ -56,9 +57,16 @@ def alike(teachers: Sequence[Teacher | None]) -> list[list[int]]:
 
 
 def train_many(
-    teachers: Sequence[Teacher | None], shards: Sequence[Shard | None], *, private: bool = True
+    teachers: Sequence[Teacher | None],
+    shards: Sequence[Shard | None],
+    *,
+    seeds: Sequence[int] | None = None,
+    private: bool = True,
 ) -> list[PateError | None]:
     """Fits teachers of one family, each to its own shard; says for each what went wrong.
+
+    ``seeds``, one for each place, are for what a model draws from generators that all share; a
+    family as a whole has the first.
 
     Guarantees:
         A teacher fails for what happened on its own shard alone: where a family cannot be trained
@@ -69,6 +77,7 @@ def train_many(
         A device without memory for one of them is nobody's failure: OutOfMemory is raised, and
         nobody is tried again.
     """
+    seeds = range(len(teachers)) if seeds is None else seeds
     found: list[PateError | None] = [None] * len(teachers)
     fit: list[Teacher | None] = list(teachers)
     ready: list[Shard | None] = [None] * len(teachers)
@@ -81,17 +90,22 @@ def train_many(
             ready[place] = checked_shard(*shard)
         except PateError as error:
             found[place], fit[place] = error, None
-    told = _together(fit, ready, private=private)
+    with own_randomness(seeds[0]):
+        told = _together(fit, ready, private=private)
     for place, teacher in enumerate(fit):
         shard = ready[place]
         if teacher is None or shard is None:
             continue
-        mine = told or _together(_only(fit, place), _only(ready, place), private=private)
+        mine = told
+        if mine is None:
+            with own_randomness(seeds[0]):
+                mine = _together(_only(fit, place), _only(ready, place), private=private)
         if mine is not None:
             found[place] = mine[place]
             continue
         try:
-            train(teacher, *shard, private=private)
+            with own_randomness(seeds[place]):
+                train(teacher, *shard, private=private)
         except OutOfMemory:
             raise
         except PateError as error:
@@ -100,9 +114,16 @@ def train_many(
 
 
 def predict_many_labels(
-    teachers: Sequence[Teacher | None], X: ArrayLike, *, classes: int, private: bool = True
+    teachers: Sequence[Teacher | None],
+    X: ArrayLike,
+    *,
+    classes: int,
+    seeds: Sequence[int] | None = None,
+    private: bool = True,
 ) -> list[NDArray[np.int64] | PateError | None]:
     """For each teacher of one family its labels for every record, or what went wrong.
+
+    ``seeds`` are as in :func:`train_many`.
 
     Guarantees:
         As in :func:`pate.teachers.predict_labels`: a prediction that is no label never becomes a
@@ -110,17 +131,23 @@ def predict_many_labels(
         its place, as in :func:`train_many`.
     """
     records = np.asarray(X)
-    answers = _asked_together(teachers, records, private=private)
+    seeds = range(len(teachers)) if seeds is None else seeds
+    with own_randomness(seeds[0]):
+        answers = _asked_together(teachers, records, private=private)
     found: list[NDArray[np.int64] | PateError | None] = [None] * len(teachers)
     for place, teacher in enumerate(teachers):
         if teacher is None:
             continue
         mine = answers
         if mine is None:
-            mine = _asked_together(_only(teachers, place), records, private=private)
+            with own_randomness(seeds[0]):
+                mine = _asked_together(_only(teachers, place), records, private=private)
         try:
             if mine is None:
-                found[place] = predict_labels(teacher, records, classes=classes, private=private)
+                with own_randomness(seeds[place]):
+                    found[place] = predict_labels(
+                        teacher, records, classes=classes, private=private
+                    )
             else:
                 found[place] = checked_labels(mine[place], records=len(records), classes=classes)
         except OutOfMemory:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import shutil
+
 import numpy as np
 import pytest
+import torch
 
 from pate.artifacts import Level, Store
 from pate.devices import parse_device, use_device
@@ -165,3 +169,59 @@ def test_a_device_too_small_stops_the_run_and_is_no_abstention(bench, batched):
     assert not (bench.folder / "part.npy").exists()
     with use_device(parse_device("pretend:1GiB/1GiB")):
         assert predict_group(payload) == {"failed": {}, "stop": None}
+
+
+CARELESS = """
+import random
+
+import numpy as np
+import torch
+
+
+class Careless:
+    def __init__(self, classes):
+        self.first = random.random() + np.random.rand() + float(torch.rand(()))
+        self.drawn = np.zeros(0)
+
+    def fit(self, X, y):
+        for _ in range(len(y)):  # as many draws as it has records
+            self.drawn = np.array([self.first, random.random(), np.random.rand(), torch.rand(())])
+
+    def predict(self, X):
+        return np.random.randint(0, 3, size=len(X))
+"""
+
+
+def test_chance_that_all_share_is_each_teachers_own(bench):
+    """Another shard, or nobody before it in the same worker: a teacher draws what it draws."""
+    (bench.folder / "careless.py").write_text(CARELESS)
+
+    def drawn(number):
+        name = f"{number}-".ljust(30, "0")
+        folder = bench.store.folder("teacher", Level.PRIVATE, name)
+        return np.load(folder / "arrays.npz")["a_drawn"].tolist()
+
+    train_group(bench.payload("careless:Careless", {0, 1, 3}))
+    _, votes = bench.votes(bench.payload("careless:Careless", {0, 1, 3}))
+    before = [drawn(n) for n in (0, 1, 3)]
+    assert len({tuple(each) for each in before}) == 3
+    shutil.rmtree(bench.store.root)
+    np.random.seed(5)  # noqa: NPY002
+    train_group(bench.payload("careless:Careless", {3}))
+    assert drawn(3) == before[2]
+    _, alone = bench.votes(bench.payload("careless:Careless", {3}))
+    np.testing.assert_array_equal(alone[3], votes[3])
+    assert len(np.unique(alone[3])) == 3
+
+
+def test_shared_generators_are_left_as_they_were(bench):
+    (bench.folder / "careless.py").write_text(CARELESS)
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    expected = random.random(), np.random.rand(), float(torch.rand(()))  # noqa: NPY002
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    train_group(bench.payload("careless:Careless", {0, 1}))
+    assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected  # noqa: NPY002
