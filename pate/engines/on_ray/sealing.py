@@ -11,20 +11,19 @@ takes along is sealed, and its key goes by itself, as a small argument.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import pickle
 import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from pate.engines.on_ray.parcels import ParcelError
+from pate.errors import InvalidInput
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-KEY_BYTES = 32
-_CHUNK = 1 << 24  # bytes: as much again is needed while one is worked on
+_CHUNK = 1 << 26  # bytes under one seal: as much again is needed while it is worked on
+_NONCE_BYTES = 12
 
 
 @final
@@ -32,65 +31,68 @@ _CHUNK = 1 << 24  # bytes: as much again is needed while one is worked on
 class Sealed:
     """Something under seal: its bytes say nothing but how many they are."""
 
-    nonce: bytes
-    tag: bytes
-    data: NDArray[Any] = field(repr=False)  # bytes
-
-    @property
-    def size(self) -> int:
-        """How many bytes it has."""
-        return len(self.data)
+    chunks: tuple[tuple[bytes, NDArray[Any]], ...] = field(repr=False)  # nonce, hidden bytes
 
 
 def new_key() -> bytes:
     """A key for one task, or for one thing that many tasks read."""
-    return secrets.token_bytes(KEY_BYTES)
+    return secrets.token_bytes(32)
 
 
 def seal(content: object, key: bytes | None) -> Any:
-    """Puts anything that can be pickled under seal; without a key it stays as it is.
+    """Puts anything that Ray could send under seal; without a key it stays as it is.
 
     Guarantees:
-        * Without the key, nothing can be learned but the size: the bytes are combined with the
-          output of SHAKE-256 (FIPS 202) for key and nonce, which is drawn anew each time.
-        * What was changed is not opened: the tag is HMAC-SHA-256 of nonce and bytes, under a key
-          of its own.
+        ChaCha20-Poly1305 (RFC 8439) with a fresh nonce for each chunk: without the key nothing can
+        be learned but the size, and what was changed, cut or put in another order is not opened.
     """
     import numpy as np
 
     if key is None:
         return content
-    plain = np.frombuffer(pickle.dumps(content, protocol=5), dtype=np.uint8)
-    nonce = secrets.token_bytes(KEY_BYTES)
-    hidden = _combined(plain, key, nonce)
-    return Sealed(nonce, _tag(hidden, key, nonce), hidden)
+    cipher, plain = _cipher(key), memoryview(pickle.dumps(content, protocol=5))
+    starts = range(0, len(plain), _CHUNK)
+    chunks = []
+    for number, start in enumerate(starts):
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        hidden = cipher.encrypt(nonce, plain[start : start + _CHUNK], _place(number, len(starts)))
+        chunks.append((nonce, np.frombuffer(hidden, dtype=np.uint8)))
+    return Sealed(tuple(chunks))
 
 
 def unseal(sealed: Any, key: bytes | None) -> Any:
-    """What was put under seal with this key, and not changed since."""
+    """What was put under seal with this key, and not changed since.
+
+    Only whoever has the key can have made it: a driver, or the task it gave the key to. Ray takes
+    what its workers send without that.
+    """
     if key is None:
         return sealed
-    if not isinstance(sealed, Sealed) or not hmac.compare_digest(
-        sealed.tag, _tag(sealed.data, key, sealed.nonce)
-    ):
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        cipher, plain = _cipher(key), bytearray()
+        for number, (nonce, hidden) in enumerate(sealed.chunks):
+            place = _place(number, len(sealed.chunks))
+            plain += cipher.decrypt(nonce, memoryview(hidden), place)
+    except (InvalidTag, AttributeError, TypeError, ValueError):
+        raise ParcelError("something arrived other than it was sent") from None
+    if not plain:
         raise ParcelError("something arrived other than it was sent")
-    return pickle.loads(_combined(sealed.data, key, sealed.nonce).data)
+    return pickle.loads(plain)
 
 
-def _combined(data: NDArray[Any], key: bytes, nonce: bytes) -> NDArray[Any]:
-    import numpy as np
-
-    result = np.empty_like(data)
-    for number, start in enumerate(range(0, len(data), _CHUNK)):
-        chunk = data[start : start + _CHUNK]
-        stream = hashlib.shake_256(b"stream" + key + nonce + number.to_bytes(8, "big"))
-        pad = np.frombuffer(stream.digest(len(chunk)), dtype=np.uint8)
-        np.bitwise_xor(chunk, pad, out=result[start : start + _CHUNK])
-    return result
+def _place(number: int, chunks: int) -> bytes:
+    """Which chunk of how many: part of what the seal vouches for."""
+    return f"{number} of {chunks}".encode()
 
 
-def _tag(data: NDArray[Any], key: bytes, nonce: bytes) -> bytes:
-    own_key = hashlib.shake_256(b"tag" + key).digest(KEY_BYTES)
-    tag = hmac.new(own_key, nonce, hashlib.sha256)
-    tag.update(data.data)
-    return tag.digest()
+def _cipher(key: bytes) -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+    except ImportError:
+        raise InvalidInput(
+            "a Ray cluster needs the package cryptography, which is not installed: "
+            "pip install 'pate[ray]'"
+        ) from None
+    return ChaCha20Poly1305(key)
