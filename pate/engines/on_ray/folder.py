@@ -8,6 +8,7 @@ next.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -17,7 +18,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import final
@@ -26,8 +26,8 @@ from pate.errors import PateError
 
 VARIABLE = "PATE_TASK_FOLDER"  # where on this machine; else the usual place for temporary files
 PREFIX = "pate-task-"
-NAME = rf"\.?{PREFIX}[0-9a-f]{{16}}"
-DRAFT_SECONDS = 3600.0  # a directory takes its name at once; one that has none for so long is dead
+NAME = rf"{PREFIX}[0-9a-f]{{16}}"
+ATTEMPTS = 20  # at a directory of one's own, before a sweeper takes it for a dead one's
 
 
 class TaskFolderError(PateError):
@@ -61,22 +61,35 @@ def task_folder() -> Iterator[Path]:
     Guarantees:
         Only its owner can read it, and at the end it is removed with all that is in it.
     """
-    name = f"{PREFIX}{secrets.token_hex(8)}"
-    working, folder = home() / f".{name}", home() / name
+    folder, handle = _locked()
     try:
-        home().mkdir(parents=True, exist_ok=True)
-        working.mkdir(mode=0o700)
-        handle = os.open(working, os.O_RDONLY)
-    except OSError as error:
-        raise cannot_use(error) from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        working.rename(folder)  # only now: who sees it unlocked under this name may remove it
         yield folder
     finally:
-        for path in (working, folder):
-            remove(path)
+        remove(folder)
         os.close(handle)
+
+
+def _locked() -> tuple[Path, int]:
+    """A new directory, and what holds its lock; nothing is in it before."""
+    for _ in range(ATTEMPTS):
+        folder = home() / f"{PREFIX}{secrets.token_hex(8)}"
+        try:
+            home().mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise cannot_use(error) from None
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # somebody swept before it was locked
+            continue
+        except OSError as error:
+            remove(folder)
+            raise cannot_use(error) from None
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder, handle
+        os.close(handle)
+    raise cannot_use(OSError(errno.EAGAIN, "swept"))
 
 
 def cannot_use(error: OSError) -> TaskFolderError:
@@ -108,10 +121,6 @@ def sweep() -> int:
     left = 0
     for folder in filter(is_ours, home().glob(f"{PREFIX}*")):
         left += not _swept(folder)
-    for draft in filter(is_ours, home().glob(f".{PREFIX}*")):
-        with contextlib.suppress(OSError):
-            if time.time() - draft.stat().st_mtime > DRAFT_SECONDS:
-                _swept(draft)
     return left
 
 

@@ -113,13 +113,25 @@ def test_what_another_user_has_is_not(home, monkeypatch):
     assert (home / OURS / "shard.npy").exists()
 
 
-def test_a_draft_is_swept_when_it_is_old(home):
-    draft = filled(home / f".{OURS}")
-    assert sweep() == 0
-    assert draft.exists()
-    os.utime(draft, (time.time() - 4000, time.time() - 4000))
-    sweep()
-    assert not draft.exists()
+@pytest.mark.parametrize("moment", ["open", "flock"])
+def test_one_swept_before_it_was_locked_is_made_again(home, monkeypatch, moment):
+    """A sweeper cannot tell it from a dead one's; there is nothing in it yet."""
+    module = os if moment == "open" else fcntl
+    real, swept = getattr(module, moment), []
+
+    def late(*words, **more):
+        if not swept:
+            swept.append(True)
+            for folder in home.iterdir():
+                folder.rmdir()
+        return real(*words, **more)
+
+    monkeypatch.setattr(module, moment, late)
+    with task_folder() as folder:
+        assert list(home.iterdir()) == [folder]
+        assert sweep() == 1
+    assert swept
+    assert list(home.iterdir()) == []
 
 
 def test_what_is_in_use_is_not_swept(home):

@@ -117,8 +117,9 @@ import sys
 from pate.engines.on_ray.session import connect, import_ray
 from pate.errors import PateError
 if sys.argv[1] == "auto":
-    ray = import_ray()
-    ray._private.services.find_gcs_addresses = set  # others may have one on this machine
+    import functools
+    ray = import_ray()  # others may have one on this machine
+    ray._private.services.find_gcs_addresses = functools.cache(set)
     ray._private.services.find_bootstrap_address = lambda *_: None
 for address in sys.argv[1:]:
     try:
@@ -164,7 +165,7 @@ def test_nobody_there(tmp_path):
 
 def test_a_wrong_token(tmp_path, cluster):
     told = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
-    done = run(TRY, cluster.address, folder=tmp_path, RAY_nums_py_gcs_reconnect_retry="0", **told)
+    done = run(TRY, cluster.address, folder=tmp_path, RAY_py_gcs_connect_timeout_s="3", **told)
     (said,) = done.stdout.splitlines()
     assert said.startswith(
         f"the Ray cluster at {cluster.address} does not let this process in; set RAY_AUTH_MODE="
