@@ -135,6 +135,19 @@ class _Cluster:
         """How many tasks of this kind can run at once, up to :data:`MOST`."""
         return min(MOST, sum(_places(node, cpus=cpus, gpus=gpus) for node in self.nodes()))
 
+    def shares(self, task: Task) -> dict[str, float]:
+        """The cpus and gpus that a task takes: on this machine, at most all there are.
+
+        So a recipe that was written for a cluster runs here too, one task after another.
+        """
+        if not is_local():
+            return {"cpus": task.cpus, "gpus": task.gpus}
+        (node,) = self.nodes() or [{}]
+        return {
+            "cpus": min(task.cpus, node.get("CPU", 0.0)),
+            "gpus": min(task.gpus, node.get("GPU", 0.0)),
+        }
+
     def memory(self) -> float:
         """The bytes of all object stores."""
         return sum(node.get("object_store_memory", 0.0) for node in self.nodes())
@@ -191,14 +204,13 @@ class _Flight:
         if not self._sent:
             return True
         task = next(iter(self._sent.values())).pending.task
-        slots = self._cluster.slots(cpus=task.cpus, gpus=task.gpus)
+        slots = self._cluster.slots(**self._cluster.shares(task))
         room = self._bytes < SHARE_OF_MEMORY * self._cluster.memory()
         return room and len(self._sent) < min(MOST, max(FEWEST, 2 * slots))
 
     def _send(self, pending: Pending) -> None:
         task = pending.task
-        if is_local() and not self._cluster.slots(cpus=task.cpus, gpus=task.gpus):
-            raise InvalidInput(self._cluster.refusal(task))
+        shares = self._cluster.shares(task)
         pending.attempts += 1
         load = self._freight.load(task)
         errand = self._steward.Errand(
@@ -206,14 +218,14 @@ class _Flight:
             order=task.order(),
             cargo=load.cargo,
             path=self._freight.path,
-            gpus=task.gpus,
+            gpus=shares["gpus"],
             timeout=self._patience.timeout,
         )
         key = self._freight.key()
         reference = self._remote.options(
             name="pate",  # nothing of the task: names are in Ray's logs
-            num_cpus=task.cpus,
-            num_gpus=task.gpus,
+            num_cpus=shares["cpus"],
+            num_gpus=shares["gpus"],
             max_retries=self._patience.rescues - pending.rescued,
             runtime_env=load.runtime_env,
         ).remote(key, seal(errand, key), *load.shared)
@@ -288,8 +300,8 @@ class _Flight:
     def _look_for_stuck(self) -> None:
         """A cluster may grow, or may never have what a task needs."""
         tasks = [sent.pending.task for sent in self._sent.values()]
-        slots = self._cluster.slots
-        stuck = [task for task in tasks if not slots(cpus=task.cpus, gpus=task.gpus)]
+        slots, shares = self._cluster.slots, self._cluster.shares
+        stuck = [task for task in tasks if not slots(**shares(task))]
         now = time.monotonic()
         if len(stuck) < len(tasks):
             self._stuck_since = None
