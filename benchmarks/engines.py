@@ -11,7 +11,8 @@
   here between the two numbers of teachers, so that starting workers is not in it. Once in the
   groups that the stage makes, once in groups of one.
 * speed-up: teachers that compute half a second each, on one worker and on two, in turn; of each the
-  shortest ``teach``, the start of its workers included (that of Ray itself is not).
+  shortest ``teach``, the start of its workers included. Ray's stay from one run to the next: there
+  a few teachers go first.
 * memory: the driver's own peak over all stages up to ``vote``, without its workers, with few
   teachers and with many, who share the same records.
 * plan: durations of real groups (networks, ridge, networks alone) are recorded on one worker, drawn
@@ -258,8 +259,9 @@ def speed_up(engines: list[str], *, rounds: int, quick: bool) -> None:
         times = {1: float("inf"), 2: float("inf")}
         for _ in range(rounds):
             for cpus, engine in ((1, ONE[name]), (2, TWO[name])):
-                (found,) = in_own_driver(
-                    "measure", engine=engine, teachers=[teachers], work=work, cpus=cpus
+                numbers = [4, teachers] if name == "ray" else [teachers]
+                *_, found = in_own_driver(
+                    "measure", engine=engine, teachers=numbers, work=work, cpus=cpus
                 )
                 times[cpus] = min(times[cpus], found["teach"])
         how = f"{teachers} teachers on 1 and 2 workers: {times[1]:.2f} s and {times[2]:.2f} s"
