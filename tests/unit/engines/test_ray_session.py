@@ -63,12 +63,12 @@ def told():
 @pytest.mark.parametrize("leaving", ["leave", "by the end"])
 def test_attaching_and_leaving_removes_nothing(tmp_path, cluster, told, leaving):
     run("", folder=tmp_path)
-    mine, theirs = tree(tmp_path), set(cluster.folder.rglob("*"))
+    mine, theirs = tree(tmp_path), {*cluster.folder.rglob("sockets/*")}
     times = 2 if leaving == "leave" else 1
     done = run(VISIT, cluster.address, times, leaving, folder=tmp_path, **told)
     assert (done.stdout, done.stderr) == ("2\n" * times, "")
     assert tree(tmp_path) == mine
-    assert len(theirs) > 20
+    assert len(theirs) >= 4
     assert all(path.exists() for path in theirs)
     assert cluster.tasks.is_dir()
 
@@ -165,7 +165,7 @@ def test_nobody_there(tmp_path):
 
 def test_a_wrong_token(tmp_path, cluster):
     told = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
-    done = run(TRY, cluster.address, folder=tmp_path, RAY_py_gcs_connect_timeout_s="3", **told)
+    done = run(TRY, cluster.address, folder=tmp_path, RAY_NUM_REDIS_GET_RETRIES="2", **told)
     (said,) = done.stdout.splitlines()
     assert said.startswith(
         f"the Ray cluster at {cluster.address} does not let this process in; set RAY_AUTH_MODE="
