@@ -20,7 +20,7 @@ demo: $(READY)
 	@$(BIN)/pate run digits
 
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 lint: $(READY)
 	$(BIN)/ruff check .
