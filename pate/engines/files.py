@@ -13,7 +13,7 @@ function asks :func:`path_of` and :func:`load_rows` and cannot tell the differen
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +45,16 @@ def code(path: str | os.PathLike[str]) -> Reference:
     return {CODE: os.fspath(path)}
 
 
-def makes(path: str | os.PathLike[str], *, depth: int = 0) -> Reference:
-    """A file or folder that the task makes; with ``depth``, entries so many levels below it.
+def makes(path: str | os.PathLike[str], *, names: Iterable[str] = ()) -> Reference:
+    """A file or folder that the task makes; or those of these names in a folder, and no other.
 
-    Each is written under a name with a leading dot and renamed when it is whole; so what has such
-    a name after a task has ended counts for nothing.
+    Each is written under a name with a leading dot and renamed when it is whole. What a worker
+    elsewhere makes besides stays there.
+
+    >>> makes("/run", names=["private/teacher/3f"])
+    {'$makes': '/run', 'names': ['private/teacher/3f']}
     """
-    return {MAKES: os.fspath(path), "depth": depth}
+    return {MAKES: os.fspath(path), "names": list(names)}
 
 
 def path_of(reference: Mapping[str, Any]) -> Path:

@@ -91,6 +91,13 @@ class Outcome:
     attempts: int  # 1 unless it was retried
     where: str | None = None  # "file.py:12 in fit": the line that raised, if one did
 
+    @property
+    def kind(self) -> str | None:
+        """The first word of the error: the type of what was raised, or WorkerDied (it crashed, or
+        was killed), NodeLost (with the machine it was on), TimedOut.
+        """
+        return None if self.error is None else self.error.partition(":")[0]
+
 
 class Engine(Protocol):
     """Carries out tasks somewhere, and hands over each outcome when it is there.

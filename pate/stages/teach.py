@@ -15,13 +15,13 @@ from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.secret import naming_key
 from pate.pipeline.stage import Context, Options, Stage
+from pate.stages.dealing import Dealer, key_of, read_failures
 from pate.stages.features import private_features_path
-from pate.stages.groups import Work, alone, asked_for, groups, runs
+from pate.stages.groups import Work, alone, asked_for, groups
 from pate.teachers import TeacherError, model_for, seed_for
 from pate.teachers.spec import NOT_IN_FINGERPRINT
 
 _VERSION = 1
-RESCUES = 2  # of a task whose worker was lost, before its teachers are tried one by one
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
@@ -133,55 +133,31 @@ def _attempt(
     fatal: bool,
     shown: Progress,
 ) -> dict[int, str]:
-    """Trains some teachers in groups; who was in a group that was lost is tried by itself.
+    """Trains some teachers in groups; returns who failed, and why.
 
     The others of their groups, which are there already, keep their places. After a failure each
     is alone: who else failed cannot matter to it.
     """
-    failed: dict[int, str] = {}
     spec, sizes = context.recipe.teachers, np.diff(shards.array("offsets.npy"))
+    find = context.store.find
+    dealer = Dealer(
+        engine=context.options.engine,
+        timeout=spec.timeout,
+        abstaining=spec.on_error == "abstain",
+        task=lambda work: _task(context, shards, made_from, work, attempt=attempt),
+        weight=lambda work: float(sizes[work.wanted].sum()),
+        missing=lambda work: [n for n in work.wanted if find("teacher", made_from[n]) is None],
+        failures=lambda work, outcome: read_failures(outcome.result, outcome.error, work.wanted),
+        shown=shown,
+    )
+    failed: dict[int, str] = {}
     todo = asked_for(groups(spec), numbers) if attempt == 0 else alone(numbers)
-    while todo:
-        if context.options.engine.slots > 1:
-            # The longest of all first: an engine by itself looks no further than a window.
-            todo = sorted(todo, key=lambda work: -int(sizes[work.wanted].sum()))
-        again: list[Work] = []
-        for run in runs(todo, timeout=spec.timeout):
-            named = {f"teacher-{work.name}": work for work in run.work}
-            tasks = (
-                _task(context, shards, made_from, work, key=key, attempt=attempt)
-                for key, work in named.items()
-            )
-            for outcome in context.options.engine.run(tasks, rescues=RESCUES, timeout=run.timeout):
-                work = named[outcome.key]
-                asked = work.wanted
-                shown.retried(outcome.attempts - 1)
-                if outcome.error and len(work.group) > 1:
-                    found = context.store.find
-                    lost = [n for n in asked if found("teacher", made_from[n]) is None]
-                    again += work.again(lost)
-                    shown.retried(len(lost))
-                    shown.advance(len(asked) - len(lost))
-                    continue
-                told = read_failures(outcome.result, outcome.error, asked)
-                for number, why in told.items():
-                    if fatal:
-                        raise TeacherError(f"teacher {number} failed: {why}")
-                failed |= told
-                shown.advance(len(asked) - len(told))
-        todo = again
+    for settled in dealer.settle(todo):
+        for number, why in settled.failed.items():
+            if fatal:
+                raise TeacherError(f"teacher {number} failed: {why}")
+        failed |= settled.failed
     return failed
-
-
-def read_failures(
-    result: Mapping[str, Any] | None, error: str | None, group: list[int]
-) -> dict[int, str]:
-    """Which teachers of a task failed, and why; what no teacher is to blame for is raised."""
-    if result is None:
-        return dict.fromkeys(group, str(error))
-    if result["stop"]:
-        raise PateError(result["stop"])
-    return {int(number): why for number, why in result["failed"].items()}
 
 
 def _task(
@@ -190,7 +166,6 @@ def _task(
     made_from: list[str],
     work: Work,
     *,
-    key: str,
     attempt: int,
 ) -> Task:
     spec = context.recipe.teachers
@@ -210,11 +185,14 @@ def _task(
             "labels": rows(labels, start, stop),
         }
 
+    root, place = context.store.root, context.store.folder
+    folders = [place("teacher", Level.PRIVATE, made_from[number]) for number in work.wanted]
+    names = [folder.relative_to(root).as_posix() for folder in folders]
     return Task(
-        key=key,
+        key=key_of(work),
         function="pate.stages.at_work:train_group",
         payload={
-            "store": makes(context.store.root, depth=len(("level", "stage", "fingerprint"))),
+            "store": makes(context.store.root, names=names),
             "classes": shards.facts["classes"],
             "plugins": plugin_files(context),
             "batched": spec.batched,

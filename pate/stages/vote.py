@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.artifacts import Artifact, Level, StoreError
-from pate.engines import Progress, Task
+from pate.engines import Outcome, Progress, Task
 from pate.engines.files import makes, reads
 from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.at_work import ABSTAINS, CHUNK
+from pate.stages.dealing import Dealer, key_of, read_failures
 from pate.stages.features import public_features_path
-from pate.stages.groups import Work, asked_for, groups, runs
-from pate.stages.teach import RESCUES, plugin_files, read_failures, tell_abstentions
+from pate.stages.groups import Work, asked_for, groups
+from pate.stages.teach import plugin_files, tell_abstentions
 from pate.teachers import TeacherError, model_for, seed_for
 
 
@@ -64,46 +64,40 @@ def _collect(
         vote on a query. After another's failure it is asked in its place, and rounds the same
         (:meth:`pate.stages.groups.Work.again`).
     """
-    spec = context.recipe.teachers
+    spec, teach = context.recipe.teachers, context.inputs["teach"]
+    dealer = Dealer(
+        engine=context.options.engine,
+        timeout=spec.timeout,
+        abstaining=spec.on_error == "abstain",
+        task=lambda work: _task(context, teachers, work, folder),
+        weight=lambda work: float(len(work.wanted)),
+        missing=lambda work: work.wanted,
+        failures=lambda work, outcome: _blamed(teach, outcome, work.wanted),
+        shown=shown,
+    )
     failed: dict[int, str] = {}
-    todo = asked_for(groups(spec), voting)
-    while todo:
-        if context.options.engine.slots > 1:
-            todo = sorted(todo, key=lambda work: -len(work.wanted))  # the longest first
-        again: list[Work] = []
-        for run in runs(todo, timeout=spec.timeout):
-            named = {f"teachers-{work.name}": work for work in run.work}
-            tasks = (_task(context, teachers, work, key, folder) for key, work in named.items())
-            for outcome in context.options.engine.run(tasks, rescues=RESCUES, timeout=run.timeout):
-                work = named[outcome.key]
-                asked, part = work.wanted, _part(folder, work)
-                shown.retried(outcome.attempts - 1)
-                if outcome.error and len(work.group) > 1:
-                    again += work.again(asked)
-                    shown.retried(len(asked))
-                    part.unlink(missing_ok=True)
-                    continue
-                told = _blamed(context.inputs["teach"], outcome.result, outcome.error, asked)
-                for number, why in told.items():
-                    if spec.on_error != "abstain":
-                        raise TeacherError(f"teacher {number} could not vote: {why}")
-                    predictions[number] = ABSTAINS
-                failed |= told
-                if outcome.result is not None:
-                    _count(np.load(part, mmap_mode="r"), work, predictions, counts)
-                part.unlink(missing_ok=True)
-                shown.advance(len(asked))
-        todo = again
+    for work, fine, told in dealer.settle(asked_for(groups(spec), voting)):
+        for number, why in told.items():
+            if spec.on_error != "abstain":
+                raise TeacherError(f"teacher {number} could not vote: {why}")
+            predictions[number] = ABSTAINS
+            shown.advance()
+        failed |= told
+        part = _part(folder, work)
+        if fine:
+            said = np.load(part, mmap_mode="r")
+            _count(said, Work(work.group, fine), predictions, counts)
+        part.unlink(missing_ok=True)
+    for leftover in [*folder.glob("part-*"), *folder.glob(".part-*")]:  # of workers that were lost
+        leftover.unlink()
     return failed
 
 
-def _blamed(
-    teach: Artifact, result: Mapping[str, Any] | None, error: str | None, group: list[int]
-) -> dict[int, str]:
+def _blamed(teach: Artifact, outcome: Outcome, wanted: list[int]) -> dict[int, str]:
     try:
-        return read_failures(result, error, group)
+        return read_failures(outcome.result, outcome.error, wanted)
     except PateError as stop:
-        if result is None or "damaged" not in result:
+        if outcome.result is None or "damaged" not in outcome.result:
             raise
         raise StoreError(f"{stop}; remove {teach.path} too, to have it trained again") from None
 
@@ -131,7 +125,7 @@ def _part(folder: Path, work: Work) -> Path:
     return folder / f"part-{work.name}.npy"
 
 
-def _task(context: Context, teachers: list[str | None], work: Work, key: str, folder: Path) -> Task:
+def _task(context: Context, teachers: list[str | None], work: Work, folder: Path) -> Task:
     spec = context.recipe.teachers
     model = model_for(spec, work.group[0]).model_dump(mode="json")  # once: a group has one model
 
@@ -149,7 +143,7 @@ def _task(context: Context, teachers: list[str | None], work: Work, key: str, fo
         return about | {"made_from": name, "folder": reads(place)}
 
     return Task(
-        key=key,
+        key=key_of(work),
         function="pate.stages.at_work:predict_group",
         payload={
             "inputs": reads(public_features_path(context)),

@@ -286,7 +286,7 @@ class _Flight:
             reference = references[number]
             if MAKES not in reference:
                 raise PateError("a worker sent something that nobody asked for")
-            place = below(path_of(reference), name, depth=reference["depth"])
+            place = below(path_of(reference), name, names=reference["names"])
             try:
                 place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 unpack(parcel, place)

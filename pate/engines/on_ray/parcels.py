@@ -18,7 +18,7 @@ import io
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, final
@@ -104,6 +104,8 @@ def unpack(parcel: Parcel, place: Path) -> None:
     """
     if parcel.kind == "missing":
         return
+    if parcel.kind not in ("file", "folder"):
+        raise ParcelError("a worker sent something of a kind that there is not")
     contents = list(_checked(parcel))
     working = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
     if os.path.lexists(working):  # so that what is removed below was made here
@@ -121,7 +123,7 @@ def unpack(parcel: Parcel, place: Path) -> None:
             file = working.joinpath(*_parts(name))
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
-        working.chmod(parcel.mode)
+        working.chmod(parcel.mode & 0o700)  # what a worker says cannot open it to others
         try:
             working.rename(place)
         except OSError:
@@ -133,32 +135,18 @@ def unpack(parcel: Parcel, place: Path) -> None:
         working.unlink(missing_ok=True)
 
 
-def entries(root: Path, depth: int) -> list[str]:
-    """What is whole so many levels below a folder: no part of the way begins with a dot."""
-    names = [""]
-    for _ in range(depth):
-        names = [
-            f"{name}/{inside.name}".lstrip("/")
-            for name in names
-            for inside in sorted((root / name).iterdir() if (root / name).is_dir() else ())
-            if not inside.name.startswith(".")
-        ]
-    return names
+def below(root: Path, name: str, *, names: Sequence[str]) -> Path:
+    """The place of one of these names, or of the root itself where there are none.
 
-
-def below(root: Path, name: str, *, depth: int) -> Path:
-    """The place that :func:`entries` named, and no other.
-
-    >>> below(Path("/store"), "private/teacher/abc", depth=3).as_posix()
+    >>> below(Path("/store"), "private/teacher/abc", names=["private/teacher/abc"]).as_posix()
     '/store/private/teacher/abc'
-    >>> below(Path("/store"), "../x", depth=2)
+    >>> below(Path("/store"), "private/teacher/xyz", names=["private/teacher/abc"])
     Traceback (most recent call last):
-    pate.engines.on_ray.parcels.ParcelError: a worker sent something that leads out of its place
+    pate.engines.on_ray.parcels.ParcelError: a worker sent something that nobody asked for
     """
-    parts = _parts(name) if depth else ()
-    if len(parts) != depth or any(part.startswith(".") for part in parts):
-        raise ParcelError("a worker sent something that leads out of its place")
-    return root.joinpath(*parts)
+    if name not in (names or [""]):
+        raise ParcelError("a worker sent something that nobody asked for")
+    return root.joinpath(*_parts(name)) if name else root
 
 
 def _pack_folder(path: Path) -> Parcel:

@@ -26,7 +26,7 @@ from pate.devices import Device
 from pate.engines.attempt import Report, describe
 from pate.engines.files import CODE, MAKES, ROWS, Reference, path_of, with_files
 from pate.engines.on_ray.folder import TaskFolderError, Warden, cannot_use, sweep, task_folder
-from pate.engines.on_ray.parcels import Parcel, entries, pack, unpack
+from pate.engines.on_ray.parcels import Parcel, pack, unpack
 from pate.engines.on_ray.sealing import seal, unseal
 from pate.engines.worker import READY
 from pate.engines.worker_process import WorkerProcess
@@ -243,7 +243,7 @@ class _Bench:
                 place = _shipped(load)
             (kind,) = (kind for kind in (*_OTHERS, MAKES) if kind in reference)
             if kind == MAKES:
-                if reference.get("depth"):
+                if reference["names"]:
                     place.mkdir(mode=0o700)
                 self._makes[number] = {**reference, MAKES: str(place)}
             self._names[str(place)] = str(original)
@@ -259,7 +259,7 @@ class _Bench:
         found = [
             (number, name, pack(path_of(reference) / name))
             for number, reference in self._makes.items()
-            for name in entries(path_of(reference), reference.get("depth", 0))
+            for name in reference["names"] or [""]
         ]
         return tuple(each for each in found if each[2].kind != "missing")
 

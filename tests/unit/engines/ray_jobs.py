@@ -23,7 +23,7 @@ def copy(payload):
     path_of(payload["folder"]).mkdir()
     (path_of(payload["folder"]) / "sum.txt").write_text(str(X.sum()))
     store = path_of(payload["store"])
-    for name in ("private/teacher/a", "private/teacher/.draft-b"):
+    for name in ("private/teacher/a", "private/teacher/.draft-b", "released/labels/forged"):
         (store / name).mkdir(parents=True)
         (store / name / "x").write_text("x")
     there = path_of(payload["X"]).parent.parent

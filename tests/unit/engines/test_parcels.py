@@ -14,7 +14,6 @@ from pate.engines.on_ray.parcels import (
     Parcel,
     ParcelError,
     below,
-    entries,
     pack,
     pack_rows,
     unpack,
@@ -164,26 +163,38 @@ def test_what_is_at_the_working_name_is_not_removed(tmp_path, folder, monkeypatc
     assert (tmp_path / ".copy.0" / "mine").exists()
 
 
-# ------------------------------------------------------------------ entries of a store
+# ------------------------------------------------------------------ places that were asked for
 
 
-def test_entries_are_what_is_whole(tmp_path):
-    for name in ("private/teacher/abc", "private/teacher/.draft-1", "public/x/y", ".z/y/x"):
-        (tmp_path / name).mkdir(parents=True)
-    assert entries(tmp_path, 3) == ["private/teacher/abc", "public/x/y"]
-    assert entries(tmp_path, 0) == [""]
-    assert entries(tmp_path / "nothing", 2) == []
+def test_what_was_asked_for_has_its_place():
+    names = ["private/teacher/a", "private/teacher/b"]
+    assert below(Path("/store"), names[1], names=names) == Path("/store/private/teacher/b")
+    assert below(Path("/store/part.npy"), "", names=[]) == Path("/store/part.npy")
 
 
 @pytest.mark.parametrize(
-    ("name", "depth"), [("a", 2), ("a/b/c", 2), ("a/.b", 2), ("../b", 2), ("/a", 2), ("a", 0)]
+    "name", ["", "released/labels/x", "private/teacher/c", "../private/teacher/a", "/a", "a"]
 )
-def test_below_is_exactly_below(name, depth):
-    if depth:
-        with pytest.raises(ParcelError):
-            below(Path("/store"), name, depth=depth)
-    else:
-        assert below(Path("/store"), name, depth=0) == Path("/store")
+def test_nothing_else_has_a_place(name):
+    with pytest.raises(ParcelError, match="nobody asked for"):
+        below(Path("/store"), name, names=["private/teacher/a"])
+    if name:
+        with pytest.raises(ParcelError, match="nobody asked for"):
+            below(Path("/store"), name, names=[])
+
+
+def test_a_name_that_leads_out_is_refused_though_it_was_asked_for():
+    with pytest.raises(ParcelError, match="out of its place"):
+        below(Path("/store"), "../x", names=["../x"])
+
+
+def test_what_arrives_is_its_owners_alone(tmp_path):
+    (tmp_path / "a").mkdir(mode=0o777)
+    (tmp_path / "a").chmod(0o4777)
+    unpack(pack(tmp_path / "a"), tmp_path / "b")
+    assert (tmp_path / "b").stat().st_mode & 0o7777 == 0o700
+    with pytest.raises(ParcelError, match="of a kind"):
+        unpack(replace(pack(tmp_path / "a"), kind="blob"), tmp_path / "c")
 
 
 # ------------------------------------------------------------------ under seal

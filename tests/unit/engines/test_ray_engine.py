@@ -88,7 +88,7 @@ def test_files_go_there_and_back(engine, cluster, shard, tmp_path):
         X=rows(shard, 10, 12),
         file=makes(tmp_path / "out" / "b.txt"),
         folder=makes(tmp_path / "folder"),
-        store=makes(tmp_path / "store", depth=3),
+        store=makes(tmp_path / "store", names=["private/teacher/a", "private/teacher/z"]),
     )
     outcome = only(engine.run([task]))
     assert outcome.error is None
@@ -98,6 +98,7 @@ def test_files_go_there_and_back(engine, cluster, shard, tmp_path):
     assert (tmp_path / "out" / "b.txt").read_text() == "olleh"
     assert (tmp_path / "folder" / "sum.txt").read_text() == str(np.arange(30.0, 36).sum())
     assert [p.name for p in (tmp_path / "store/private/teacher").iterdir()] == ["a"]
+    assert [p.name for p in (tmp_path / "store").iterdir()] == ["private"]  # as was asked for
 
 
 def test_a_large_file_goes_into_rays_memory_once(engine, tmp_path, monkeypatch):

@@ -64,7 +64,7 @@ class Bench:
             for name in [f"{n}-".ljust(30, "0")]
         ]
         return {
-            "store": makes(self.store.root, depth=3),
+            "store": makes(self.store.root),
             "inputs": reads(self.folder / "inputs.npy"),
             "part": makes(self.folder / "part.npy"),
             "classes": 3,
