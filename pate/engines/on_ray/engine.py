@@ -14,8 +14,8 @@ from pate.engines.attempt import Report
 from pate.engines.files import MAKES, path_of
 from pate.engines.on_ray.freight import Freight, Load
 from pate.engines.on_ray.parcels import ParcelError, below, unpack
-from pate.engines.on_ray.sealing import seal, unseal
-from pate.engines.on_ray.session import answers, connect, is_local, stays_in_memory
+from pate.engines.on_ray.sealing import new_key, seal, unseal
+from pate.engines.on_ray.session import answers, connect, is_local
 from pate.engines.task import Outcome, Task
 from pate.engines.task_queue import Patience, Pending, TaskQueue
 from pate.errors import InvalidInput, PateError
@@ -39,8 +39,8 @@ class RayEngine:
     Guarantees:
         * On a node, files are in the task's own directory only, which is removed.
         * Closing the iterator cancels what is in flight and removes what it left.
-        * What travels is under seal, unless it stays in this machine's memory: so no disk that a
-          cluster's store spills to has anything to tell.
+        * What travels is under seal: so no disk that Ray's store lies on, or spills to, has
+          anything to tell.
         * Workers show nothing: what a task prints may be private.
     """
 
@@ -172,7 +172,7 @@ def _places(node: dict[str, float], *, cpus: float, gpus: float) -> int:
 class _Sent:
     pending: Pending
     load: Load
-    key: bytes | None = field(repr=False)
+    key: bytes = field(repr=False)
 
 
 class _Flight:
@@ -184,7 +184,7 @@ class _Flight:
         self._cluster, self._ray, self._patience = cluster, cluster.ray, patience
         self._steward = steward
         self._remote = self._ray.remote(steward.run_errand)
-        self._freight = Freight(self._ray, sealed=not stays_in_memory())
+        self._freight = Freight(self._ray)
         self._sent: dict[Any, _Sent] = {}
         self._bytes = 0
         self._stuck_since: float | None = None
@@ -221,7 +221,7 @@ class _Flight:
             gpus=shares["gpus"],
             timeout=self._patience.timeout,
         )
-        key = self._freight.key()
+        key = new_key()
         reference = self._remote.options(
             name="pate",  # nothing of the task: names are in Ray's logs
             num_cpus=shares["cpus"],

@@ -37,14 +37,11 @@ class Load:
 
 
 class Freight:
-    """Packs the files of tasks; what many tasks read goes into Ray's memory once a run.
+    """Packs the files of tasks; what many tasks read goes into Ray's memory once a run, sealed."""
 
-    ``sealed`` says whether what goes there must be, since it may be written to a disk.
-    """
-
-    def __init__(self, ray: Any, *, sealed: bool) -> None:
-        self._ray, self._sealed = ray, sealed
-        self._kept: OrderedDict[tuple[Any, ...], tuple[bytes | None, Any]] = OrderedDict()
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._kept: OrderedDict[tuple[Any, ...], tuple[bytes, Any]] = OrderedDict()
         self._modules: dict[Path, tuple[Shipped, str]] = {}
         self.path = tuple(entry for entry in sys.path if isinstance(entry, str) and entry)
 
@@ -88,15 +85,11 @@ class Freight:
             size=sum(each.size for each in cargo if isinstance(each, Parcel)),
         )
 
-    def key(self) -> bytes | None:
-        """A new key, if what travels is sealed."""
-        return new_key() if self._sealed else None
-
-    def _keep(self, path: Path) -> tuple[bytes | None, Any]:
+    def _keep(self, path: Path) -> tuple[bytes, Any]:
         about = path.stat()
         what = (path, about.st_ino, about.st_size, about.st_mtime_ns)
         if what not in self._kept:
-            key = self.key()
+            key = new_key()
             self._kept[what] = key, self._ray.put(seal(pack(path), key))
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)

@@ -29,6 +29,7 @@ ANSWER_SECONDS = 2.0
 LEAVE_SECONDS = 10.0
 LONGEST_TEMPORARY = 40  # characters: Ray's sockets lie below it, and their names have a limit
 MEMORY_FOLDER = Path("/dev/shm")
+LEAST_STORE = 75 << 20  # bytes: Ray takes no less
 SMALL_BYTES = 4096  # arguments of so many must go from memory to memory
 
 _MADE = "pate-ray-"  # how the name of a folder of ours begins
@@ -131,18 +132,11 @@ def is_local() -> bool:
     return _folder is not None
 
 
-def stays_in_memory() -> bool:
-    """Whether nothing that goes to Ray's memory is ever written to a disk."""
-    return is_local() and MEMORY_FOLDER.is_dir()
-
-
 def _check_that_keys_stay_in_memory(ray: ModuleType) -> None:
     """Refuses a cluster that puts even small arguments where they may be written to a disk.
 
     The key of what travels is one: see :mod:`pate.engines.on_ray.sealing`.
     """
-    if stays_in_memory():
-        return
     try:
         told = ray._private.state.state.get_system_config()
     except Exception:
@@ -188,7 +182,7 @@ def _start(ray: ModuleType) -> None:
 
     Guarantees:
         It listens on this machine only, to whoever knows a word made for it. Objects stay in
-        memory: none is spilled to a disk, and what does not fit goes to a folder in memory.
+        memory where there is enough that processes can share; what is sent is sealed anyhow.
     """
     global _folder
     folder = _temporary_folder()
@@ -310,12 +304,20 @@ def _temporary_folder() -> Path:
 
 
 def _store_bytes() -> int:
-    """A tenth of the memory that is free, within reason: shards and models pass through it."""
+    """A tenth of the memory that is free, within reason: shards and models pass through it.
+
+    Where less can be shared between processes, as in many containers, Ray would put its store on a
+    disk; so it gets what fits, if that is not less than it can do with.
+    """
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):  # not everywhere
         free = 4 << 30
-    return int(min(max(free // 10, 100 << 20), 4 << 30))
+    wanted = min(max(free // 10, 100 << 20), 4 << 30)
+    with contextlib.suppress(OSError):
+        about = os.statvfs(MEMORY_FOLDER)
+        wanted = min(wanted, about.f_bavail * about.f_frsize * 8 // 10)
+    return max(wanted, LEAST_STORE)
 
 
 @contextlib.contextmanager

@@ -265,7 +265,7 @@ def test_a_full_disk_is_said_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(steward, "_attempts_before", int)
     (tmp_path / "a").write_text("a")
     task = job("size", big=reads(tmp_path / "a"))
-    load = freight.Freight(None, sealed=True).load(task)
+    load = freight.Freight(None).load(task)
     errand = steward.Errand(
         version=pate.__version__, order=task.order(), cargo=load.cargo, path=(),
         gpus=0.0, timeout=None,
@@ -482,4 +482,45 @@ def test_private_values_are_on_no_disk_but_in_the_tasks_directory(engine, cluste
     assert sum(o.error is None for o in outcomes) == 5
     assert MARK.decode() not in repr(outcomes)
     assert holding(cluster.folder) == []
+    assert MARK in (tmp_path / "made").read_bytes()[::-1]
+
+
+ON_ONE_MACHINE = """
+import sys
+import numpy as np
+from pate.engines import Task, make_engine
+from pate.engines.files import makes, reads, rows
+from pate.engines.on_ray import session
+
+session._store_bytes = lambda: 80 << 20
+ray = session.import_ray()  # which puts its store on a disk where less can be shared
+ray._private.utils.get_shared_memory_bytes = lambda: 64 << 20
+sys.path.insert(0, sys.argv[1])
+files = dict(X=rows("X.npy", 0, 9), big=reads("big"), made=makes("made"), until="go")
+task = Task(key="k", function="ray_jobs:pass_on", payload=files)
+run = make_engine("ray").run([task, Task(key="q", function="ray_jobs:device", payload={})])
+assert next(run).error is None
+for fd in session.Path("/proc").glob("[0-9]*/fd/*"):
+    try:
+        name = str(fd.readlink())
+        if "plasma" in name and str(session._folder) in name:
+            print(sys.argv[2].encode() in fd.read_bytes(), flush=True)
+    except OSError:
+        pass
+open("go", "w").close()
+(outcome,) = run
+assert outcome.error is None
+"""
+
+
+def test_a_store_on_a_disk_of_this_machine_has_nothing_to_tell(tmp_path):
+    values = np.frombuffer(MARK * (2 << 20 >> 4), dtype=np.uint8)[: 2 << 20]
+    np.save(tmp_path / "X.npy", values.reshape(-1, 1024))
+    (tmp_path / "big").write_bytes(values.tobytes())
+    done = subprocess.run(
+        [sys.executable, "-c", ON_ONE_MACHINE, str(HERE), MARK.decode()],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert set(done.stdout.split()) == {"False"}  # at least one file of it was looked at
     assert MARK in (tmp_path / "made").read_bytes()[::-1]

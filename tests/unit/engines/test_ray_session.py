@@ -206,3 +206,15 @@ def test_a_cluster_that_would_write_keys_to_a_disk(monkeypatch, name):
     monkeypatch.setattr(state, "get_system_config", lambda: 1 / 0, raising=False)
     with pytest.raises(PateError, match="is not known; use another version of Ray"):
         session._check_that_keys_stay_in_memory(ray)
+
+
+@pytest.mark.parametrize(
+    ("shared", "store"), [(64 << 20, 75 << 20), (120 << 20, 96 << 20), (1 << 50, None)]
+)
+def test_the_store_fits_where_processes_share_memory(monkeypatch, shared, store):
+    """Else Ray puts it on a disk; less than 75 MB it does not take."""
+    about = os.statvfs("/")
+    usual = session._store_bytes()
+    small = type("", (), {"f_bavail": shared // about.f_frsize, "f_frsize": about.f_frsize})
+    monkeypatch.setattr(os, "statvfs", lambda place: small)
+    assert session._store_bytes() == (store or usual)
