@@ -34,7 +34,8 @@ class RayEngine:
     """Runs tasks on Ray, here or on the cluster at ``address`` (``"auto"``: the one on this host).
 
     Files of a task travel with it through Ray's memory, and what it makes comes back checked.
-    A task whose worker or node is lost is given to another by Ray itself, up to ``rescues`` times.
+    A task whose worker or node is lost is given to another, up to ``rescues`` times; Ray itself
+    repeats nothing, since it would count no worker that it ended for want of memory.
 
     Guarantees:
         * On a node, files are in the task's own directory only, which is removed.
@@ -153,13 +154,16 @@ class _Cluster:
         return sum(node.get("object_store_memory", 0.0) for node in self.nodes())
 
     def refusal(self, task: Task) -> str:
-        """Why no node will ever take a task."""
+        """Why no node will ever take a task.
+
+        Which one is not said: the order of tasks follows from the sizes of private shards.
+        """
         most = max(node.get("CPU", 0.0) for node in self.nodes() or [{}])
         gpus = max(node.get("GPU", 0.0) for node in self.nodes() or [{}])
         return (
-            f"task {task.key!r} asks for {task.cpus:g} cpus and {task.gpus:g} gpus at once, and no "
-            f"node of the Ray cluster has them: the largest have {most:g} cpus and {gpus:g} gpus; "
-            "lower cpus or gpus in [teachers]"
+            f"a task asks for {task.cpus:g} cpus and {task.gpus:g} gpus at once, and no node of the "
+            f"Ray cluster has them: the largest have {most:g} cpus and {gpus:g} gpus; lower cpus "
+            "or gpus in [teachers]"
         )
 
 
@@ -226,7 +230,7 @@ class _Flight:
             name="pate",  # nothing of the task: names are in Ray's logs
             num_cpus=shares["cpus"],
             num_gpus=shares["gpus"],
-            max_retries=self._patience.rescues - pending.rescued,
+            max_retries=0,
             runtime_env=load.runtime_env,
         ).remote(key, seal(errand, key), *load.shared)
         self._bytes += load.size
@@ -258,12 +262,7 @@ class _Flight:
         except errors.RayError as error:
             while not self._cluster.is_there():  # then all are lost, and none is to blame
                 time.sleep(LOOK_SECONDS / 4)
-            lost = self._patience.rescues - pending.rescued  # all of which Ray has tried
-            pending.attempts += lost
-            pending.rescued += lost
             return Report(error=_lost(error), lost=True)
-        pending.attempts += returned.attempt - 1
-        pending.rescued += returned.attempt - 1
         try:
             self._place(pending.task, returned)
         except ParcelError as error:
@@ -347,10 +346,11 @@ class _Flight:
 
 
 def _lost(error: Exception) -> str:
+    """What Ray says of a loss: nothing that the task did, as the death of its own worker may be."""
     kind = type(error).__name__
     if kind == "OutOfMemoryError":
-        return "WorkerDied: the Ray worker was ended because its node ran out of memory"
-    return "WorkerDied: the Ray worker or its node was lost"
+        return "NodeLost: the Ray worker was ended because its node ran out of memory"
+    return "NodeLost: the Ray worker or its node was lost"
 
 
 def _broken(error: Exception) -> str:

@@ -21,7 +21,7 @@ from pate.engines.on_ray.steward import Cargo, Shared, Shipped
 from pate.engines.task import Task
 from pate.errors import PateError
 
-WORTH_SHARING = 1 << 20  # bytes; what is smaller travels with each task
+WORTH_SHARING = 1 << 20  # bytes; files that are smaller travel with each task
 KEPT = 4  # how many large things are kept for the next task
 
 
@@ -37,7 +37,11 @@ class Load:
 
 
 class Freight:
-    """Packs the files of tasks; what many tasks read goes into Ray's memory once a run, sealed."""
+    """Packs the files of tasks; large files go into Ray's memory once a run, sealed.
+
+    Folders travel with their task, however large: few tasks read the same, and so they count for
+    what is on its way at once.
+    """
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -72,7 +76,7 @@ class Freight:
                 addresses += [address] if address not in addresses else []
             elif READS not in reference:
                 cargo.append(pack_rows(path, reference["start"], reference["stop"]))
-            elif _size(path) < WORTH_SHARING:
+            elif path.is_dir() or _size(path) < WORTH_SHARING:  # a teacher: one task's
                 cargo.append(pack(path))
             else:
                 key, kept = self._keep(path)
@@ -154,7 +158,5 @@ def _upload(path: Path) -> tuple[Shipped, str]:
 
 def _size(path: Path) -> int:
     with contextlib.suppress(OSError):
-        if path.is_dir():
-            return sum(inside.stat().st_size for inside in path.rglob("*") if inside.is_file())
         return os.stat(path).st_size
     return 0

@@ -115,6 +115,21 @@ def test_a_large_file_goes_into_rays_memory_once(engine, tmp_path, monkeypatch):
     assert len(puts) == 2
 
 
+def test_folders_travel_with_their_task_and_count(tmp_path):
+    """Else those of many tasks fill Ray's memory, and nobody has counted them."""
+    for n in range(4):
+        (tmp_path / f"teacher-{n}").mkdir()
+        (tmp_path / f"teacher-{n}" / "w.npy").write_bytes(bytes(3 << 20))
+    (tmp_path / "public").write_bytes(bytes(5 << 20))
+    teachers = [{"folder": reads(tmp_path / f"teacher-{n}")} for n in range(4)]
+    puts = []
+    hold = freight.Freight(Mock(put=puts.append))
+    load = hold.load(job("size", big=reads(tmp_path / "public"), teachers=teachers))
+    assert load.size >= 4 * 3 << 20
+    assert len(puts) == len(load.shared) == 1
+    assert load.size < 13 << 20
+
+
 def test_modules_of_plugins_travel_and_nothing_beside_them(engine, tmp_path):
     folder = tmp_path / "plugins"
     (folder / "package").mkdir(parents=True)
@@ -193,6 +208,51 @@ def test_a_task_that_segfaults(engine, shard, tmp_path, times, rescues):
     died = "WorkerDied: the worker process was ended by signal SIGSEGV"
     assert outcome.error == (None if times == 1 else died)
     assert (tmp_path / "made").exists() == (times == 1)
+
+
+@pytest.mark.parametrize(("rescues", "retries", "attempts"), [(2, 0, 3), (0, 0, 1), (1, 1, 3)])
+def test_rays_worker_is_lost_each_time(engine, shard, tmp_path, rescues, retries, attempts):
+    """Each is one attempt; the kind of error tells it from a death that the task may be guilty of."""
+    done = []
+
+    def kill():
+        while not done:
+            wait_until(lambda: done or notes(tmp_path / "n")[len(killed) :])
+            for note in notes(tmp_path / "n")[len(killed) :]:
+                killed.append(note)
+                os.kill(note["steward"], signal.SIGKILL)
+
+    killed = []
+    with beside(kill):
+        run = engine.run([sick(shard, tmp_path, "hang", 9)], rescues=rescues, retries=retries)
+        outcome = only(run)
+        done.append(outcome)
+    assert outcome.error == "NodeLost: the Ray worker or its node was lost"
+    assert outcome.attempts == len(killed) == attempts
+
+
+SCARCE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from pate.engines import Task, make_engine
+from pate.engines.files import makes, rows
+files = {"X": rows("X.npy", 0, 5), "made": makes("made"), "note": str(Path("n").absolute())}
+task = Task(key="k", function="ray_jobs:announce", payload=files | {"how": "hang", "times": 9})
+for outcome in make_engine("ray").run([task], rescues=2):
+    print(outcome.attempts, outcome.error, flush=True)
+"""
+
+
+def test_a_node_short_of_memory(shard, tmp_path):
+    """Ray ends the worker whenever it is begun; by itself it would begin it again for ever."""
+    low = {"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "200"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCARCE, str(HERE)],
+        cwd=tmp_path, env=os.environ | low, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    said = "3 NodeLost: the Ray worker was ended because its node ran out of memory\n"
+    assert done.stdout == said
 
 
 def test_a_task_that_hangs(engine, shard, tmp_path):
@@ -352,9 +412,10 @@ def test_the_whole_cluster_is_gone(mortal_cluster, tmp_path):
 
 def test_more_than_any_node_has(engine, monkeypatch):
     monkeypatch.setattr(engine_module, "GRACE_SECONDS", 0.1)  # for a cluster to grow
-    words = r"'only' asks for 3 cpus and 0 gpus at once, .* largest have 1 cpus and 1 gpus; lower"
-    with pytest.raises(InvalidInput, match=words):
+    words = r"^a task asks for 3 cpus and 0 gpus at once, .* largest have 1 cpus and 1 gpus; lower"
+    with pytest.raises(InvalidInput, match=words) as refused:
         list(engine.run([job("device", cpus=3)]))
+    assert "only" not in str(refused.value)  # which of them tells of the size of its shard
 
 
 def test_fractions_of_a_gpu_that_is_none(engine):

@@ -209,12 +209,11 @@ def test_a_cluster_that_would_write_keys_to_a_disk(monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    ("shared", "store"), [(64 << 20, 75 << 20), (120 << 20, 96 << 20), (1 << 50, None)]
+    ("shared", "store"), [(64 << 20, 75 << 20), (120 << 20, 96 << 20), (1 << 40, 2 << 30)]
 )
 def test_the_store_fits_where_processes_share_memory(monkeypatch, shared, store):
     """Else Ray puts it on a disk; less than 75 MB it does not take."""
-    about = os.statvfs("/")
-    usual = session._store_bytes()
-    small = type("", (), {"f_bavail": shared // about.f_frsize, "f_frsize": about.f_frsize})
-    monkeypatch.setattr(os, "statvfs", lambda place: small)
-    assert session._store_bytes() == (store or usual)
+    about = type("", (), {"f_bavail": shared >> 12, "f_frsize": 1 << 12})
+    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 20 << 18, "SC_PAGE_SIZE": 1 << 12}.get)
+    monkeypatch.setattr(os, "statvfs", lambda place: about)
+    assert session._store_bytes() == store
