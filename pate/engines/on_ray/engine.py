@@ -15,7 +15,7 @@ from pate.engines.files import MAKES, path_of
 from pate.engines.on_ray.freight import Freight, Load
 from pate.engines.on_ray.parcels import ParcelError, below, unpack
 from pate.engines.on_ray.sealing import new_key, seal, unseal
-from pate.engines.on_ray.session import answers, connect, is_local
+from pate.engines.on_ray.session import TOLD_TO_END, answers, connect, is_local, was_told_to_end
 from pate.engines.task import Outcome, Task
 from pate.engines.task_queue import Patience, Pending, TaskQueue
 from pate.errors import InvalidInput, PateError
@@ -92,8 +92,10 @@ class RayEngine:
             yield from finished
         except ClusterGone:
             raise
-        except BaseException:
+        except BaseException as error:
             flight.cancel()
+            if isinstance(error, SystemExit) and was_told_to_end():
+                raise SystemExit(TOLD_TO_END) from None
             raise
         finally:
             flight.close()
@@ -161,9 +163,9 @@ class _Cluster:
         most = max(node.get("CPU", 0.0) for node in self.nodes() or [{}])
         gpus = max(node.get("GPU", 0.0) for node in self.nodes() or [{}])
         return (
-            f"a task asks for {task.cpus:g} cpus and {task.gpus:g} gpus at once, and no node of the "
-            f"Ray cluster has them: the largest have {most:g} cpus and {gpus:g} gpus; lower cpus "
-            "or gpus in [teachers]"
+            f"a task asks for {task.cpus:g} cpus and {task.gpus:g} gpus at once, and no node of "
+            f"the Ray cluster has them: the largest have {most:g} cpus and {gpus:g} gpus; lower "
+            "cpus or gpus in [teachers]"
         )
 
 

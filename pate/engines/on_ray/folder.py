@@ -18,7 +18,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import final
 
@@ -39,13 +39,13 @@ def home() -> Path:
     return Path(os.environ.get(VARIABLE) or tempfile.gettempdir()).absolute()
 
 
-def is_ours(folder: Path) -> bool:
-    """Whether a task of this user made it: nothing else is ever removed.
+def is_ours(folder: Path, name: str = NAME) -> bool:
+    """Whether a task of this user made it, by its name: nothing else is ever removed.
 
     >>> is_ours(Path(".")), is_ours(Path("/tmp")), is_ours(Path("/tmp/pate-task-force"))
     (False, False, False)
     """
-    if not folder.is_absolute() or not re.fullmatch(NAME, folder.name):
+    if not folder.is_absolute() or not re.fullmatch(name, folder.name):
         return False
     try:
         about = folder.lstat()
@@ -61,7 +61,7 @@ def task_folder() -> Iterator[Path]:
     Guarantees:
         Only its owner can read it, and at the end it is removed with all that is in it.
     """
-    folder, handle = _locked()
+    folder, handle = locked(_new)
     try:
         yield folder
     finally:
@@ -69,13 +69,23 @@ def task_folder() -> Iterator[Path]:
         os.close(handle)
 
 
-def _locked() -> tuple[Path, int]:
+def _new() -> Path:
+    folder = home() / f"{PREFIX}{secrets.token_hex(8)}"
+    try:
+        folder.mkdir(mode=0o700)
+    except FileNotFoundError:
+        raise TaskFolderError(
+            f"a worker's folder for tasks, {home()}, does not exist; make it on that machine, or "
+            f"set {VARIABLE} there to one that does"
+        ) from None
+    return folder
+
+
+def locked(new: Callable[[], Path], name: str = NAME) -> tuple[Path, int]:
     """A new directory, and what holds its lock; nothing is in it before."""
     for _ in range(ATTEMPTS):
-        folder = home() / f"{PREFIX}{secrets.token_hex(8)}"
         try:
-            home().mkdir(parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700)
+            folder = new()
         except OSError as error:
             raise cannot_use(error) from None
         try:
@@ -83,7 +93,7 @@ def _locked() -> tuple[Path, int]:
         except FileNotFoundError:  # somebody swept before it was locked
             continue
         except OSError as error:
-            remove(folder)
+            remove(folder, name)
             raise cannot_use(error) from None
         fcntl.flock(handle, fcntl.LOCK_EX)
         if folder.exists():
@@ -101,14 +111,14 @@ def cannot_use(error: OSError) -> TaskFolderError:
     )
 
 
-def remove(folder: Path) -> None:
+def remove(folder: Path, name: str = NAME) -> None:
     """Removes a task's directory, whatever the modes of what is in it.
 
     Guarantees:
         Nothing else is touched, whatever it is called with, nor anything a link leads to.
     """
     for _ in range(2):
-        if not is_ours(folder):
+        if not is_ours(folder, name):
             return
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -116,22 +126,20 @@ def remove(folder: Path) -> None:
                 os.chmod(place, 0o700)
 
 
-def sweep() -> int:
+def sweep(place: Path | None = None, name: str = NAME) -> int:
     """Removes what killed tasks of this user left on this machine; how many are in use."""
-    left = 0
-    for folder in filter(is_ours, home().glob(f"{PREFIX}*")):
-        left += not _swept(folder)
-    return left
+    found = [folder for folder in (place or home()).glob("pate-*") if is_ours(folder, name)]
+    return sum(not _swept(folder, name) for folder in found)
 
 
-def _swept(folder: Path) -> bool:
+def _swept(folder: Path, name: str) -> bool:
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return not folder.exists()
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        remove(folder)
+        remove(folder, name)
     except OSError:  # in use
         return False
     finally:

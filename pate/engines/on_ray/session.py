@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import secrets
-import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pate.engines.on_ray.folder import locked, remove, sweep
 from pate.engines.threads import usable_cores
 from pate.errors import InvalidInput, PateError
 
@@ -30,13 +31,18 @@ LEAVE_SECONDS = 10.0
 LONGEST_TEMPORARY = 40  # characters: Ray's sockets lie below it, and their names have a limit
 MEMORY_FOLDER = Path("/dev/shm")
 LEAST_STORE = 75 << 20  # bytes: Ray takes no less
+TOLD_TO_END = 128 + signal.SIGTERM  # the status of a process that was
 SMALL_BYTES = 4096  # arguments of so many must go from memory to memory
 
 _MADE = "pate-ray-"  # how the name of a folder of ours begins
+_NAME = rf"{_MADE}[a-z0-9_]{{8}}"  # and what it is, as tempfile makes them
 
 _connected = 0  # the process that connected, if we did: what the caller had is left alone
 _address: str | None = None  # where to
 _folder: Path | None = None  # of the Ray we started; None if we attached to one
+_lock = -1  # on it
+_before: Any = None  # what the process did when it was told to end, if we changed that
+_told_to_end = False
 
 
 def import_ray() -> ModuleType:
@@ -64,18 +70,23 @@ def connect(address: str | None) -> ModuleType:
         _agree_on_a_word()
     ray = import_ray()
     if ray.is_initialized():
-        if _connected and address != _address:
+        there = (_address or "this machine") if _connected else _joined(ray)
+        if address != _address if _connected else host and not _is_same(host, there):
             raise InvalidInput(
-                f"this process works on the Ray at {_address or 'this machine'} already, and Ray "
-                f"knows one at a time; use a process of its own for {address or 'this machine'}"
+                f"this process works on the Ray at {there} already, and Ray knows one at a time; "
+                f"use a process of its own for {address or 'this machine'}"
             )
         _check_that_keys_stay_in_memory(ray)
         return ray
-    with _quiet():
-        if address is None:
-            _start(ray)
-        else:
-            _attach(ray, address, host)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with _quiet():
+            if address is None:
+                _start(ray)
+            else:
+                _attach(ray, address, host)
+    finally:
+        _end_in_order(handler)
     _check_that_keys_stay_in_memory(ray)
     return ray
 
@@ -87,7 +98,7 @@ def disconnect() -> None:
         The one folder that is removed is that which :func:`_temporary_folder` made, by the process
         that made it.
     """
-    global _connected, _address, _folder
+    global _connected, _address, _folder, _lock
     if _connected != os.getpid():  # not connected by us, or by the parent of this fork
         return
     import ray
@@ -100,9 +111,43 @@ def disconnect() -> None:
         except RuntimeError:  # some Pythons start none when they end
             ray.shutdown()
     _hear(ray, True)
+    _end_as_before()
     folder, _folder, _address, _connected = _folder, None, None, 0
     if folder is not None:
-        _remove(folder)
+        remove(folder, _NAME)
+        os.close(_lock)
+        _lock = -1
+
+
+def _joined(ray: ModuleType) -> str:
+    """Where the cluster is that the caller has joined."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _is_same(host: tuple[str, int], there: str) -> bool:
+    """Whether an address is that of a cluster; it may be called by another name of its machine."""
+    name, _, port = there.rpartition(":")
+    if int(port) != host[1]:
+        return False
+    asked, known = _addresses(host[0]), _addresses(name.strip("[]"))
+    return bool(asked & known) or (_are_here(asked) and _are_here(known))
+
+
+def _addresses(host: str) -> set[str]:
+    with contextlib.suppress(OSError):
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    return set()
+
+
+def _are_here(addresses: set[str]) -> bool:
+    """Whether one of them is this machine's: at no other can one listen."""
+    for address in addresses:
+        with contextlib.suppress(OSError):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with socket.socket(family, socket.SOCK_DGRAM) as trial:
+                trial.bind((address, 0))
+            return True
+    return False
 
 
 def answers(ray: Any) -> bool:
@@ -120,11 +165,6 @@ def answers(ray: Any) -> bool:
                 raylet.connect(node.raylet_socket_name)
         return True
     return False
-
-
-def _remove(folder: Path) -> None:
-    if folder.is_absolute() and folder.name.startswith(_MADE) and not folder.is_symlink():
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_local() -> bool:
@@ -184,8 +224,8 @@ def _start(ray: ModuleType) -> None:
         It listens on this machine only, to whoever knows a word made for it. Objects stay in
         memory where there is enough that processes can share; what is sent is sealed anyhow.
     """
-    global _folder
-    folder = _temporary_folder()
+    global _folder, _lock
+    folder, _lock = _temporary_folder()
     _folder = folder
     _note_connected(None)
     in_memory: dict[str, Any] = {}
@@ -256,6 +296,39 @@ def _of_this_machine(ray: ModuleType) -> str:
     return str(found)
 
 
+def _end_in_order(before: Any) -> None:
+    """When told to end, the process does so as at its own end, with the status that is usual.
+
+    Ray's own handler ends it with another. A handler of the caller's, which Ray has put aside, is
+    put back.
+    """
+    global _before
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        return
+    _before = before if _connected else None
+    ours = _connected and before == signal.SIG_DFL
+    signal.signal(signal.SIGTERM, _end if ours else before)
+
+
+def _end_as_before() -> None:
+    global _before
+    if _before is not None and threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGTERM) is _end:  # the caller may have changed it since
+            signal.signal(signal.SIGTERM, _before)
+        _before = None
+
+
+def _end(*_: object) -> None:
+    global _told_to_end
+    _told_to_end = True
+    sys.exit(TOLD_TO_END)
+
+
+def was_told_to_end() -> bool:
+    """Whether the process is on its way out because it was told so; Ray changes its status."""
+    return _told_to_end
+
+
 _print: Any = None  # Ray's own
 
 
@@ -297,10 +370,12 @@ def _why_not(address: str, error: Exception) -> str:
     )
 
 
-def _temporary_folder() -> Path:
-    usual = tempfile.gettempdir()
-    parent = usual if len(usual) <= LONGEST_TEMPORARY else "/tmp"
-    return Path(tempfile.mkdtemp(prefix=_MADE, dir=parent)).absolute()
+def _temporary_folder() -> tuple[Path, int]:
+    """A new folder, and what holds its lock; those of this user whose driver was killed go."""
+    usual = Path(tempfile.gettempdir()).absolute()
+    parent = usual if len(str(usual)) <= LONGEST_TEMPORARY else Path("/tmp")
+    sweep(parent, _NAME)
+    return locked(lambda: Path(tempfile.mkdtemp(prefix=_MADE, dir=parent)), _NAME)
 
 
 def _store_bytes() -> int:

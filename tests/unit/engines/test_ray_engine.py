@@ -212,7 +212,7 @@ def test_a_task_that_segfaults(engine, shard, tmp_path, times, rescues):
 
 @pytest.mark.parametrize(("rescues", "retries", "attempts"), [(2, 0, 3), (0, 0, 1), (1, 1, 3)])
 def test_rays_worker_is_lost_each_time(engine, shard, tmp_path, rescues, retries, attempts):
-    """Each is one attempt; the kind of error tells it from a death that the task may be guilty of."""
+    """Each is one attempt; the kind of error tells it from a death of the task's own worker."""
     done = []
 
     def kill():

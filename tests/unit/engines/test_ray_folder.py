@@ -73,6 +73,7 @@ def test_it_goes_with_an_exception_too(home):
 
 def test_a_relative_place_is_meant_from_where_the_worker_is(home, monkeypatch):
     monkeypatch.setenv(folders.VARIABLE, "tasks")
+    Path("tasks").mkdir()
     with task_folder() as folder:
         assert folder.is_absolute()
         os.chdir("/")
@@ -82,8 +83,20 @@ def test_a_relative_place_is_meant_from_where_the_worker_is(home, monkeypatch):
 def test_no_room_is_said_in_one_sentence(home, monkeypatch):
     (home / "file").write_text("")
     monkeypatch.setenv(folders.VARIABLE, str(home / "file"))
-    with pytest.raises(TaskFolderError, match=r"file: file exists; make room there, or set PATE_"):
+    with pytest.raises(
+        TaskFolderError, match=r"file: not a directory; make room there, or set PATE_"
+    ):
         task_folder().__enter__()
+
+
+def test_a_place_that_does_not_exist_is_not_made(home, monkeypatch):
+    """It may be a slip of the pen, or a disk that is not there today."""
+    monkeypatch.setenv(folders.VARIABLE, str(home / "scratch" / "tasks"))
+    words = r"scratch/tasks, does not exist; make it on that machine, or set PATE_TASK_FOLDER"
+    with pytest.raises(TaskFolderError, match=words):
+        task_folder().__enter__()
+    assert list(home.iterdir()) == []
+    assert sweep() == 0
 
 
 # ------------------------------------------------------------------ sweeping

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from pate.engines.on_ray import session
 from pate.errors import InvalidInput, PateError
+
+OURS = "pate-ray-a1b2_3c4"
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -85,31 +92,119 @@ def test_starting_and_leaving_removes_its_own_folder_alone(tmp_path):
 
 
 def test_the_child_of_a_fork_leaves_its_parents_ray_alone(tmp_path, monkeypatch):
-    (tmp_path / "pate-ray-1").mkdir()
+    (tmp_path / OURS).mkdir()
     monkeypatch.setattr(session, "_connected", os.getppid())
-    monkeypatch.setattr(session, "_folder", tmp_path / "pate-ray-1")
+    monkeypatch.setattr(session, "_folder", tmp_path / OURS)
     session.disconnect()
-    assert (tmp_path / "pate-ray-1").is_dir()
+    assert (tmp_path / OURS).is_dir()
     assert session._connected == os.getppid()
 
 
-@pytest.mark.parametrize("name", [".", "", "work", "/", "pate-ray-1", "..", "./pate-ray-1/.."])
+@pytest.mark.parametrize("name", [".", "", "work", "/", OURS, "..", f"./{OURS}/.."])
 def test_a_folder_that_is_not_its_own_is_refused(tmp_path, monkeypatch, name):
-    (tmp_path / "work" / "pate-ray-1").mkdir(parents=True)
-    (tmp_path / "work" / "pate-ray-1" / "precious.txt").write_text("mine")
+    (tmp_path / "work" / OURS).mkdir(parents=True)
+    (tmp_path / "work" / OURS / "precious.txt").write_text("mine")
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr(session.shutil, "rmtree", lambda *_, **__: pytest.fail("removed"))
-    session._remove(Path(name))
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: pytest.fail("removed"))
+    session.remove(Path(name), session._NAME)
 
 
 def test_a_link_in_the_place_of_its_folder_is_refused(tmp_path):
     (tmp_path / "mine").mkdir()
-    (tmp_path / "pate-ray-1").symlink_to(tmp_path / "mine")
-    session._remove(tmp_path / "pate-ray-1")
-    assert (tmp_path / "pate-ray-1").exists()
-    (tmp_path / "pate-ray-2").mkdir()
-    session._remove(tmp_path / "pate-ray-2")
-    assert not (tmp_path / "pate-ray-2").exists()
+    (tmp_path / OURS).symlink_to(tmp_path / "mine")
+    session.remove(tmp_path / OURS, session._NAME)
+    assert (tmp_path / OURS).exists()
+    (tmp_path / OURS).unlink()
+    (tmp_path / OURS).mkdir()
+    session.remove(tmp_path / OURS, session._NAME)
+    assert not (tmp_path / OURS).exists()
+
+
+def test_folders_of_killed_drivers_go_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "LONGEST_TEMPORARY", 1000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    stay = ["pate-ray-1", "pate-ray-abcdefghi", "pate-ray-ABCDEFGH", "xpate-ray-abcdefgh", "mine"]
+    for name in [*stay, OURS, "pate-ray-in__use_", "pate-task-0123456789abcdef"]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious.txt").write_text("mine")
+    (tmp_path / "pate-ray-aaaaaaaa").symlink_to(tmp_path / "mine")
+    in_use = os.open(tmp_path / "pate-ray-in__use_", os.O_RDONLY)
+    fcntl.flock(in_use, fcntl.LOCK_EX)
+    before = {path.name for path in tmp_path.iterdir()}
+    new, lock = session._temporary_folder()
+    assert {path.name for path in tmp_path.iterdir()} == before - {OURS} | {new.name}
+    assert all((tmp_path / name / "precious.txt").exists() for name in before - {OURS})
+    other, second = session._temporary_folder()
+    assert new.exists()  # it is locked
+    os.close(lock)
+    third, last = session._temporary_folder()
+    assert (new.exists(), other.exists(), third.exists()) == (False, True, True)
+    for handle in (in_use, second, last):
+        os.close(handle)
+
+
+def test_folders_of_other_users_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "LONGEST_TEMPORARY", 1000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / OURS).mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    os.close(session._temporary_folder()[1])
+    assert (tmp_path / OURS).exists()
+
+
+TERMINATED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from pate.engines import Task, make_engine
+from pate.engines.on_ray import session
+if sys.argv[1] == "own":
+    signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
+before = signal.getsignal(signal.SIGTERM)
+session.connect(None)
+session.disconnect()
+assert signal.getsignal(signal.SIGTERM) is before
+
+def tell():
+    while not any(Path(os.environ["TMPDIR"]).glob("pate-task-*")):
+        time.sleep(0.1)
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=tell).start()
+seconds = {"seconds": 60 if sys.argv[1] == "default" else 2}
+task = Task(key="k", function="ray_jobs:device", payload=seconds)
+try:
+    list(make_engine("ray").run([task], rescues=2))
+finally:
+    print("in order", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "status", "said"), [("default", 143, "in order\n"), ("own", 0, "heard\nin order\n")]
+)
+def test_a_driver_that_is_told_to_end(tmp_path, handler, status, said):
+    """It goes as at its own end, and leaves nothing; but what the caller wants then, is done."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as short:
+        mark = secrets.token_hex(8)
+        told = {"TMPDIR": short, "PATE_TEST_MARK": mark}
+        done = run(TERMINATED, handler, Path(__file__).parent, folder=tmp_path, **told)
+        assert (done.stdout, done.stderr) == (said, "")
+        assert done.returncode == status
+        deadline = time.monotonic() + 10
+        while marked(mark) or list(Path(short).iterdir()):
+            assert time.monotonic() < deadline, "something stays"
+            time.sleep(0.1)
+
+
+def marked(mark):
+    """The processes that have this in their environment."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            found += [file] if mark.encode() in file.read_bytes() else []
+    return found
 
 
 # ------------------------------------------------------------------ refusals, in one line
@@ -139,6 +234,16 @@ def test_nonsense_is_no_address(address):
         InvalidInput, match=r"is not a cluster's address; write HOST:PORT, or auto$"
     ):
         session.connect(address)
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:1", "no-such-host.invalid:6379"])
+def test_auto_where_the_cluster_that_is_meant_is_gone(tmp_path, place):
+    start = time.monotonic()
+    done = run(TRY.replace('== "auto"', '== "never"'), "auto", folder=tmp_path, RAY_ADDRESS=place)
+    (said,) = done.stdout.splitlines()
+    assert said.startswith(f"cannot reach the Ray cluster at {place}: ")
+    assert done.stderr == ""
+    assert time.monotonic() - start < 15
 
 
 def test_an_address_of_rays_client_is_told_what_to_write():
@@ -190,6 +295,34 @@ def test_one_process_has_one_ray(monkeypatch):
         InvalidInput, match=r"on the Ray at 10\.0\.0\.1:6379 already, and Ray knows"
     ):
         session.connect(None)
+
+
+@pytest.mark.parametrize(
+    ("address", "same"),
+    [
+        ("auto", True),
+        (None, True),
+        ("127.0.0.1:7001", True),
+        ("localhost:7001", True),
+        ("127.0.0.1:7002", False),
+        ("10.255.255.1:7001", False),
+        ("no-such-host.invalid:7001", False),
+    ],
+)
+def test_what_the_caller_has_joined_is_no_other_cluster(monkeypatch, address, same):
+    """Private data goes to the one that was asked for, or nowhere."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(session, "_connected", 0)
+    monkeypatch.setattr(session, "_check_that_keys_stay_in_memory", lambda _: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    for theirs in ("127.0.0.1:7001", f"{ray.util.get_node_ip_address()}:7001"):
+        about = type("", (), {"gcs_address": theirs})
+        monkeypatch.setattr(ray, "get_runtime_context", lambda about=about: about)
+        if same:
+            assert session.connect(address) is ray
+        else:
+            with pytest.raises(InvalidInput, match=f"works on the Ray at {theirs} already, and"):
+                session.connect(address)
 
 
 @pytest.mark.parametrize("name", ["max_direct_call_object_size", "task_rpc_inlined_bytes_limit"])
