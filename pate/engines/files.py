@@ -45,6 +45,23 @@ def code(path: str | os.PathLike[str]) -> Reference:
     return {CODE: os.fspath(path)}
 
 
+def modules(path: Path) -> dict[str, Path]:
+    """What :func:`code` stands for: a file, or the modules of a folder and of the packages in it.
+
+    Guarantees:
+        Nothing but ``.py`` files: what else lies beside them may be private.
+    """
+    if not path.is_dir():
+        return {path.name: path}
+    return {file.relative_to(path).as_posix(): file for file in _modules_in(path)}
+
+
+def _modules_in(folder: Path) -> list[Path]:
+    packages = [inside.parent for inside in folder.glob("*/__init__.py")]
+    found = [file for file in folder.glob("*.py") if file.is_file()]
+    return sorted(found + [file for package in packages for file in _modules_in(package)])
+
+
 def makes(path: str | os.PathLike[str], *, names: Iterable[str] = ()) -> Reference:
     """A file or folder that the task makes; or those of these names in a folder, and no other.
 

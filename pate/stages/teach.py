@@ -10,7 +10,7 @@ import numpy as np
 
 from pate.artifacts import Artifact, Level, fingerprint
 from pate.engines import Progress, Task
-from pate.engines.files import code, makes, rows
+from pate.engines.files import code, makes, modules, rows
 from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.secret import naming_key
@@ -33,19 +33,11 @@ def plugin_digest(path: Path | None) -> str | None:
     """What the user's own code says, so that a changed teacher is trained again."""
     if path is None:
         return None
-    files = _modules(path) if path.is_dir() else [path]
-    home = path if path.is_dir() else path.parent
     try:
-        return fingerprint([(str(f.relative_to(home)), f.read_bytes().hex()) for f in files])
+        found = [(name, file.read_bytes().hex()) for name, file in modules(path).items()]
     except OSError as error:
         raise PateError(f"cannot read the plug-ins in {path}: {error.strerror}") from error
-
-
-def _modules(folder: Path) -> list[Path]:
-    """The modules of a folder, and of the packages in it."""
-    packages = [inside.parent for inside in folder.glob("*/__init__.py")]
-    found = [file for file in folder.glob("*.py") if file.is_file()]
-    return sorted(found + [file for package in packages for file in _modules(package)])
+    return fingerprint(found)
 
 
 def _run(context: Context) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from pate.engines.files import CODE, MAKES, READS, Reference, path_of, with_files
+from pate.engines.files import CODE, MAKES, READS, Reference, modules, path_of, with_files
 from pate.engines.on_ray.parcels import Parcel, pack, pack_rows
 from pate.engines.on_ray.sealing import new_key, seal
 from pate.engines.on_ray.steward import Cargo, Shared, Shipped
@@ -111,28 +111,11 @@ class Freight:
         self._kept.clear()
 
 
-def module_files(path: Path) -> dict[str, bytes]:
-    """The modules at a path: a file, or those of a folder and of the packages in it.
-
-    Guarantees:
-        Nothing but ``.py`` files: what else lies beside them may be private.
-    """
-    if path.is_file():
-        return {path.name: path.read_bytes()}
-    return {file.relative_to(path).as_posix(): file.read_bytes() for file in _modules(path)}
-
-
-def _modules(folder: Path) -> list[Path]:
-    packages = [inside.parent for inside in folder.glob("*/__init__.py")]
-    found = [file for file in folder.glob("*.py") if file.is_file()]
-    return sorted(found + [file for package in packages for file in _modules(package)])
-
-
 def _upload(path: Path) -> tuple[Shipped, str]:
     from ray._private.runtime_env.py_modules import upload_py_modules_if_needed
 
     try:
-        files = module_files(path)
+        files = {name: file.read_bytes() for name, file in modules(path).items()}
     except OSError as error:
         raise PateError(f"cannot read the plug-ins in {path}: {error.strerror}") from error
     digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]

@@ -39,8 +39,8 @@ def new_key() -> bytes:
     return secrets.token_bytes(32)
 
 
-def seal(content: object, key: bytes | None) -> Any:
-    """Puts anything that Ray could send under seal; without a key it stays as it is.
+def seal(content: object, key: bytes) -> Sealed:
+    """Puts anything that Ray could send under seal.
 
     Guarantees:
         ChaCha20-Poly1305 (RFC 8439) with a fresh nonce for each chunk: without the key nothing can
@@ -48,8 +48,6 @@ def seal(content: object, key: bytes | None) -> Any:
     """
     import numpy as np
 
-    if key is None:
-        return content
     cipher, plain = _cipher(key), memoryview(pickle.dumps(content, protocol=5))
     starts = range(0, len(plain), _CHUNK)
     chunks = []
@@ -60,14 +58,12 @@ def seal(content: object, key: bytes | None) -> Any:
     return Sealed(tuple(chunks))
 
 
-def unseal(sealed: Any, key: bytes | None) -> Any:
+def unseal(sealed: Any, key: bytes) -> Any:
     """What was put under seal with this key, and not changed since.
 
     Only whoever has the key can have made it: a driver, or the task it gave the key to. Ray takes
     what its workers send without that.
     """
-    if key is None:
-        return sealed
     from cryptography.exceptions import InvalidTag
 
     try:
@@ -92,7 +88,7 @@ def _cipher(key: bytes) -> Any:
         from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
     except ImportError:
         raise InvalidInput(
-            "a Ray cluster needs the package cryptography, which is not installed: "
+            "the engine 'ray' needs the package cryptography, which is not installed: "
             "pip install 'pate[ray]'"
         ) from None
     return ChaCha20Poly1305(key)

@@ -17,7 +17,7 @@ import os
 import select
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -43,7 +43,7 @@ class Shared:
     """Stands for a parcel that many tasks read: it comes as an argument of its own."""
 
     number: int
-    key: bytes | None = field(repr=False)
+    key: bytes = field(repr=False)
 
 
 @final
@@ -80,10 +80,9 @@ class Return:
     made: tuple[tuple[int, str, Parcel], ...] = ()  # number of the reference, name below it
     lost: bool = False  # the worker died: another may do better
     stop: bool = False  # no task's fault: nothing more can be done here
-    attempt: int = 1  # counted by Ray, from 1
 
 
-def run_errand(key: bytes | None, sealed: Any, *shared: Any) -> Any:
+def run_errand(key: bytes, sealed: Any, *shared: Any) -> Any:
     """Carries out one attempt; always returns, unless this process is killed.
 
     Given are an :class:`Errand` and parcels, and returned is a :class:`Return`, all under seal.
@@ -103,21 +102,12 @@ def run_errand(key: bytes | None, sealed: Any, *shared: Any) -> Any:
     except Exception as error:
         words = f"PateError: a Ray worker could not prepare its task ({describe(error)})"
         returned = Return(report=Report(error=words).encode(), lost=True, stop=True)
-    return seal(replace(returned, attempt=1 + _attempts_before()), key)
+    return seal(returned, key)
 
 
 def sweep_node() -> int:
     """Removes what killed tasks left on this node; how many are still in use."""
     return sweep()
-
-
-def _attempts_before() -> int:
-    """How often Ray gave this very task to a worker that was lost."""
-    import ray
-
-    worker = getattr(ray._private.worker, "global_worker", None)
-    count = getattr(getattr(worker, "core_worker", None), "get_current_task_attempt_number", None)
-    return int(count()) if count is not None else 0
 
 
 _only: _Steward | None = None

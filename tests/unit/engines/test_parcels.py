@@ -239,8 +239,3 @@ def test_what_was_changed_is_not_opened(monkeypatch):
     ):
         with pytest.raises(ParcelError):
             unseal(bad, key)
-
-
-def test_without_a_key_it_stays_as_it_is():
-    thing = object()
-    assert unseal(seal(thing, None), None) is thing

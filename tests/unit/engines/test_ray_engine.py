@@ -19,7 +19,7 @@ import pytest
 import pate
 from pate.devices import current_device
 from pate.engines import Task, make_engine
-from pate.engines.files import code, makes, reads, rows
+from pate.engines.files import code, makes, modules, reads, rows
 from pate.engines.on_ray import engine as engine_module
 from pate.engines.on_ray import freight, session, steward
 from pate.engines.on_ray.sealing import Sealed, new_key, seal, unseal
@@ -142,7 +142,7 @@ def test_modules_of_plugins_travel_and_nothing_beside_them(engine, tmp_path):
         (folder / "mine.py").write_text(f"WORD = {word!r}")
         found = only(engine.run([job("plugin", code=code(folder))]))
         assert found.result == {"says": word, "beside": ["mine.py", "package/__init__.py"]}
-    assert set(freight.module_files(folder)) == {"mine.py", "package/__init__.py"}
+    assert set(modules(folder)) == {"mine.py", "package/__init__.py"}
 
 
 def test_what_a_task_asks_for_without_a_file(engine, tmp_path):
@@ -322,7 +322,6 @@ def test_a_full_disk_is_said_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(steward, "unpack", full)
     monkeypatch.setattr(steward, "Warden", Mock)
     monkeypatch.setattr(steward, "_only", None)
-    monkeypatch.setattr(steward, "_attempts_before", int)
     (tmp_path / "a").write_text("a")
     task = job("size", big=reads(tmp_path / "a"))
     load = freight.Freight(None).load(task)
