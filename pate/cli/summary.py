@@ -11,11 +11,11 @@ from rich.table import Table
 
 from pate.accounting import Ledger
 from pate.accounting.data_ledger import budget_line
-from pate.cli.tuning import tuning_told
 from pate.datasets import data_root as default_root
 from pate.pipeline.runner import Run, find_data_root, read_resolved
 from pate.pipeline.spending import ledger_path, open_ledger
 from pate.pipeline.stage import Options
+from pate.report.tuning import tuning_told
 
 
 def show_summary(run: Run) -> None:
