@@ -84,9 +84,10 @@ def _guarantee(statement: Mapping[str, Any], notes: Sequence[str]) -> str:
         f"δ = {stated['delta']:g}**, for {statement['protects']} ({stated['neighbours']}).",
         "",
         f"In words: with {statement['protects']}, whatever somebody makes of this release becomes "
-        f"at most e^ε = {_factor(stated['epsilon'])} times as likely, but for a chance of δ, "
-        f"whatever else they know. {_judged(stated['epsilon'])} It covers {published}; the student is made from these and public inputs alone, "
-        "so it costs nothing more (post-processing).",
+        f"at most {_factor(stated['epsilon'])} times (e^ε) as likely, but for a chance of δ, "
+        f"whatever else they know. {_judged(stated['epsilon'])} It covers "
+        f"{published}; the student is made from these and public inputs alone, so it costs nothing "
+        "more (post-processing).",
         "",
         f"In symbols: Pr[M(D) ∈ S] ≤ e^ε Pr[M(D′) ∈ S] + δ for all neighbours D, D′ and all S. "
         f"{_how(statement)}",
@@ -112,7 +113,7 @@ def _guarantee(statement: Mapping[str, Any], notes: Sequence[str]) -> str:
 
 
 def _factor(epsilon: float) -> str:
-    return f"{math.exp(epsilon):.3g}" if epsilon < 700 else "more than 10^300"
+    return f"{math.exp(epsilon):,.3g}" if epsilon < 700 else "more than 10^300"
 
 
 def _judged(epsilon: float) -> str:
@@ -147,7 +148,8 @@ def _terms(terms: Mapping[str, Any]) -> str:
 def _use(header: Mapping[str, Any], release: Mapping[str, Any]) -> str:
     shape = ", ".join(["n", *map(str, header["input"]["shape"])])
     plugins, names = header["plugins"], header["class_names"]
-    own = f', plugin_path="FOLDER WITH {plugins[0]}.py"' if plugins else ""
+    own = f', plugin_path="FOLDER WITH {plugins[0]}"' if plugins else ""
+    own += f", trust={header['trust']!r}" if header["trust"] else ""
     lines = [
         "## How to use it",
         "",
@@ -172,6 +174,12 @@ def _use(header: Mapping[str, Any], release: Mapping[str, Any]) -> str:
         lines += [
             f"The code of {' and '.join(plugins)} is not part of this release: whoever loads the "
             "student needs it, and gives its folder as `plugin_path`.",
+            "",
+        ]
+    if header["trust"]:
+        lines += [
+            f"Loading imports {' and '.join(header['trust'])}, which must be installed; `trust` "
+            "says that you trust it.",
             "",
         ]
     if release["labels"]:
@@ -214,6 +222,7 @@ def _quality(release: Mapping[str, Any]) -> str:
 
 def _check(header: Mapping[str, Any]) -> str:
     own = " --plugin-path FOLDER" if header["plugins"] else ""
+    own += "".join(f" --trust {name}" for name in header["trust"])
     return (
         "## How to check it\n\n"
         "```\n"

@@ -133,10 +133,15 @@ def _student(
                 f"the student was not tried: it needs the code of {names}; give --plugin-path"
             )
             return
+        untrusted = sorted(set(header.get("trust", ())) - set(trust))
+        if untrusted:
+            names = " ".join(f"--trust {name}" for name in untrusted)
+            notes.append(f"the student was not tried: it imports other packages; give {names}")
+            return
         student = load_student(folder, plugin_path, trust=trust)
         zeros = np.zeros((_RECORDS, *student.shape), dtype=student.dtype)
         student.predict(zeros)
-    except (PateError, AttributeError) as error:
+    except (PateError, AttributeError, TypeError, ValueError, MemoryError) as error:
         yield f"student: {error}"
 
 

@@ -14,7 +14,7 @@ from pate.artifacts.manifest import MANIFEST
 from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput
 from pate.release.finished import Finished
-from pate.release.importing import package_of, provided
+from pate.release.importing import needs_trust, package_of, provided
 from pate.release.student import ENCODER, HEADER, STUDENT, names_of
 from pate.teachers.spec import ModelSpec
 
@@ -94,7 +94,7 @@ def student_header(finished: Finished) -> dict[str, Any]:
         "class_names": names,
         "input": {"shape": list(public.shape[1:]), "dtype": public.dtype.name},
         "encoder": None if encoder is None else _spelt(encoder),
-        "plugins": _plugins(model, encoder, finished.run.options.plugin_path),
+        **_needs(model, encoder, finished.run.options.plugin_path),
     }
 
 
@@ -153,10 +153,14 @@ def _spelt(encoder: EncoderSpec) -> dict[str, Any]:
     return {"steps": [{"name": step.name, **step.settings()} for step in encoder.steps]}
 
 
-def _plugins(model: ModelSpec, encoder: EncoderSpec | None, plugin_path: Path | None) -> list[str]:
-    """Packages of the user's own, without which nobody can load the student."""
-    packages = {package_of(name) for name in names_of(model, encoder)}
-    return sorted(each for each in packages if provided(each, plugin_path))
+def _needs(
+    model: ModelSpec, encoder: EncoderSpec | None, plugin_path: Path | None
+) -> dict[str, list[str]]:
+    """Packages of the user's own, and others to be trusted, to load the student."""
+    names = names_of(model, encoder)
+    own = {package_of(name) for name in names if provided(package_of(name), plugin_path)}
+    others = {package_of(name) for name in names if needs_trust(name, plugin_path=plugin_path)}
+    return {"plugins": sorted(own), "trust": sorted(others)}
 
 
 def _require_portable(where: str, value: Any) -> None:

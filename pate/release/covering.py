@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,8 @@ class _Covering:
             "guarantee": told(self.ledger.guarantee(), self.ledger.terms.budget.neighbours.value),
         }
         self._require_same(report, total, labels)
+        if not math.isfinite(total.epsilon) or not math.isfinite(self.ledger.guarantee().epsilon):
+            raise InvalidInput(f"{self._report()}: ε is infinite, which promises nothing")
         for problem in problems_of(statement):
             raise InvalidInput(f"{self._report()}: {problem}; it was not released")
         return statement

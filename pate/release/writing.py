@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from pate.release.importing import package_of
 from pate.release.leaks import require_clean
 from pate.release.student import HEADER, names_of
 from pate.release.sums import SUMS, digests, rendered
+from pate.report.facts import gather
+from pate.report.page import build_page
 from pate.report.tuning import tuning_told
 
 
@@ -73,7 +76,7 @@ def write_release(
             _require_listed(draft)
             require_clean(draft, finished)
             _require_verified(draft, finished)
-            _open_to_all(draft)
+            _open_to_all(draft, release["date"])
             _publish(draft, out)
     except OSError as error:
         raise InvalidInput(f"cannot write {out}: {error.strerror}") from error
@@ -123,7 +126,9 @@ def _write_json(file: Path, value: Any) -> None:
 
 
 def _add_report(finished: Finished, draft: Path) -> None:
-    """The public page."""
+    """The public page. A comparison stays at home: no charge here covers what was compared."""
+    page = build_page(replace(gather(finished.run), comparison=()))
+    (draft / "report.html").write_text(page, encoding="utf-8")
 
 
 def _require_listed(draft: Path) -> None:
@@ -146,9 +151,12 @@ def _own_packages(finished: Finished) -> list[str]:
     return [package_of(name) for name in names]
 
 
-def _open_to_all(draft: Path) -> None:
-    for path in [draft, *draft.rglob("*")]:
+def _open_to_all(draft: Path, date: str) -> None:
+    """Readable by all; and when exactly it was written is nobody's business."""
+    day = datetime.fromisoformat(date).replace(tzinfo=UTC).timestamp()
+    for path in [*draft.rglob("*"), draft]:
         path.chmod(0o755 if path.is_dir() else 0o644)
+        os.utime(path, (day, day))
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
