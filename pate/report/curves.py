@@ -25,6 +25,7 @@ from pate.accounting.moments import epsilon_at
 from pate.mechanisms.release import Mechanism
 
 _POINTS = 60
+_AROUND = 30  # how far from the best λ its profile is shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,7 @@ def _one(event: Event, delta: float) -> float:
 
 
 def moment_profile(events: Sequence[Event], *, delta: float, conversion: Conversion) -> Profile:
-    """ε at each λ of the grid, as far as it is of interest: up to four times the least.
+    """ε at each λ of the grid around the best: 30 times smaller to 30 times larger.
 
     >>> from pate.accounting import Repeated
     >>> plan = [Repeated(LaplaceNoisyMaxAnswer(scale=8.0), 100)]
@@ -128,7 +129,9 @@ def moment_profile(events: Sequence[Event], *, delta: float, conversion: Convers
     """
     total = compose(events)
     epsilons = epsilon_at(total.moments, total.values, delta=delta, conversion=conversion)
-    near = epsilons <= 4 * epsilons.min()
+    best = total.moments[np.argmin(epsilons)]
+    near = (total.moments >= best / _AROUND) & (total.moments <= best * _AROUND)
+    near &= epsilons <= 4 * max(epsilons.min(), 1e-9)
     return Profile(
         moments=tuple(total.moments[near].tolist()), epsilons=tuple(epsilons[near].tolist())
     )

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+from decimal import ROUND_CEILING, Context, Decimal
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_UPWARDS = Context(prec=4, rounding=ROUND_CEILING)
 _NARROW = "\u202f"  # a narrow space that does not break
 
 
 def epsilon(value: float) -> str:
-    """ε in four digits, as everywhere else in the project.
+    """ε in four digits, rounded up: a guarantee must not look better than it is.
 
     >>> epsilon(14.37841), epsilon(0.123412), epsilon(25.0), epsilon(12345.6), epsilon(math.inf)
-    ('14.38', '0.1234', '25.00', '12346', '∞')
+    ('14.38', '0.1235', '25.00', '12350', '∞')
     """
     if not math.isfinite(value):
         return "∞"
-    return f"{value:#.4g}" if 1e-4 <= value < 1e4 else f"{value:.0f}" if value > 1 else plain(value)
+    up = _UPWARDS.create_decimal(Decimal(value))
+    if not up:
+        return "0"
+    return f"{up.quantize(Decimal(1).scaleb(up.adjusted() - 3)):f}"
 
 
 def plain(value: float) -> str:

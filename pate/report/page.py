@@ -92,7 +92,16 @@ def _header(facts: Facts) -> Markup:
         ("Teachers", plain(facts.recipe.teachers.count), "one vote each, on every query"),
     ]  # fmt: skip
     if facts.sanitised is not None:
-        cards.insert(1, ("Sanitised ε", epsilon(facts.sanitised.epsilon), "may be published too"))
+        cards.insert(
+            1,
+            (
+                "Sanitised ε",
+                epsilon(facts.sanitised.epsilon),
+                "does not hold"
+                if facts.seeded
+                else f"{percent(facts.confidence or 0, 0)} sure; covers itself",
+            ),
+        )
     lead = (
         "This run used seeded noise and is not private. The page shows what it would have come to."
         if facts.seeded

@@ -151,7 +151,7 @@ def cost_picture(facts: Facts) -> Markup:
         axes.set_xlim(0, last * 1.015)
         axes.set_xlabel("queries asked, at the plan’s worst")
         axes.set_ylabel("ε")
-        _legend(axes, columns=2 if narrow else 5)
+        _legend(axes, columns=2 if narrow else 5 if private is None else 3)
 
     ends = ", ".join(f"{label} {values[-1]:.4g}" for label, values, *_ in lines)
     told = f"ε grows with the queries asked. After all {last}: {ends}."
@@ -214,8 +214,7 @@ def shares_picture(rows: Sequence[tuple[str, Share]]) -> Markup:
             )  # fmt: skip
         axes.set_yticks(range(len(rows)), [name for name, _ in rows], color=INK)
         axes.set_ylim(len(rows) - 0.5, -0.75)
-        axes.set_xlim(min(0.0 if narrow else 100 * rows[0][1].low, *(100 * s.low for _, s in rows))
-                      - 2, 102)  # fmt: skip
+        axes.set_xlim(-2, 102)
         axes.set_xlabel("per cent, with 95 % intervals")
 
     told = "; ".join(

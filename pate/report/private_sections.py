@@ -35,7 +35,13 @@ def raw(facts: Facts) -> Markup | None:
             ]
         )
     for name, value in private.shards.items():
-        rows.append([name.replace("_", " ").capitalize(), Cell(plain(value), value), "shards"])
+        rows.append(
+            [
+                name.replace("_", " ").capitalize(),
+                Cell(plain(value), value),
+                "of the private records",
+            ]
+        )
     return join(
         tag("h2", "Raw panels", id="raw-title"),
         tag("p", tag("strong", "Nothing in this section is covered by the guarantee. "),

@@ -42,7 +42,7 @@ def guarantee(facts: Facts) -> Markup:
             "figures show what a run with secret noise would guarantee."), class_="notice stop")
         if facts.seeded
         else tag("div", tag("p", tag("strong", f"This is a {word} guarantee. "), verdict),
-                 class_="notice verdict")
+                 class_="notice" if word == "weak" else "notice verdict")
     )  # fmt: skip
     what = "the released labels and the student" + (
         ", and the sanitised figure below" if facts.sanitised else ""
@@ -55,15 +55,22 @@ def guarantee(facts: Facts) -> Markup:
             "learnt from those labels and from public inputs alone."),
         tag("p", f"The guarantee compares the data as it was with the same data with "
             f"{facts.protects}. Whatever anybody concludes from {what} is at most e",
-            tag("sup", "ε"), f" ≈ {factor(eps)} times as likely with the one as with the other, "
-            f"but for a probability of δ = {plain(delta)}."),
+            tag("sup", "ε"), f" ≈ {factor(eps)} times as likely with the one as with the other, "
+            f"but for a probability of δ = {plain(delta)}."),
         tag("p", "Put to the test: somebody knows everything else, and guesses which of the two it "
-            "was. Without any release a guess is right half of the time. With it, the best guess "
-            f"is right at most {percent(best_guess(eps, delta), 2)} of the time. It holds for any "
-            "attacker, with any other knowledge, now and later."),
+            "was. Without any release a guess is right half of the time. With it, "
+            f"{_guess(facts)}. That holds for any attacker, with any other knowledge, now and "
+            "later."),
         held,
     ]  # fmt: skip
     return join(tag("h2", "The guarantee", id="guarantee-title"), *words, *_symbols(facts))
+
+
+def _guess(facts: Facts) -> str:
+    share = best_guess(facts.guarantee.epsilon, facts.guarantee.delta)
+    if share > 0.9999:
+        return "this bound would let the best guess be right nearly always"
+    return f"the best guess is right at most {percent(share, 2 if share > 0.99 else 1)} of the time"
 
 
 def _symbols(facts: Facts) -> list[Markup]:
@@ -117,8 +124,11 @@ def _figures_table(facts: Facts) -> Markup:
         _row("Advanced composition", facts.curves.advanced[-1], None, "labels"),
         _row("Naive sum", facts.curves.naive[-1], None, "labels"),
     ]
+    delta = plain(facts.guarantee.delta)
     caption = (
-        f"All figures of this run that may be published, at δ = {plain(facts.guarantee.delta)}"
+        f"All figures of this run at δ = {delta}. None of them holds: the noise was seeded"
+        if facts.seeded
+        else f"All figures of this run that may be published, at δ = {delta}"
     )
     return table(caption, ["Figure", "ε", "λ", "Covers"], rows, numeric=(1, 2), chosen=0)
 
@@ -237,8 +247,8 @@ def student(facts: Facts) -> Markup:
             f" records (95 % interval, Wilson: {_interval(share)})."
             + (f" It agrees with {percent(facts.agreement.accuracy)} of the released labels."
                if facts.agreement else "")),
-        tag("figure", plots.shares_picture(rows), tag("figcaption", "“Always the commonest "
-            "class” is what a student that learnt nothing would reach on the same test records.")),
+        tag("figure", plots.shares_picture(rows), tag("figcaption", "“Commonest class” "
+            "is what a student that learnt nothing would reach on the same test records.")),
         _class_table(facts),
     ]  # fmt: skip
     return join(*parts, *_confusion(facts))
@@ -277,7 +287,7 @@ def _class_table(facts: Facts) -> Markup:
     return table(
         "Each class: released labels, test records, how many the student finds (recall), and how "
         "often it is right to say so (precision)",
-        ["Class", "Labels", "Test records", "Recall", "Precision"],
+        ["Class", "Labels", "Tested", "Recall", "Precision"],
         rows,
         numeric=(1, 2, 3, 4),
     )

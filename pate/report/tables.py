@@ -40,7 +40,7 @@ def table(
     ]  # fmt: skip
     made = tag(
         "table",
-        tag("caption", caption),
+        tag("caption", tag("span", caption)),
         tag("thead", head),
         tag("tbody", *body),
         class_="sortable" if sortable else None,
@@ -74,7 +74,7 @@ def confusion_table(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Ma
         ]  # fmt: skip
         body.append(tag("tr", tag("th", name, scope="row"), *cells))
     made = tag(
-        "table", tag("caption", caption), tag("thead", head), tag("tbody", *body),
+        "table", tag("caption", tag("span", caption)), tag("thead", head), tag("tbody", *body),
         class_="confusion",
     )  # fmt: skip
     return tag("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)
