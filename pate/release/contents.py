@@ -31,7 +31,6 @@ _MAY_LEAVE = re.compile(
         [
             *(re.escape(name) for name in _TEXTS),
             rf"{STUDENT}/{_STUDENT}",
-            r"student\.torchscript\.pt",
             rf"{ENCODER}/(encoder\.json|weights-\d+\.safetensors)",
             rf"{ENCODER}/step-\d+/([\w-]+/)*[\w.-]+\.({_SAFE})",
             rf"labels/({'|'.join(re.escape(name) for name in _LABELS)})",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+import pate
 from pate.artifacts import Level
 from pate.errors import InvalidInput
 from pate.pipeline.secret import naming_key
@@ -53,8 +55,10 @@ def _forbidden(finished: Finished) -> Iterator[tuple[bytes, str]]:
             if len(form.parts) > 1:
                 yield f"{form}".encode(), what
     home = os.path.expanduser("~")  # as it is written where nobody has a home
-    if home not in ("~", "/"):
-        yield f"{home}/".encode(), "a path of this machine"
+    places = [Path.cwd(), Path(sys.prefix), Path(pate.__file__).parents[1]]
+    for place in (home, *(each for each in places if len(each.parts) > 2)):
+        if str(place) not in ("~", "/"):
+            yield f"{place}/".encode(), "a path of this machine"
     key = naming_key(finished.recipe, options.data_root)
     yield key.encode(), "the key of the data set"
     yield bytes.fromhex(key), "the key of the data set"
