@@ -24,6 +24,17 @@ def epsilon(value: float) -> str:
     return f"{up.quantize(Decimal(1).scaleb(up.adjusted() - 3)):f}"
 
 
+def decimals(value: float, places: int) -> str:
+    """ε with so many digits behind the point, rounded up: for columns.
+
+    >>> decimals(0.25, 2), decimals(3.2501, 2), decimals(math.inf, 2)
+    ('0.25', '3.26', '∞')
+    """
+    if not math.isfinite(value):
+        return "∞"
+    return f"{Decimal(value).quantize(Decimal(1).scaleb(-places), rounding=ROUND_CEILING):f}"
+
+
 def plain(value: float) -> str:
     """A setting as it was written.
 

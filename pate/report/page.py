@@ -89,7 +89,7 @@ def _header(facts: Facts) -> Markup:
         ("Student’s accuracy", percent(student.accuracy),
          f"{percent(student.low)} to {percent(student.high)}, of {plain(student.records)}"),
         ("Labels released", plain(share), f"of {plain(facts.asked)} queries asked"),
-        ("Teachers", plain(facts.recipe.teachers.count), "one vote each, on every query"),
+        ("Teachers", plain(facts.recipe.teachers.count), "at most one vote each on a query"),
     ]  # fmt: skip
     if facts.sanitised is not None:
         cards.insert(

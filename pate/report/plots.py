@@ -146,7 +146,7 @@ def cost_picture(facts: Facts) -> Markup:
             axes.plot([last], [facts.sanitised.epsilon], "D", color=THIRD, markersize=7,
                       clip_on=False, label="sanitised")  # fmt: skip
         # What matters stays in sight where naive sums run far above it.
-        told = max(facts.guarantee.epsilon, curves.moments[-1])
+        told = max(facts.guarantee.epsilon, curves.moments[-1], 1e-6)
         axes.set_ylim(0, min(2.4 * told, 1.06 * max(*curves.naive, *curves.advanced, told)))
         axes.set_xlim(0, last * 1.015)
         axes.set_xlabel("queries asked, at the plan’s worst")
@@ -176,7 +176,7 @@ def moment_picture(facts: Facts) -> Markup:
         ticks = [t for t in (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 10000) if low <= t <= high]
         axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
         axes.minorticks_off()
-        axes.set_ylim(0, 1.05 * max(profile.epsilons))
+        axes.set_ylim(0, max(1.05 * max(profile.epsilons), 1e-6))
         axes.set_xlabel("λ")
         axes.set_ylabel("ε of the labels")
 
@@ -194,7 +194,7 @@ def labels_picture(facts: Facts) -> Markup:
         axes.set_xlabel("released labels")
 
     told = ", ".join(f"{row.name}: {row.labels}" for row in facts.classes)
-    height = max(0.45, (0.9 + 0.34 * len(names)) / _WIDE[1])
+    height = (0.55 + 0.36 * len(names)) / _WIDE[1]
     return picture("labels", draw, title="Released labels of each class", told=told, height=height)
 
 

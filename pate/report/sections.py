@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from pate.report import plots
 from pate.report.facts import Facts, Figure, Share
 from pate.report.markup import Markup, join, tag
-from pate.report.numbers import epsilon, factor, percent, plain
+from pate.report.numbers import decimals, epsilon, factor, percent, plain
 from pate.report.recipe_text import recipe_text
 from pate.report.tables import Cell, confusion_table, table
 from pate.report.wording import (
@@ -172,9 +174,10 @@ def run(facts: Facts) -> Markup:
 def cost(facts: Facts) -> Markup:
     curves = facts.curves
     chosen = sorted({round(n * (len(curves.queries) - 1) / 8) for n in range(9)})
+    places = max(2, 3 - math.floor(math.log10(max(curves.moments[-1], 1e-3))))
     rows = [
         [Cell(plain(curves.queries[i]), curves.queries[i])]
-        + [Cell(epsilon(each[i]), each[i])
+        + [Cell(decimals(each[i], places), each[i])
            for each in (curves.naive, curves.advanced, curves.moments)]
         for i in chosen
     ]  # fmt: skip

@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 import webbrowser
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import pytest
 
 from pate.artifacts import StoreError
 from pate.cli.report import open_run
-from pate.report.facts import Shown, gather
+from pate.report.curves import Curves, Profile
+from pate.report.facts import Figure, Shown, gather
 from pate.report.numbers import epsilon
 from pate.report.page import STAMP, build_page
 from pate.report.private import gather_private
@@ -381,3 +383,29 @@ def test_a_page_can_be_built_from_facts(made, monkeypatch, page):
     monkeypatch.chdir(made.folder)
     facts = gather(open_run(Path("runs/tiny"), None, Path("plugins"), None))
     assert build_page(facts) == page
+
+
+def test_many_classes_and_a_tiny_epsilon(made, monkeypatch):
+    monkeypatch.chdir(made.folder)
+    facts = gather(open_run(Path("runs/tiny"), None, Path("plugins"), None))
+    row = facts.classes[0]
+    many = 60
+    confusion = np.eye(many, dtype=int)
+    confusion[3, 7] = 5
+    none = Figure(epsilon=0.0, delta=1e-5, moment=2.0, conversion="improved")
+    large = replace(
+        facts,
+        classes=tuple(replace(row, name=f"class {n}") for n in range(many)),
+        confusion=tuple(map(tuple, confusion.tolist())),
+        guarantee=none,
+        plan=dict.fromkeys(facts.plan, none),
+        sanitised=None,
+        curves=Curves(queries=(1,), naive=(0.0,), advanced=(0.0,), moments=(0.0,)),
+        profile=Profile(moments=(1.0, 2.0), epsilons=(0.0, 0.0)),
+    )
+    text = build_page(large)
+    Outline(text)
+    assert re.search(r">5</th><td>class 3</td><td>class 7</td>", text)
+    assert 'class="confusion"' not in text
+    assert "labels-wide" not in text  # no picture of sixty bars
+    assert "strong" in text

@@ -25,7 +25,7 @@ from pate.report.curves import (
     naive_epsilon,
     shown_queries,
 )
-from pate.report.facts import Share, _without_paths
+from pate.report.facts import Share, _figure, _without_paths
 from pate.report.markup import Markup, escape, join, tag
 from pate.report.numbers import epsilon, factor, percent, plain
 from pate.report.plots import shares_picture, short
@@ -176,3 +176,10 @@ def test_a_comparison_shows_what_may_be_published_only(tmp_path):
         file.write_text(damage)
         with pytest.raises(InvalidInput, match="compare again"):
             read_comparison(tmp_path)
+
+
+def test_a_figure_that_may_not_be_published_stops_the_page():
+    figure = {"epsilon": 1.0, "delta": 1e-5, "moment": 2.0, "conversion": "improved"}
+    assert _figure(figure | {"publishable": True}).epsilon == 1.0
+    with pytest.raises(InvalidInput, match="may not be published"):
+        _figure(figure | {"publishable": False})
