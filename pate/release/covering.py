@@ -85,14 +85,15 @@ class _Covering:
             total = self._planned([*labels, *price])
         statement["guarantee"] = told(total, self.neighbours)
         everything = [event for each in self.charges for event in each.events]
+        whole = of_ledger(everything, self.ledger.terms)  # of the charges that were read above
         statement["data_set"] = {
             "name": finished.recipe.data.name,
             "terms": terms_told(self.ledger.terms),
             "events": written(everything),
-            "guarantee": told(self.ledger.guarantee(), self.ledger.terms.budget.neighbours.value),
+            "guarantee": told(whole, self.ledger.terms.budget.neighbours.value),
         }
         self._require_same(report, total, labels)
-        if not math.isfinite(total.epsilon) or not math.isfinite(self.ledger.guarantee().epsilon):
+        if not math.isfinite(total.epsilon) or not math.isfinite(whole.epsilon):
             raise InvalidInput(f"{self._report()}: ε is infinite, which promises nothing")
         for problem in problems_of(statement):
             raise InvalidInput(f"{self._report()}: {problem}; it was not released")

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-import pate
 from pate.artifacts import Level
 from pate.errors import InvalidInput
 from pate.pipeline.secret import naming_key
@@ -55,7 +53,7 @@ def _forbidden(finished: Finished) -> Iterator[tuple[bytes, str]]:
             if len(form.parts) > 1:
                 yield f"{form}".encode(), what
     home = os.path.expanduser("~")  # as it is written where nobody has a home
-    places = [Path.cwd(), Path(sys.prefix), Path(pate.__file__).parents[1]]
+    places = [Path.cwd(), Path(sys.prefix), Path(__file__).parents[2]]
     for place in (home, *(each for each in places if len(each.parts) > 2)):
         if str(place) not in ("~", "/"):
             yield f"{place}/".encode(), "a path of this machine"

@@ -177,6 +177,114 @@ def test_students_of_every_kind_on_encoded_features(project: Any, model: str) ->
     assert "was fitted on public inputs only" in (out / "MODEL_CARD.md").read_text()
 
 
+IMAGES = """
+import numpy as np
+
+
+def images():
+    rng = np.random.default_rng(1)
+    labels = np.arange(150) % 2
+    X = rng.normal(size=(150, 8, 8)).astype("float32")
+    X[labels == 1, :4] += 2
+    return {"X": X, "y": labels}
+"""
+
+BACKBONE = """
+import torch
+
+
+def net():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 5), torch.nn.Linear(5, 2))
+"""
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt"])
+def test_a_backbone_goes_along_with_its_weights(project: Any, kind: str, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    project.plugin("pictures", IMAGES)
+    project.plugin("backbone", BACKBONE)
+    torch.manual_seed(0)
+    weights = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 5), torch.nn.Linear(5, 2)
+    ).state_dict()
+    place = project.folder / f"weights.{kind}"
+    save_file(weights, place) if kind == "safetensors" else torch.save(weights, place)
+    project.write(
+        data={"source": "pictures:images"},
+        encoder={"steps": [{"name": "torch", "model": "backbone:net", "weights": str(place)}]},
+        teachers={"model": "sklearn.linear_model:LogisticRegression"},
+        student={"model": "sklearn.linear_model:LogisticRegression", "inputs": "features"},
+    )
+    project.call_run()
+    release(project)
+    place.unlink()
+    shutil.move(project.folder / "out", tmp_path / "given")
+    assert (tmp_path / "given" / "encoder" / "weights-0.safetensors").is_file()
+    student = pate.load_student(tmp_path / "given", project.folder / "plugins")
+    said = student.predict(project.array("data-test", "features.npy"))
+    measured = project.json("evaluate", "evaluation.json")["student"]["accuracy"]
+    assert (said == project.array("data-test", "labels.npy")).mean() == measured
+
+
+def test_a_network_for_images_and_a_class_that_saves_itself(project: Any) -> None:
+    project.plugin("pictures", IMAGES)
+    project.plugin("itself", (
+        "import json\nimport numpy as np\nimport centroids\n"
+        "class Itself(centroids.Centroids):\n"
+        "    def fit(self, X, y):\n        return super().fit(X.reshape(len(X), -1), y)\n"
+        "    def predict_proba(self, X):\n"
+        "        return super().predict_proba(X.reshape(len(X), -1))\n"
+        "    def save(self, folder):\n        np.save(folder / 'c.npy', self.centres)\n"
+        "    def load(self, folder):\n        self.centres = np.load(folder / 'c.npy')\n"
+    ))  # fmt: skip
+    for model in ("small-cnn", "itself:Itself"):
+        project.write(
+            data={"source": "pictures:images"},
+            teachers={"model": "itself:Itself"},
+            student={"model": model, "epochs": 2},
+        )
+        project.call_run()
+        release(project)
+        student = pate.load_student(project.folder / "out", project.folder / "plugins")
+        assert student.predict(np.zeros((2, 8, 8))).shape == (2,)
+        assert student.predict_proba(np.zeros((2, 8, 8))).shape == (2, 2)
+        shutil.rmtree(project.folder / "out")
+
+
+def test_a_model_of_another_package_is_loaded_by_who_trusts_it(project: Any) -> None:
+    site = project.folder / "site"
+    site.mkdir()
+    (site / "elsewhere.py").write_text((project.folder / "plugins" / "centroids.py").read_text())
+    sys.path.insert(0, str(site))
+    try:
+        project.write(student={"model": "elsewhere:Centroids"})
+        project.call_run()
+        release(project)
+        out = project.folder / "out"
+        assert "trust=['elsewhere']" in (out / "MODEL_CARD.md").read_text()
+        with pytest.raises(InvalidInput, match="trust='elsewhere'"):
+            pate.load_student(out)
+        assert pate.load_student(out, trust="elsewhere").predict(np.zeros((1, 4))).shape == (1,)
+        assert "give --trust elsewhere" in project.call("verify", "out").stdout
+        assert "not tried" not in project.call("verify", "out", "--trust", "elsewhere").stdout
+    finally:
+        sys.path.remove(str(site))
+        sys.modules.pop("elsewhere", None)
+
+
+def test_digits_from_data_to_a_verified_release(project: Any) -> None:
+    """The recipe as it is shipped, with fewer teachers and trees; in processes of their own."""
+    few = ("--set", "teachers.count=25", "--set", "student.params.n_estimators=20")
+    project.pate("run", "digits", "--out", "runs/digits", "--engine", "serial", *few)
+    assert "released to out: ε = " in project.pate("release", "runs/digits", "out").stdout
+    assert "verified: out is whole" in project.pate("verify", "out").stdout
+    student = pate.load_student(project.folder / "out")
+    (features,) = (project.folder / "runs" / "digits").glob("public/data-test/*/features.npy")
+    assert student.predict(np.load(features)).shape == (300,)
+
+
 @pytest.mark.parametrize(
     "aggregate",
     [
