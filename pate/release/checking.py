@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from pate.accounting.events import tally
 from pate.artifacts.fingerprint import digest_of
 from pate.errors import InvalidInput, PateError
+from pate.mechanisms import AggregateSpec, make_mechanism
+from pate.partition import PartitionSpec
 from pate.release.card import CARD, expected_figures, figures_in
 from pate.release.contents import may_leave
-from pate.release.figures import problems_of
+from pate.release.figures import problems_of, read_events
 from pate.release.leaks import unpublishable
 from pate.release.student import HEADER, load_student, read_header
 from pate.release.sums import SUMS, read_sums
@@ -49,7 +52,7 @@ def verify_release(
     found = list(_files(folder))
     if found:  # what is damaged is not read further
         return Checked(problems=tuple(found))
-    problems = [*_figures(folder), *_list(folder)]
+    problems = [*_figures(folder), *_list(folder), *_settings(folder)]
     notes: list[str] = []
     if not problems:
         problems += _student(folder, plugin_path, trust, notes)
@@ -118,6 +121,25 @@ def _list(folder: Path) -> Iterator[str]:
             if name.endswith(".json"):
                 yield from (f"{name} holds {what}" for what in unpublishable(_json(folder / name)))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
+        yield f"release.json cannot be read ({type(error).__name__})"
+
+
+def _settings(folder: Path) -> Iterator[str]:
+    """The settings that are told fit the guarantee: same noise, same neighbours."""
+    try:
+        recipe = _json(folder / "release.json")["recipe"]
+        statement = _json(folder / "guarantee.json")
+        partition = PartitionSpec(**recipe["partition"])
+        protects = {partition.protects(named=named) for named in (True, False)}
+        if statement["guarantee"]["neighbours"] != partition.neighbours.value:
+            yield "guarantee.json: its neighbours are not those of the partition in release.json"
+        if statement["protects"] not in protects:
+            yield "guarantee.json: it protects something else than the partition in release.json"
+        mechanism = make_mechanism(AggregateSpec(**recipe["aggregate"]))
+        own = set(tally(mechanism.caps(queries=1, answers=1)))
+        if set(tally(read_events(statement["labels"]))) != own:
+            yield "guarantee.json: its events are not those of the mechanism in release.json"
+    except (ValueError, KeyError, TypeError, AttributeError, PateError) as error:
         yield f"release.json cannot be read ({type(error).__name__})"
 
 

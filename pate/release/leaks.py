@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from pate.artifacts import Level
 from pate.errors import InvalidInput
 from pate.pipeline.secret import naming_key

@@ -445,6 +445,15 @@ def test_a_run_whose_plugins_are_not_given_is_refused_with_a_hint(copied: Any) -
     assert "--plugin-path" in said
 
 
+def test_a_place_that_cannot_be_written_is_named(copied: Any) -> None:
+    (copied.folder / "file").write_text("mine")
+    for out in ("file", "file/out"):
+        said = copied.call("release", "runs/tiny", out, "--plugin-path", "plugins", code=2).stderr
+        assert said.startswith(("pate: file is there already", "pate: cannot write file/out: "))
+        assert said.count("\n") == 1
+    assert (copied.folder / "file").read_text() == "mine"
+
+
 @pytest.mark.parametrize("place", ["nowhere", "plugins"])
 def test_a_folder_without_a_run_is_refused(copied: Any, place: str) -> None:
     said = copied.call("release", place, "out", code=2).stderr
@@ -681,6 +690,10 @@ def test_what_is_added_or_lost_is_named(given: Path, tmp_path: Path) -> None:
     assert "student.json does not belong to the release" in verify_release(out).problems
 
 
+def _quieter(events: list[str]) -> list[str]:
+    return [text.replace('"scale": 2.0', '"scale": 20.0') for text in events]
+
+
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
@@ -693,6 +706,9 @@ def test_what_is_added_or_lost_is_named(given: Path, tmp_path: Path) -> None:
         (lambda c: c.update(counted="trust me"), "counted by trust me"),
         (lambda c: c.pop("data_set"), "guarantee.json"),
         (lambda c: c["guarantee"].update(publishable=False), "may not be published"),
+        (lambda c: c["guarantee"].update(neighbours="replace-one"), "neighbours are not those"),
+        (lambda c: c.update(protects="one user added or removed"), "protects something else"),
+        (lambda c: c.update(labels=_quieter(c["labels"])), "not those of the mechanism"),
     ],
 )
 def test_figures_that_do_not_follow_are_found(
