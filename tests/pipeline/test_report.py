@@ -242,6 +242,7 @@ def test_private_facts_add_up(made, monkeypatch):
     facts = gather_private(run)
     assert sum(facts.winners) == len(made.array("aggregate", "asked.npy"))
     assert facts.dependent_curve[-1] == pytest.approx(facts.dependent.epsilon, rel=1e-12)
+    assert all(a < b for a, b in itertools.pairwise(facts.dependent_curve))
     assert facts.dependent_queries[-1] == len(made.array("aggregate", "asked.npy"))
 
 
