@@ -85,9 +85,8 @@ def _files(folder: Path) -> Iterator[str]:
     homes = {parent.as_posix() for name in known for parent in Path(name).parents}
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
-        if file.is_symlink() or (
-            name not in homes if file.is_dir() else name not in {*known, SUMS}
-        ):
+        expected = homes if file.is_dir() else {*known, SUMS}
+        if file.is_symlink() or name not in expected:
             yield f"{name} does not belong to the release"
 
 

@@ -13,6 +13,7 @@ from pate.artifacts import Artifact
 from pate.artifacts.manifest import MANIFEST
 from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput
+from pate.pipeline.recipe import Recipe
 from pate.release.finished import Finished
 from pate.release.importing import needs_trust, package_of, provided
 from pate.release.student import ENCODER, HEADER, STUDENT, names_of
@@ -177,6 +178,19 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, (dict, list)):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _texts(each)
+
+
+def without_places(recipe: Recipe) -> Recipe:
+    """A recipe to be shown: without the files and columns of the data, and how shards are keyed."""
+    gone = dict.fromkeys(
+        ("source", "private_path", "public_path", "test_path", "id", "group", "label", "features")
+    )
+    return recipe.model_copy(
+        update={
+            "data": recipe.data.model_copy(update=gone),
+            "partition": recipe.partition.model_copy(update={"key": None}),
+        }
+    )
 
 
 def recipe_told(finished: Finished) -> dict[str, Any]:

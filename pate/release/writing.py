@@ -25,6 +25,7 @@ from pate.release.contents import (
     recipe_told,
     released_encoder,
     student_header,
+    without_places,
 )
 from pate.release.covering import statement_of
 from pate.release.finished import Finished
@@ -127,7 +128,8 @@ def _write_json(file: Path, value: Any) -> None:
 
 def _add_report(finished: Finished, draft: Path) -> None:
     """The public page. A comparison stays at home: no charge here covers what was compared."""
-    page = build_page(replace(gather(finished.run), comparison=()))
+    facts = replace(gather(finished.run), comparison=(), recipe=without_places(finished.recipe))
+    page = build_page(facts)
     (draft / "report.html").write_text(page, encoding="utf-8")
 
 

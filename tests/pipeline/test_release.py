@@ -321,6 +321,23 @@ def test_every_mechanism_with_and_without_a_sanitised_figure(
     assert statement["guarantee"]["epsilon"] == pytest.approx(again, rel=1e-12)
 
 
+def test_a_mix_of_teachers_is_told_by_name_alone(project: Any) -> None:
+    mix = [
+        {"model": "centroids:Centroids", "params": {"shrink": 0.125}},
+        {"model": "sklearn.tree:DecisionTreeClassifier"},
+    ]
+    project.write(teachers={"model": None, "mix": mix}, student=TREE)
+    project.call_run()
+    release(project)
+    told = read(project, "release.json")["recipe"]["teachers"]
+    assert told == {
+        "count": 6,
+        "models": ["centroids:Centroids", "sklearn.tree:DecisionTreeClassifier"],
+    }
+    assert read(project, "student.json")["plugins"] == []  # of the student: teachers stay
+    assert pate.load_student(project.folder / "out").predict(np.zeros((1, 4))).shape == (1,)
+
+
 def test_a_sanitised_figure_has_its_price_in_epsilon(project: Any) -> None:
     """Enough teachers, and little noise: the data-dependent cost is then below the other."""
     project.data(records=900)

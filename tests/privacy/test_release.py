@@ -130,6 +130,8 @@ def marks(place):
         "folder": re.compile(re.escape(str(place.folder).encode())),
         "host": re.compile(rb"\b" + re.escape(socket.gethostname().encode()) + rb"\b"),
         "number of records": re.compile(rb"(?<![\w.])%d(?![\w.])" % PRIVATE_ROWS),
+        "a file of the data": re.compile(rb"secret-private"),
+        "a column of the data": re.compile(rb"\bclinic\b"),
         "a comparison": re.compile(rb"SECRET-RIVAL"),
         "value": re.compile(rb"1234\.56"),
     }

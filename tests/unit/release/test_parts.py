@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 import pate
 from pate.errors import InvalidInput
@@ -181,6 +182,19 @@ def test_a_header_that_is_none_is_refused(tmp_path, edit):
     file.write_text(json.dumps(json.loads(file.read_text()) | edit))
     (tmp_path / SUMS).write_text(rendered(digests(tmp_path)))
     with pytest.raises(InvalidInput, match=r"student\.json is damaged, or of another version"):
+        load_student(tmp_path)
+
+
+def test_a_student_of_scikit_learn_brings_no_function_along(tmp_path):
+    """A library has functions that run text; only its classes are loaded from a file."""
+    released(tmp_path, {"model": "sklearn.tree:DecisionTreeClassifier"}, X, Y)
+    model = load_student(tmp_path).model.estimator
+    model.sly = clone
+    import skops.io
+
+    (tmp_path / "student" / "model.skops").write_bytes(skops.io.dumps(model))
+    (tmp_path / SUMS).write_text(rendered(digests(tmp_path)))
+    with pytest.raises(InvalidInput, match=r"the model holds sklearn\.base\.clone"):
         load_student(tmp_path)
 
 
