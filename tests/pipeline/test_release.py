@@ -416,6 +416,10 @@ def test_the_cost_of_other_releases_is_told_beside(project: Any) -> None:
     assert whole > alone["data_set"]["guarantee"]["epsilon"]
     card = (project.folder / "out" / "MODEL_CARD.md").read_text()
     assert "Over **all releases** of tiny" in card
+    assert "other release" not in card
+    project.call("release", "runs/other", "second", "--plugin-path", "plugins")
+    second = (project.folder / "second" / "MODEL_CARD.md").read_text()
+    assert "* 1 other release was drawn from this data set before." in second
 
 
 def test_a_budget_is_the_figure_of_all_releases(project: Any) -> None:
