@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pate.cli import data, epsilon, ledger, pipeline, plan
+from pate.cli import data, epsilon, ledger, pipeline, plan, release, report
 from pate.console import run_command
 
 app = typer.Typer(
@@ -17,6 +17,9 @@ app = typer.Typer(
 )
 pipeline.add_commands(app)
 app.command()(plan.plan)
+app.command()(report.report)
+app.command()(release.release)
+app.command()(release.verify)
 app.add_typer(epsilon.app, name="epsilon")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(data.app, name="data")

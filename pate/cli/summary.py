@@ -11,11 +11,11 @@ from rich.table import Table
 
 from pate.accounting import Ledger
 from pate.accounting.data_ledger import budget_line
-from pate.cli.tuning import tuning_told
+from pate.cli.report import open_run
 from pate.datasets import data_root as default_root
-from pate.pipeline.runner import Run, find_data_root, read_resolved
+from pate.pipeline.runner import Run
 from pate.pipeline.spending import ledger_path, open_ledger
-from pate.pipeline.stage import Options
+from pate.report.tuning import tuning_told
 
 
 def show_summary(run: Run) -> None:
@@ -106,35 +106,15 @@ def show_status(
     folder: Path, data_root: Path | None, plugin_path: Path | None, insecure_seed: int | None
 ) -> None:
     """The stages of a run, and the ledger of its data."""
-    from contextlib import nullcontext
-
-    from pate.engines import make_engine
-    from pate.stages.catalogue import STAGES
-
-    recipe = read_resolved(folder)
-    root = default_root(data_root)
-    if data_root is None:
-        root = find_data_root(folder, recipe, root)
-    run = Run(
-        folder=folder,
-        recipe=recipe,
-        stages=STAGES,
-        options=Options(
-            data_root=root,
-            engine=make_engine("serial"),
-            plugin_path=plugin_path,
-            insecure_seed=insecure_seed,
-            progress=lambda *_: nullcontext(),  # type: ignore[arg-type]
-        ),
-    )
+    run = open_run(folder, data_root, plugin_path, insecure_seed)
     console = _console()
     table = Table(show_header=False)
     for state in run.states():
         table.add_row(state.stage, state.why)
     console.print(table)
-    place = ledger_path(recipe, root, seeded=insecure_seed is not None)
+    place = ledger_path(run.recipe, run.options.data_root, seeded=insecure_seed is not None)
     if not place.exists():
-        console.print(f"no ledger yet for {recipe.data.name}")
+        console.print(f"no ledger yet for {run.recipe.data.name}")
         return
     with Ledger.open(place) as ledger:
         console.print(budget_line(ledger), soft_wrap=True)

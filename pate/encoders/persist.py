@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pate.encoders.chain import Chain, make_step
-from pate.encoders.spec import EncoderSpec
+from pate.encoders.spec import EncoderSpec, StepSpec
 from pate.errors import InvalidInput, PateError
 
 _HEADER = "encoder.json"
@@ -36,8 +36,17 @@ def save_encoder(chain: Chain, folder: Path) -> None:
     (folder / _HEADER).write_text(json.dumps(header, sort_keys=True), encoding="utf-8")
 
 
-def load_encoder(spec: EncoderSpec, folder: Path, *, plugin_path: Path | None = None) -> Chain:
-    """The encoder that :func:`save_encoder` wrote, for the steps of a recipe."""
+def load_encoder(
+    spec: EncoderSpec,
+    folder: Path,
+    *,
+    plugin_path: Path | None = None,
+    weights: Path | None = None,
+) -> Chain:
+    """The encoder that :func:`save_encoder` wrote, for the steps of a recipe.
+
+    ``weights`` is a folder in which the files of weights lie, where that is known.
+    """
     try:
         header = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
         kept, widest = header["steps"], int(header["widest"])
@@ -50,7 +59,7 @@ def load_encoder(spec: EncoderSpec, folder: Path, *, plugin_path: Path | None = 
         raise InvalidInput(
             f"{folder} holds an encoder of other steps than the recipe's; fit it again"
         )
-    steps = [make_step(step, plugin_path=plugin_path) for step in spec.steps]
+    steps = [make_step(_within(step, weights), plugin_path=plugin_path) for step in spec.steps]
     for at, step in enumerate(steps):
         try:
             step.load(folder / f"step-{at}")
@@ -75,6 +84,13 @@ def encoder_content(spec: EncoderSpec, *, plugin_path: Path | None = None) -> li
 
 def _steps(spec: EncoderSpec) -> list[Any]:
     return [{"name": step.name, **step.settings()} for step in spec.steps]
+
+
+def _within(step: StepSpec, folder: Path | None) -> StepSpec:
+    """The step with its weights from a folder."""
+    if folder is None or step.weights is None:
+        return step
+    return step.model_copy(update={"weights": str(folder / step.weights)})
 
 
 def _damaged(folder: Path) -> InvalidInput:

@@ -12,7 +12,7 @@ from scipy.special import ndtri
 from pate.artifacts import Artifact, Level
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.features import as_student_sees, private_records
+from pate.stages.features import as_student_sees, private_records, student_inputs
 from pate.stages.first_device import first_device
 from pate.stages.teach import plugin_digest
 from pate.students import StudentData, train_student
@@ -41,6 +41,7 @@ def _run(context: Context) -> None:
     )
     with first_device(context):
         said = predict_labels(student, inputs, classes=classes)
+        agreement = _agreement(context, student, classes)
         if context.recipe.evaluate.reference:
             _reference(context, inputs, truth, classes)
     with context.draft(Level.RELEASED) as draft:
@@ -49,6 +50,8 @@ def _run(context: Context) -> None:
             {
                 "student": _accuracy(said, truth),
                 "classes": _per_class(said, truth, test.json("class_names.json")),
+                "confusion": _confusion(said, truth, classes),
+                "agreement": agreement,
                 "labels": _label_quality(released, context.inputs["data-answers"]),
             },
         )
@@ -103,6 +106,27 @@ def _per_class(
     ]
 
 
+def _confusion(said: NDArray[np.int64], truth: NDArray[np.int64], classes: int) -> list[list[int]]:
+    """Records by their class (rows) and by what the student said (columns).
+
+    >>> _confusion(np.array([0, 1, 1]), np.array([0, 0, 1]), 2)
+    [[1, 1], [0, 1]]
+    """
+    cells = np.bincount(truth * classes + said, minlength=classes * classes)
+    table: list[list[int]] = cells.reshape(classes, classes).tolist()
+    return table
+
+
+def _agreement(context: Context, student: Any, classes: int) -> dict[str, float] | None:
+    """How often the student says of the inputs that were asked about what was released of them."""
+    released = context.inputs["aggregate"]
+    rows = np.array(released.array("answered.npy"))
+    if not len(rows):
+        return None
+    said = predict_labels(student, np.array(student_inputs(context)[rows]), classes=classes)
+    return _accuracy(said, np.array(released.array("labels.npy")))
+
+
 def _label_quality(released: Artifact, answers: Artifact) -> dict[str, float] | None:
     """How many released labels agree with the public inputs' own, where those are known."""
     if not (answers.path / "labels.npy").is_file() or not len(released.array("answered.npy")):
@@ -113,7 +137,7 @@ def _label_quality(released: Artifact, answers: Artifact) -> dict[str, float] | 
 
 EVALUATE = Stage(
     name="evaluate",
-    version=1,
+    version=2,
     needs=(
         "distill",
         "aggregate",

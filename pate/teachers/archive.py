@@ -75,7 +75,7 @@ def _trusted(data: bytes, *, home: str) -> list[str]:
 
 def _may_load(name: str, *, home: str) -> bool:
     package = name.partition(".")[0]
-    if package == home.partition(".")[0]:
+    if package == home.partition(".")[0] and package not in _LIBRARIES:
         return True
     # A library's functions are left out: one of them runs text as a program.
     return package in _LIBRARIES and isinstance(_find(name), type)

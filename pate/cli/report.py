@@ -1,0 +1,82 @@
+"""``pate report``: a finished run as one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pate.cli import running
+
+if TYPE_CHECKING:
+    from pate.pipeline.runner import Run
+
+Folder = Annotated[Path, typer.Argument(help="A finished run's folder.")]
+File = Annotated[
+    Path | None,
+    typer.Option("--out", help="The page; default RUN/report.html, or RUN/private/report.html.",
+                 show_default=False),
+]  # fmt: skip
+Private = Annotated[
+    bool,
+    typer.Option("--private", help="Add raw votes in sum and the data-dependent ε: a page that may "
+                 "NOT be published, and says so."),
+]  # fmt: skip
+Open = Annotated[bool, typer.Option("--open", help="Open it in a browser.")]
+
+
+def report(
+    folder: Folder,
+    out: File = None,
+    private: Private = False,
+    show: Open = False,
+    data_root: running.DataRoot = None,
+    plugin_path: running.PluginPath = None,
+    insecure_seed: running.InsecureSeed = None,
+) -> None:
+    """Writes what a run came to as one page: the guarantee, its cost, the student, provenance.
+
+    The page is one file that loads nothing. It holds public and released figures only, unless
+    --private is given.
+    """
+    from pate.report.writing import write_report
+
+    run = open_run(folder, data_root, plugin_path, insecure_seed)
+    place = write_report(run, out, private=private)
+    typer.echo(f"wrote {place}" + (" (PRIVATE: do not publish)" if private else ""))
+    if show:
+        import webbrowser
+
+        if not webbrowser.open(place.absolute().as_uri()):
+            typer.echo(f"pate: no browser could be started; open {place} by hand", err=True)
+
+
+def open_run(
+    folder: Path, data_root: Path | None, plugin_path: Path | None, insecure_seed: int | None
+) -> Run:
+    """A run from its folder, with the recipe it was run with; nothing is run."""
+    from contextlib import nullcontext
+
+    from pate.datasets import data_root as default_root
+    from pate.engines import make_engine
+    from pate.pipeline.runner import Run, find_data_root, read_resolved
+    from pate.pipeline.stage import Options
+    from pate.stages.catalogue import STAGES
+
+    recipe = read_resolved(folder)
+    root = default_root(data_root)
+    if data_root is None:
+        root = find_data_root(folder, recipe, root)
+    return Run(
+        folder=folder,
+        recipe=recipe,
+        stages=STAGES,
+        options=Options(
+            data_root=root,
+            engine=make_engine("serial"),
+            plugin_path=None if plugin_path is None else plugin_path.absolute(),
+            insecure_seed=insecure_seed,
+            progress=lambda *_: nullcontext(),  # type: ignore[arg-type]
+        ),
+    )

@@ -1,0 +1,235 @@
+"""``MODEL_CARD.md``: the guarantee in words and symbols, how to use the student, and its limits."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any
+
+from pate.release.figures import read_events
+
+CARD = "MODEL_CARD.md"
+_FIGURE = re.compile(r"ε = ([0-9.e+-]+|∞)")
+_DIGITS = Context(prec=4, rounding=ROUND_CEILING)
+
+
+def upwards(epsilon: float) -> str:
+    """ε with four digits, rounded up: the card never claims more than was proved.
+
+    >>> upwards(14.37841), upwards(2.0), upwards(0.00123411)
+    ('14.38', '2', '0.001235')
+    """
+    if epsilon == float("inf"):
+        return "∞"
+    return f"{_DIGITS.create_decimal(Decimal(epsilon)).normalize():f}"
+
+
+def figures_in(card: str) -> list[str]:
+    """Every ε that a card states, in its order."""
+    return _FIGURE.findall(card)
+
+
+def expected_figures(statement: Mapping[str, Any]) -> list[str]:
+    """The figures of ``guarantee.json``, as a card states them, in its order."""
+    figure = statement["sanitised"]
+    epsilons = [
+        statement["guarantee"]["epsilon"],
+        *([] if figure is None else [figure["epsilon"]]),
+        statement["data_set"]["guarantee"]["epsilon"],
+    ]
+    return [upwards(float(each)) for each in epsilons]
+
+
+def write_card(
+    statement: Mapping[str, Any],
+    header: Mapping[str, Any],
+    release: Mapping[str, Any],
+    notes: Sequence[str] = (),
+) -> str:
+    """The card as Markdown."""
+    parts = [
+        _title(release),
+        _guarantee(statement, notes),
+        _use(header, release),
+        _made(statement, release),
+        _quality(release),
+        _check(header),
+    ]
+    return "\n".join(parts)
+
+
+def _title(release: Mapping[str, Any]) -> str:
+    recipe = release["recipe"]
+    return (
+        f"# A student of {recipe['data']['name']}\n\n"
+        f"A classifier that learnt from the noised votes of {recipe['teachers']['count']} teachers "
+        "on public inputs (PATE). The teachers, their votes and the private records are not part "
+        f"of this release. Made on {release['date']} with pate {release['versions']['pate']}.\n"
+    )
+
+
+def _guarantee(statement: Mapping[str, Any], notes: Sequence[str]) -> str:
+    stated, figure = statement["guarantee"], statement["sanitised"]
+    data = statement["data_set"]
+    whole = data["guarantee"]
+    published = "the labels behind the student"
+    if figure is not None:
+        published += ", and the sanitised figure below"
+    lines = [
+        "## What is promised",
+        "",
+        f"**(ε, δ) differential privacy with ε = {upwards(stated['epsilon'])} and "
+        f"δ = {stated['delta']:g}**, for {statement['protects']} ({stated['neighbours']}).",
+        "",
+        f"In words: with {statement['protects']}, whatever somebody makes of this release becomes "
+        f"at most {_factor(stated['epsilon'])} times (e^ε) as likely, but for a chance of δ, "
+        f"whatever else they know. {_judged(stated['epsilon'])} It covers "
+        f"{published}; the student is made from these and public inputs alone, so it costs nothing "
+        "more (post-processing).",
+        "",
+        f"In symbols: Pr[M(D) ∈ S] ≤ e^ε Pr[M(D′) ∈ S] + δ for all neighbours D, D′ and all S. "
+        f"{_how(statement)}",
+        "",
+    ]
+    if figure is not None:
+        lines += [
+            f"Sanitised, from the votes themselves: ε = {upwards(figure['epsilon'])} at "
+            f"δ = {figure['delta']:g} and λ = {figure['moment']:g}. Noise hides the votes, and its "
+            f"price is part of both figures. With {100 * figure['confidence']:g} % confidence it "
+            "is not below the exact one.",
+            "",
+        ]
+    lines += [
+        f"Over **all releases** of {data['name']} up to this one's making, this one among them: "
+        f"ε = {upwards(whole['epsilon'])} at δ = {whole['delta']:g}, by {_terms(data['terms'])}. "
+        "It counts between data sets for which one teacher of each release changes.",
+        "",
+    ]
+    for note in notes:
+        lines += [f"* {note}"]
+    return "\n".join(lines) + ("\n" if notes else "")
+
+
+def _factor(epsilon: float) -> str:
+    return f"{math.exp(epsilon):,.3g}" if epsilon < 700 else "more than 10^300"
+
+
+def _judged(epsilon: float) -> str:
+    """What a manager should make of ε."""
+    if epsilon <= 1:
+        return "At an ε of one or less that is a strong promise."
+    if epsilon <= 5:
+        return "That is a promise of middling strength; below one it would be a strong one."
+    return "A factor so large promises little by itself; below five it would mean more."
+
+
+def _how(statement: Mapping[str, Any]) -> str:
+    stated = statement["guarantee"]
+    conversion = f"the {stated['conversion']} conversion"
+    if statement["counted"] == "plan":
+        return (
+            "The most that could be asked and answered was fixed before any vote was opened; its "
+            f"log-moments add up to this ε at λ = {stated['moment']:g}, by {conversion}."
+        )
+    return (
+        "Answers of an earlier release are among the labels, so ε is that of all charges to the "
+        f"ledger up to this release, at λ = {stated['moment']:g}, by {conversion}."
+    )
+
+
+def _terms(terms: Mapping[str, Any]) -> str:
+    if terms["mode"] == "odometer":
+        return "the ledger's reading, which holds at all times at once (no budget was set)"
+    return "the ledger's budget, which no charge may pass"
+
+
+def _use(header: Mapping[str, Any], release: Mapping[str, Any]) -> str:
+    shape = ", ".join(["n", *map(str, header["input"]["shape"])])
+    plugins, names = header["plugins"], header["class_names"]
+    own = f', plugin_path="FOLDER WITH {plugins[0]}"' if plugins else ""
+    own += f", trust={header['trust']!r}" if header["trust"] else ""
+    lines = [
+        "## How to use it",
+        "",
+        "```python",
+        "import pate",
+        "",
+        f'student = pate.load_student("."{own})',
+        "labels = student.predict(X)",
+        "```",
+        "",
+        f"`X` has shape ({shape}), like the public inputs it learnt from "
+        f"({header['input']['dtype']}). Labels are 0 … {len(names) - 1}; `student.class_names` "
+        f"says what they are called: {', '.join(names[:20])}{', …' if len(names) > 20 else ''}.",
+        "",
+    ]
+    if header["encoder"] is not None:
+        lines += [
+            "The encoder in `encoder/` was fitted on public inputs only, and is applied first.",
+            "",
+        ]
+    if plugins:
+        lines += [
+            f"The code of {' and '.join(plugins)} is not part of this release: whoever loads the "
+            "student needs it, and gives its folder as `plugin_path`.",
+            "",
+        ]
+    if header["trust"]:
+        lines += [
+            f"Loading imports {' and '.join(header['trust'])}, which must be installed; `trust` "
+            "says that you trust it.",
+            "",
+        ]
+    if release["labels"]:
+        lines += [
+            "`labels/` holds the released labels: `answered.npy` has rows of the public inputs, "
+            "`labels.npy` their labels; `asked.npy` all rows asked about; `kept.npy` and "
+            "`kept_labels.npy` rows on which the student's own label stood.",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _made(statement: Mapping[str, Any], release: Mapping[str, Any]) -> str:
+    recipe = release["recipe"]
+    events = "\n".join(f"* `{event}`" for event in read_events(statement["labels"]))
+    encoder = ", ".join(recipe["encoder"]) or "none"
+    return (
+        "## How it was made\n\n"
+        f"* Teachers: {recipe['teachers']['count']} of {', '.join(recipe['teachers']['models'])}; "
+        f"a {recipe['partition']['by']} goes to one of them, by {recipe['partition']['method']}\n"
+        f"* Encoder, public: {encoder}\n"
+        f"* Student: {recipe['student']['model']}, {recipe['student']['method']}, on "
+        f"{recipe['student']['inputs']} inputs; public inputs and released labels are all it saw. "
+        "A model that keeps what it learnt from (nearest neighbours) holds public inputs.\n"
+        "* Noise: drawn from the operating system's secure randomness\n\n"
+        f"What was paid for, at most:\n\n{events}\n"
+    )
+
+
+def _quality(release: Mapping[str, Any]) -> str:
+    student = release["evaluation"]["student"]
+    return (
+        "## How good it is\n\n"
+        f"{100 * student['accuracy']:.1f} % of {student['records']} test records are right (95 %: "
+        f"{100 * student['low']:.1f} … {100 * student['high']:.1f} %). Records unlike the public "
+        "inputs may fare worse. The guarantee speaks of privacy, and not of fairness or of fitness "
+        "for a purpose.\n"
+    )
+
+
+def _check(header: Mapping[str, Any]) -> str:
+    own = " --plugin-path FOLDER" if header["plugins"] else ""
+    own += "".join(f" --trust {name}" for name in header["trust"])
+    return (
+        "## How to check it\n\n"
+        "```\n"
+        "sha256sum -c SHA256SUMS\n"
+        f"pate verify .{own}\n"
+        "```\n\n"
+        "The second works ε out anew from the events in `guarantee.json`, without the private "
+        "data. That these are all the events there were is the word of whoever keeps the ledger: "
+        "the charges are named there.\n"
+    )

@@ -1,0 +1,8 @@
+"""The report of a run: one HTML page that needs nothing else.
+
+    facts (what may be shown) → curves, plots → page → writing
+    private (what may not) ──────┘
+
+:mod:`pate.report.facts` opens what is RELEASED or PUBLIC through a store that refuses the rest;
+:mod:`pate.report.private` alone opens more, and only for the page that is stamped so.
+"""

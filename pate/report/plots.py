@@ -1,0 +1,304 @@
+"""Pictures as SVG inside the page: drawn by matplotlib, coloured by the page's own style.
+
+Each picture is drawn twice, wide and narrow, and the page shows the one that fits. Lines and text
+take their colours from CSS variables, so that light, dark and print need no second drawing. Text
+stays text, in the page's font.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pate.report.facts import Facts, Share
+from pate.report.markup import Markup, escape, tag
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+# What matplotlib draws with, and the variable of the page's style that takes its place.
+INK, MUTED, GRID, MAIN, SECOND, THIRD, FOURTH, SOFT = (f"#0000{n:02x}" for n in range(1, 9))
+_VARIABLES = {
+    "#000000": "ink", INK: "ink", MUTED: "muted", GRID: "grid", MAIN: "main", SECOND: "second",
+    THIRD: "third", FOURTH: "fourth", SOFT: "soft",
+}  # fmt: skip
+_WIDE, _NARROW = (9.2, 4.3), (4.6, 4.3)  # inches; both in one scale, so that text is of one size
+_LONGEST = 18  # of a class's name in a picture
+
+Drawing = Callable[["Axes", bool], None]
+
+
+def picture(name: str, drawing: Drawing, *, title: str, told: str, height: float = 1.0) -> Markup:
+    """A drawing for both widths, with a title and what it shows in words for who cannot see it."""
+    parts = [
+        tag("div", _svg(f"{name}-{kind}", drawing, kind == "narrow", title, told, height),
+            class_=f"plot {kind}")
+        for kind in ("wide", "narrow")
+    ]  # fmt: skip
+    return Markup("".join(parts))
+
+
+def _svg(name: str, drawing: Drawing, narrow: bool, title: str, told: str, height: float) -> Markup:
+    from matplotlib.figure import Figure as Canvas
+
+    with _style(name):
+        width, tall = _NARROW if narrow else _WIDE
+        canvas = Canvas(figsize=(width, tall * height), layout="constrained")
+        axes = canvas.subplots()
+        _plain(axes)
+        drawing(axes, narrow)
+        return _inline(name, _save(canvas), title, told)
+
+
+@contextlib.contextmanager
+def _style(name: str) -> Iterator[None]:
+    """The same drawing on every machine: nothing of the user's own settings, names by hash."""
+    import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # The browser has the glyph, or none has; matplotlib only measures with its own font.
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing")
+        warnings.filterwarnings("ignore", message=r".*constrained_layout.*")
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(
+            {
+                "svg.fonttype": "none",
+                "svg.hashsalt": name,
+                "text.parse_math": False,  # a class may be called $a$
+                "font.size": 11.5,
+                "text.color": INK,
+                "axes.labelcolor": MUTED,
+                "axes.edgecolor": GRID,
+                "xtick.color": MUTED,
+                "ytick.color": MUTED,
+                "figure.facecolor": "none",
+                "axes.facecolor": "none",
+                "savefig.facecolor": "none",
+                "legend.frameon": False,
+            }
+        )
+        yield
+
+
+def _plain(axes: Axes) -> None:
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, pad=6)
+
+
+def _save(canvas: Canvas) -> str:
+    text = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    canvas.savefig(text, format="svg", metadata=nothing)
+    return text.getvalue()
+
+
+def _inline(name: str, svg: str, title: str, told: str) -> Markup:
+    """An SVG file as an element of a page: own ids, own colours, a name and a description."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r'\bid="', f'id="{name}-', body)
+    body = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body)
+    for colour, variable in _VARIABLES.items():
+        body = body.replace(colour, f"var(--{variable})")
+    body = re.sub(r"font: ([\d.]+)px[^;\"]*", r"font-size: \1px", body)
+    opening, rest = body.split(">", 1)
+    box = re.search(r'viewBox="[^"]*"', opening)
+    assert box is not None
+    return Markup(
+        f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {box[0]} role="img" '
+        f'aria-labelledby="{name}-title {name}-desc">'
+        f'<title id="{name}-title">{escape(title)}</title>'
+        f'<desc id="{name}-desc">{escape(told)}</desc>{rest}'
+    )
+
+
+# --- the pictures ---------------------------------------------------------------------------------
+
+
+def cost_picture(facts: Facts) -> Markup:
+    """ε as queries are answered."""
+    curves, private = facts.curves, facts.private
+    last = curves.queries[-1]
+    lines = [
+        ("naive", curves.naive, MUTED, (0, (1, 1.6)), 1.8),
+        ("advanced", curves.advanced, SECOND, (0, (5, 2)), 1.8),
+        ("moments", curves.moments, MAIN, "-", 2.6),
+    ]
+
+    def draw(axes: Axes, narrow: bool) -> None:
+        for label, values, colour, dashes, width in lines:
+            axes.plot(curves.queries, values, color=colour, linestyle=dashes, linewidth=width,
+                      label=label, solid_capstyle="round")  # fmt: skip
+        if private is not None and private.dependent_curve:
+            axes.plot(private.dependent_queries, private.dependent_curve, color=FOURTH,
+                      linewidth=2.2, linestyle=(0, (7, 2, 1.5, 2)),
+                      label="data-dependent (private)")  # fmt: skip
+        axes.plot([last], [facts.guarantee.epsilon], "o", color=MAIN, markersize=8, clip_on=False,
+                  label="the guarantee")  # fmt: skip
+        if facts.sanitised is not None:
+            axes.plot([last], [facts.sanitised.epsilon], "D", color=THIRD, markersize=7,
+                      clip_on=False, label="sanitised")  # fmt: skip
+        # What matters stays in sight where naive sums run far above it.
+        told = max(facts.guarantee.epsilon, curves.moments[-1], 1e-6)
+        axes.set_ylim(0, min(2.4 * told, 1.06 * max(*curves.naive, *curves.advanced, told)))
+        axes.set_xlim(0, last * 1.015)
+        axes.set_xlabel("queries asked, at the plan’s worst")
+        axes.set_ylabel("ε")
+        _legend(axes, columns=2 if narrow else 5 if private is None else 3)
+
+    ends = ", ".join(f"{label} {values[-1]:.4g}" for label, values, *_ in lines)
+    told = f"ε grows with the queries asked. After all {last}: {ends}."
+    return picture("cost", draw, title="ε as queries are answered", told=told)
+
+
+def moment_picture(facts: Facts) -> Markup:
+    """Which λ won."""
+    profile = facts.profile
+    best = min(range(len(profile.moments)), key=profile.epsilons.__getitem__)
+    moment, least = profile.moments[best], profile.epsilons[best]
+
+    def draw(axes: Axes, narrow: bool) -> None:
+        axes.plot(profile.moments, profile.epsilons, color=MAIN, linewidth=2.4)
+        axes.plot([moment], [least], "o", color=THIRD, markersize=9, clip_on=False)
+        axes.annotate(
+            f"λ = {moment:g}", (moment, least), xytext=(0, -20), textcoords="offset points",
+            ha="center", color=INK, fontweight="bold",
+        )  # fmt: skip
+        axes.set_xscale("log")
+        low, high = profile.moments[0], profile.moments[-1]
+        ticks = [t for t in (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 10000) if low <= t <= high]
+        axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
+        axes.minorticks_off()
+        axes.set_ylim(0, max(1.05 * max(profile.epsilons), 1e-6))
+        axes.set_xlabel("λ")
+        axes.set_ylabel("ε of the labels")
+
+    told = f"ε of the planned labels at each λ; the least, {least:.4g}, is at λ = {moment:g}."
+    return picture("moment", draw, title="Which λ won", told=told, height=0.8)
+
+
+def labels_picture(facts: Facts) -> Markup:
+    """Released labels of each class."""
+    names = [short(row.name) for row in facts.classes]
+    counts = [row.labels for row in facts.classes]
+
+    def draw(axes: Axes, narrow: bool) -> None:
+        _bars(axes, names, counts)
+        axes.set_xlabel("released labels")
+
+    told = ", ".join(f"{row.name}: {row.labels}" for row in facts.classes)
+    height = (0.55 + 0.36 * len(names)) / _WIDE[1]
+    return picture("labels", draw, title="Released labels of each class", told=told, height=height)
+
+
+def shares_picture(rows: Sequence[tuple[str, Share]]) -> Markup:
+    """Shares with their 95 % intervals, one under the other."""
+
+    def draw(axes: Axes, narrow: bool) -> None:
+        axes.grid(axis="y", visible=False)
+        axes.grid(axis="x", color=GRID, linewidth=0.8)
+        for place, (_, share) in enumerate(rows):
+            axes.plot([100 * share.low, 100 * share.high], [place, place], color=SOFT, linewidth=7,
+                      solid_capstyle="round")  # fmt: skip
+            axes.plot([100 * share.accuracy], [place], "o", color=MAIN, markersize=9)
+            axes.annotate(
+                f"{100 * share.accuracy:.1f}", (100 * share.accuracy, place), xytext=(0, 10),
+                textcoords="offset points", ha="center", color=INK, fontsize=10.5,
+            )  # fmt: skip
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows], color=INK)
+        axes.set_ylim(len(rows) - 0.5, -0.75)
+        axes.set_xlim(-2, 102)
+        axes.set_xlabel("per cent, with 95 % intervals")
+
+    told = "; ".join(
+        f"{name}: {100 * s.accuracy:.1f} %, from {100 * s.low:.1f} to {100 * s.high:.1f}"
+        for name, s in rows
+    )
+    height = (1.0 + 0.62 * len(rows)) / _WIDE[1]
+    return picture("shares", draw, title="Accuracy, side by side", told=told, height=height)
+
+
+def consensus_picture(winners: Sequence[int]) -> Markup:
+    """How many teachers stood behind the winner. PRIVATE."""
+    width = 100 / len(winners)
+
+    def draw(axes: Axes, narrow: bool) -> None:
+        left = [width * n for n in range(len(winners))]
+        axes.bar(left, winners, width=0.88 * width, align="edge", color=FOURTH)
+        axes.set_xlim(0, 100)
+        axes.set_xlabel("teachers who voted for the winner, per cent")
+        axes.set_ylabel("queries")
+
+    told = ", ".join(
+        f"{width * n:.0f} to {width * (n + 1):.0f} per cent: {count}"
+        for n, count in enumerate(winners)
+        if count
+    )
+    return picture("consensus", draw, title="How far teachers agree", told=told, height=0.8)
+
+
+def comparison_picture(facts: Facts) -> Markup:
+    """Accuracy over ε, of all methods that were compared."""
+    names = list(dict.fromkeys(each.name for each in facts.comparison))
+    colours = (MAIN, SECOND, THIRD, FOURTH, MUTED)
+
+    def draw(axes: Axes, narrow: bool) -> None:
+        for place, name in enumerate(names):
+            rows = sorted((c for c in facts.comparison if c.name == name), key=lambda c: c.epsilon)
+            middle = [100 * row.accuracy for row in rows]
+            spread = [
+                [m - 100 * row.low for m, row in zip(middle, rows, strict=True)],
+                [100 * row.high - m for m, row in zip(middle, rows, strict=True)],
+            ]
+            axes.errorbar(
+                [row.epsilon for row in rows], middle, yerr=spread, label=short(name),
+                color=colours[place % len(colours)], marker="osD^v"[place % 5], markersize=7,
+                linewidth=1.8, elinewidth=1.4,
+            )  # fmt: skip
+        axes.set_xlabel("ε")
+        axes.set_ylabel("accuracy, per cent")
+        _legend(axes, columns=2 if narrow else 4)
+
+    told = "; ".join(
+        f"{each.name} at ε {each.epsilon:.4g}: {100 * each.accuracy:.1f} %"
+        for each in facts.comparison
+    )
+    return picture("comparison", draw, title="Accuracy over ε", told=told)
+
+
+def _bars(axes: Axes, names: Sequence[str], counts: Sequence[int]) -> None:
+    axes.grid(axis="y", visible=False)
+    axes.spines["bottom"].set_visible(False)
+    axes.barh(range(len(names)), counts, height=0.66, color=MAIN)
+    for place, count in enumerate(counts):
+        axes.annotate(str(count), (count, place), xytext=(6, 0), textcoords="offset points",
+                      va="center", color=INK)  # fmt: skip
+    axes.set_yticks(range(len(names)), names, color=INK)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, 1.1 * max(1, *counts))
+    axes.set_xticks([])
+
+
+def _legend(axes: Axes, *, columns: int) -> Any:
+    return axes.legend(
+        loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, handlelength=1.9,
+        columnspacing=1.3, labelcolor=INK, borderaxespad=0.2,
+    )  # fmt: skip
+
+
+def short(name: str) -> str:
+    """A name that fits beside a bar.
+
+    >>> short("a class with quite a long name")
+    'a class with quit…'
+    """
+    seen = "".join(letter if letter.isprintable() else " " for letter in name)
+    line = " ".join(seen.split()) or "·"
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"

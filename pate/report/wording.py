@@ -1,0 +1,88 @@
+"""The guarantee in words, and how much it says."""
+
+from __future__ import annotations
+
+import math
+
+from pate.mechanisms.spec import AggregateSpec
+from pate.report.numbers import plain
+
+_STRONG, _USABLE = 1.0, 10.0  # where common practice draws its lines
+
+
+def best_guess(epsilon: float, delta: float) -> float:
+    """How often the best guesser is right about which of two neighbouring data sets was used.
+
+    Guarantees:
+        Both equally likely beforehand. A test with false alarms p and hits h has h ≤ e^ε p + δ and
+        1 − p ≤ e^ε (1 − h) + δ (Kairouz, Oh & Viswanath 2015, Theorem 2.1); (1 + h − p)/2 is at
+        most (e^ε + δ)/(e^ε + 1).
+
+    >>> best_guess(0.0, 0.0), round(best_guess(1.0, 1e-5), 4), best_guess(800.0, 1e-5)
+    (0.5, 0.7311, 1.0)
+    """
+    if epsilon > 700:
+        return 1.0
+    odds = math.exp(epsilon)
+    return min(1.0, (odds + delta) / (odds + 1))
+
+
+def strength(epsilon: float) -> tuple[str, str]:
+    """One word for an ε, and a sentence.
+
+    >>> [strength(each)[0] for each in (0.5, 1.0, 3.0, 14.4)]
+    ['strong', 'strong', 'moderate', 'weak']
+    """
+    if epsilon <= _STRONG:
+        return "strong", (
+            "By common practice an ε of up to 1 counts as strong: what is published would look "
+            "nearly the same without any one record."
+        )
+    if epsilon <= _USABLE:
+        return "moderate", (
+            "By common practice an ε above 1 and up to 10 counts as moderate: it bounds what can be"
+            " learnt of one record, and real attacks do worse than the bound; the smaller the "
+            "better."
+        )
+    return "weak", (
+        "By common practice an ε above 10 counts as weak: the bound holds, but on paper it rules "
+        "out little. More teachers, more noise or fewer queries make it stronger."
+    )
+
+
+def mechanism_formula(spec: AggregateSpec) -> tuple[str, str]:
+    """A mechanism's name and what it answers, in symbols."""
+    match spec.mechanism:
+        case "lnmax":
+            assert spec.scale is not None
+            return "LNMax", f"answer = argmaxⱼ (nⱼ + Lap(b)), b = {plain(spec.scale)} votes"
+        case "gnmax":
+            assert spec.sigma is not None
+            return "GNMax", f"answer = argmaxⱼ (nⱼ + N(0, σ²)), σ = {plain(spec.sigma)} votes"
+        case "confident":
+            check = "maxⱼ nⱼ + N(0, σ₁²) ≥ T"
+            name = "Confident-GNMax"
+        case "interactive":
+            check = "maxⱼ (nⱼ − student’sⱼ) + N(0, σ₁²) ≥ T"
+            name = "Interactive-GNMax"
+    assert spec.threshold is not None
+    assert spec.sigma1 is not None
+    assert spec.sigma2 is not None
+    return name, (
+        f"if {check}: answer = argmaxⱼ (nⱼ + N(0, σ₂²)); T = {plain(spec.threshold)}, "
+        f"σ₁ = {plain(spec.sigma1)}, σ₂ = {plain(spec.sigma2)} votes"
+    )
+
+
+CONVERSIONS = {
+    "improved": (
+        "ε = min over λ of α(λ)/λ + log(λ/(λ+1)) − (log δ + log(λ+1))/λ",
+        "Canonne, Kamath & Steinke 2020, Proposition 12",
+    ),
+    "classic": ("ε = min over λ of (α(λ) + log 1/δ)/λ", "Abadi et al. 2016, Theorem 2.2"),
+}
+
+RELATIONS = {
+    "add-remove": "d′ is d with one record more or less",
+    "replace-one": "d′ is d with one record replaced by another",
+}

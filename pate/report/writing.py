@@ -1,0 +1,54 @@
+"""Writes the page of a run: whole or not at all, and the private one for its owner only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from pate.errors import InvalidInput
+from pate.pipeline.runner import Run
+from pate.report.facts import gather
+from pate.report.page import build_page
+
+_NAME = "report.html"
+
+
+def write_report(run: Run, file: Path | None = None, *, private: bool = False) -> Path:
+    """Writes the page of a finished run and returns its place.
+
+    Without ``file`` the public page is the run's ``report.html``, the private one
+    ``private/report.html``.
+
+    Guarantees:
+        The public page is made from RELEASED and PUBLIC artifacts only. The private one is stamped,
+        and a file of mode 0600.
+    """
+    facts = gather(run)
+    if private:
+        from pate.report.private import gather_private
+
+        facts = replace(facts, private=gather_private(run))
+    place = file or (run.folder / "private" / _NAME if private else run.folder / _NAME)
+    _write(place, build_page(facts), mode=0o600 if private else 0o644)
+    return place
+
+
+def _write(place: Path, text: str, *, mode: int) -> None:
+    """In one step: nobody sees half a page, and a private one is never open to others."""
+    try:
+        handle, name = tempfile.mkstemp(prefix=".report-", dir=place.parent)  # of mode 0600
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            os.chmod(name, mode)
+            os.replace(name, place)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise InvalidInput(f"cannot write {place}: {reason}") from error

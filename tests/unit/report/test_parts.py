@@ -1,0 +1,209 @@
+"""Words, figures and curves of the report; escaping; drawings."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import tomllib
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from pate.accounting import (
+    Conversion,
+    Gaussian,
+    GaussianNoisyMaxAnswer,
+    LaplaceNoisyMaxAnswer,
+    Repeated,
+    ThresholdCheck,
+    compose,
+)
+from pate.accounting.composition import advanced, gaussian_delta, gaussian_epsilon
+from pate.errors import InvalidInput
+from pate.mechanisms import make_mechanism
+from pate.mechanisms.spec import AggregateSpec
+from pate.pipeline.recipe import Recipe
+from pate.report.comparison import read_comparison
+from pate.report.curves import (
+    advanced_epsilon,
+    cost_curves,
+    moment_profile,
+    naive_epsilon,
+    shown_queries,
+)
+from pate.report.facts import Share, _figure, _without_paths
+from pate.report.markup import Markup, escape, join, tag
+from pate.report.numbers import epsilon, factor, percent, plain
+from pate.report.plots import shares_picture, short
+from pate.report.recipe_text import recipe_text
+from pate.report.wording import best_guess, mechanism_formula, strength
+
+SPECS = {
+    "lnmax": AggregateSpec(mechanism="lnmax", scale=8.0),
+    "gnmax": AggregateSpec(mechanism="gnmax", sigma=20.0),
+    "confident": AggregateSpec(mechanism="confident", threshold=60.0, sigma1=15.0, sigma2=6.0),
+    "interactive": AggregateSpec(mechanism="interactive", threshold=6.0, sigma1=15.0, sigma2=6.0),
+}
+RECIPE = {
+    "data": {"name": "mine", "source": "/home/ann/secret/records.csv", "label": "y"},
+    "teachers": {"count": 9, "model": "mine:Model", "params": {"a b": [1, 2.5], "on": True}},
+    "aggregate": {"mechanism": "lnmax", "scale": 8.0, "queries": 10},
+    "student": {"model": "mine:Model"},
+}
+
+
+def test_text_is_escaped_and_markup_is_not():
+    nasty = "<script>alert('x')</script>&\""
+    assert "<script" not in tag("p", nasty, title=nasty)
+    assert tag("p", tag("b", nasty)).count("<b>") == 1
+    assert escape(Markup("<i>")) == "<i>"
+    assert join("<", tag("br")) == "&lt;<br>"
+    assert "\x00" not in escape("a\x00b\ud800")
+    escape("a\x00b\ud800").encode()  # goes into a file
+
+
+@pytest.mark.parametrize("value", [0.00012345, 0.5, 1.00001, 14.37841, 99.991, 9999.9, 123456.7])
+def test_an_epsilon_never_looks_smaller_than_it_is(value):
+    shown = float(epsilon(value))
+    assert value <= shown <= value * 1.001
+
+
+def test_figures_for_people():
+    assert epsilon(0.0) == "0"
+    assert plain(2e-5) == "2\u202f·\u202f10⁻⁵"
+    assert percent(0.0) == "0\u202f%"
+    assert percent(1e-9).startswith("<")
+    assert factor(math.log(1234.5)) == "1\u202f235"
+    assert factor(25.0).endswith("billion")
+
+
+def test_the_best_guess_is_what_randomised_response_reaches():
+    """(ε, δ) is reached with equality: δ tells all, the rest is a coin with odds e^ε."""
+    for eps, delta in itertools.product((0.1, 1.0, 3.0), (0.0, 0.05)):
+        odds = math.exp(eps)
+        outcomes = [delta, (1 - delta) * odds / (1 + odds), (1 - delta) / (1 + odds), 0.0]
+        reached = sum(max(p, q) for p, q in zip(outcomes, outcomes[::-1], strict=True)) / 2
+        assert best_guess(eps, delta) == pytest.approx(reached, rel=1e-12)
+
+
+def test_words_follow_the_figure():
+    assert [strength(e)[0] for e in (0.1, 1.001, 10.0, 10.1)] == [
+        "strong", "moderate", "moderate", "weak",
+    ]  # fmt: skip
+    for name, spec in SPECS.items():
+        title, formula = mechanism_formula(spec)
+        assert title.lower().startswith(name if name in ("lnmax", "gnmax") else name[:8])
+        assert re.search(r"= (8|20|15)", formula)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_curves_grow_and_end_at_the_plan(name):
+    mechanism = make_mechanism(SPECS[name])
+    curves = cost_curves(
+        mechanism, queries=200, answers=90, delta=1e-5, conversion=Conversion.IMPROVED
+    )
+    for line in (curves.naive, curves.advanced, curves.moments):
+        assert len(line) == len(curves.queries) == 60
+        assert all(a <= b + 1e-12 for a, b in itertools.pairwise(line))
+    events = mechanism.caps(queries=200, answers=90)
+    whole = compose(events).guarantee(delta=1e-5)
+    assert curves.moments[-1] == whole.epsilon
+    profile = moment_profile(events, delta=1e-5, conversion=Conversion.IMPROVED)
+    best = int(np.argmin(profile.epsilons))
+    assert (profile.moments[best], profile.epsilons[best]) == (whole.moment, whole.epsilon)
+    assert 0 < best < len(profile.moments) - 1
+    # Every rule is a bound of its own; none is below what Gaussians are known to cost exactly.
+    assert min(curves.naive[-1], curves.advanced[-1]) > 0
+
+
+def test_older_rules_are_sound_for_gaussians():
+    """Many checks are one Gaussian with less noise, whose δ is known exactly."""
+    checks = [Repeated(ThresholdCheck(sigma=40.0), 25)]
+    for rule in (naive_epsilon, advanced_epsilon):
+        bound = rule(checks, 1e-5)
+        assert gaussian_delta(40.0 / 5, epsilon=bound) <= 1e-5
+    same = compose([Repeated(Gaussian(noise_multiplier=40.0), 25)]).guarantee(delta=1e-5)
+    assert compose(checks).guarantee(delta=1e-5).epsilon == same.epsilon
+    assert naive_epsilon(checks, 1e-5) > same.epsilon
+
+
+def test_older_rules_are_those_of_the_theorems():
+    """One vote moves two counts: an answer is a Gaussian of σ/√2, a check one of σ."""
+    answer, check = GaussianNoisyMaxAnswer(sigma=30.0), ThresholdCheck(sigma=30.0)
+    assert naive_epsilon([answer], 1e-5) == gaussian_epsilon(30 / math.sqrt(2), delta=1e-5)
+    assert naive_epsilon([check], 1e-5) == gaussian_epsilon(30.0, delta=1e-5)
+    each = 1e-5 / 2 / 10  # half of δ for ten events, and a quarter for each of two kinds
+    both = [Repeated(answer, 4), Repeated(check, 6)]
+    assert advanced_epsilon(both, 1e-5) == pytest.approx(
+        advanced(gaussian_epsilon(30 / math.sqrt(2), delta=each), count=4, slack=1e-5 / 4)
+        + advanced(gaussian_epsilon(30.0, delta=each), count=6, slack=1e-5 / 4)
+    )
+    laplace = [Repeated(LaplaceNoisyMaxAnswer(scale=8.0), 100)]
+    assert naive_epsilon(laplace, 1e-5) == 25.0
+    assert advanced_epsilon(laplace, 1e-5) == advanced(0.25, count=100, slack=1e-5)
+
+
+def test_few_queries_are_all_shown():
+    assert shown_queries(1) == (1,)
+    assert shown_queries(60) == tuple(range(1, 61))
+
+
+def test_a_recipe_comes_back_without_folders():
+    recipe = Recipe.model_validate(RECIPE)
+    text = recipe_text(recipe)
+    assert "ann" not in text
+    again = Recipe.model_validate(tomllib.loads(text))
+    assert again.data.source == "records.csv"
+    moved = recipe.data.model_copy(update={"source": "records.csv"})
+    assert again == recipe.model_copy(update={"data": moved})
+
+
+def test_a_reason_that_names_a_file_is_not_shown():
+    assert _without_paths("the ledger at /home/ann/x.ledger has paid") == (
+        "its price was not paid again"
+    )
+    assert _without_paths("not asked for") == "not asked for"
+    assert _without_paths(None) is None
+
+
+def test_a_drawing_takes_any_name_and_its_colours_from_the_page():
+    share = Share(accuracy=0.5, low=0.4, high=0.6, records=10)
+    names = ["<script>$x$&", "ネコ", "a\x01b", "", "x" * 99]
+    drawn = shares_picture([(short(name), share) for name in names])
+    assert "<script" not in drawn
+    assert re.search(r"<text[^>]*>&lt;script&gt;\$x\$&amp;</text>", drawn)  # no mathematics
+    assert "x" * 30 not in drawn
+    assert not re.search(r"#[0-9a-fA-F]{6}\b", drawn)
+    assert "var(--main)" in drawn
+    assert "\x01" not in drawn
+    assert drawn == shares_picture([(short(name), share) for name in names])
+    ids = re.findall(r'\bid="([^"]+)"', drawn)
+    assert len(ids) == len(set(ids))
+    for target in re.findall(r'(?:href="#|url\(#)([^")]+)', drawn):
+        assert target in ids
+    for part in re.findall(r"<svg.*?</svg>", drawn, flags=re.DOTALL):
+        root = ElementTree.fromstring(part)
+        assert root.get("role") == "img"
+        assert [child.tag for child in root][:2] == ["title", "desc"]
+
+
+def test_a_comparison_shows_what_may_be_published_only(tmp_path):
+    assert read_comparison(tmp_path) == ()
+    row = '{"name": "%s", "epsilon": 1, "accuracy": 0.9, "low": 0.8, "high": 0.95%s}'
+    rows = [row % ("DP-SGD", ', "publishable": true'), row % ("no privacy", "")]
+    file = tmp_path / "compare.json"
+    file.write_text(f'{{"methods": [{", ".join(rows)}]}}')
+    assert [each.name for each in read_comparison(tmp_path)] == ["DP-SGD"]
+    for damage in ("{", "[]", '{"methods": [{}, 3]}', '{"methods": 3}'):
+        file.write_text(damage)
+        with pytest.raises(InvalidInput, match="compare again"):
+            read_comparison(tmp_path)
+
+
+def test_a_figure_that_may_not_be_published_stops_the_page():
+    figure = {"epsilon": 1.0, "delta": 1e-5, "moment": 2.0, "conversion": "improved"}
+    assert _figure(figure | {"publishable": True}).epsilon == 1.0
+    with pytest.raises(InvalidInput, match="may not be published"):
+        _figure(figure | {"publishable": False})
