@@ -58,7 +58,12 @@ def drafting(parent: Path) -> Iterator[Path]:
     """A fresh folder of mode 0700, held until the block ends; then it is gone, unless renamed."""
     while True:
         working = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        handle = os.open(working, os.O_RDONLY)
+        try:
+            handle = os.open(working, os.O_RDONLY)
+        except FileNotFoundError:  # swept away before it was opened
+            if not parent.is_dir():
+                raise
+            continue
         with contextlib.suppress(OSError):  # a file system without locks: leftovers stay
             fcntl.flock(handle, fcntl.LOCK_EX)
         if working.is_dir():

@@ -173,6 +173,7 @@ class Clinic:
     def __init__(self, project):
         self.project, self.folder = project, project.folder
         self.tasks = self.folder / "tasks"  # for a Ray that the command starts itself
+        self.tasks.mkdir(exist_ok=True)
 
     def ill(self, how, *, times, who=(SICK,)):
         sick = {"how": how, "times": times, "seeds": [SEEDS[n] for n in who]}

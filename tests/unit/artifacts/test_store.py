@@ -8,7 +8,9 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -401,3 +403,19 @@ def test_a_mapped_array_is_an_ordinary_one(store):
     with store.draft("vote", FROM, level=Level.PRIVATE) as draft:
         draft.new_array("counts.npy", dtype=np.int32, shape=(3, 4))[:] = 5
     assert store.open("vote", FROM).array("counts.npy").tolist() == [[5] * 4] * 3
+
+
+def test_a_draft_that_is_swept_before_it_is_locked_is_made_again(store, monkeypatch):
+    made = tempfile.mkdtemp
+    taken = []
+
+    def swept_once(**where):
+        folder = made(**where)
+        if not taken:
+            Path(folder).rmdir()
+        taken.append(folder)
+        return folder
+
+    monkeypatch.setattr(tempfile, "mkdtemp", swept_once)
+    make(store)
+    assert len(taken) == 2
