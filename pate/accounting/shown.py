@@ -9,10 +9,11 @@ from decimal import ROUND_CEILING, Context, Decimal
 def upwards(epsilon: float, digits: int = 4) -> str:
     """ε in so many digits, rounded up.
 
-    >>> upwards(14.37841), upwards(19.2443), upwards(2.0), upwards(0.00123411), upwards(math.inf)
-    ('14.38', '19.25', '2', '0.001235', 'inf')
+    >>> upwards(14.37841), upwards(19.2443), upwards(12.000000000000002), upwards(0.00123411)
+    ('14.38', '19.25', '12', '0.001235')
     """
     if not math.isfinite(epsilon):
         return f"{epsilon}"
-    up = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon))
+    exact = Decimal(epsilon) * (1 - Decimal("1e-12"))  # what floats do not know anyway
+    up = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(exact)
     return f"{float(up):.{digits}g}"
