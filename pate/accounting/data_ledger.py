@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
+from pate.accounting.shown import upwards
 from pate.accounting.terms import Mode
 from pate.errors import LedgerError
 
@@ -56,12 +57,12 @@ def budget_line(ledger: Ledger) -> str:
     spent, whole = ledger.spent(), ledger.guarantee()
     if ledger.path.name.endswith(NOT_PRIVATE):
         return (
-            f"{ledger.path.name}, all releases: ε {spent.epsilon:.4g} at δ {spent.delta:g}, which "
-            "does not hold: none of them is private"
+            f"{ledger.path.name}, all releases: ε {upwards(spent.epsilon)} at δ {spent.delta:g}, "
+            "which does not hold: none of them is private"
         )
     text = (
-        f"{ledger.path.name}, all releases: so far ε {spent.epsilon:.4g} at δ {spent.delta:g}; "
-        f"to be published: ε {whole.epsilon:.4g}"
+        f"{ledger.path.name}, all releases: so far ε {upwards(spent.epsilon)} at "
+        f"δ {spent.delta:g}; to be published: ε {upwards(whole.epsilon)}"
     )
     if ledger.terms.mode is Mode.ODOMETER:
         return f"{text}; no budget was set"

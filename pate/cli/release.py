@@ -9,6 +9,8 @@ import typer
 
 from pate.cli import running
 
+_UNTRIED = 4  # exit code: all is well, but the student could not be tried
+
 _Trust = Annotated[
     list[str] | None,
     typer.Option("--trust", help="An installed package whose models may be imported."),
@@ -25,6 +27,7 @@ def release(
     """Exports what may leave: the student, its guarantee, a model card, and checksums."""
     from pate.release.card import upwards
     from pate.release.finished import open_finished
+    from pate.release.sums import SUMS, digest_of_sums
     from pate.release.writing import write_release
 
     finished = open_finished(run, data_root=data_root, plugin_path=plugin_path)
@@ -32,6 +35,7 @@ def release(
     stated = statement["guarantee"]
     typer.echo(f"released to {out}: ε = {upwards(stated['epsilon'])} at δ = {stated['delta']:g}, "
                f"{statement['protects']}")  # fmt: skip
+    typer.echo(f"sha256 of {SUMS}, to be told by another way: {digest_of_sums(out)}")
     typer.echo(f"Next: pate verify {out}")
 
 
@@ -40,18 +44,34 @@ def verify(
     plugin_path: running.PluginPath = None,
     trust: _Trust = None,
 ) -> None:
-    """Checks a release: its files, its ε from the events in it, and that the student works."""
+    """Checks a release: its files, its ε from the events in it, and that the student works.
+
+    Whoever can change files can change their list, too: compare the digest that is printed with one
+    from the owner. Ends with 0 if all is well, 1 if not, and 4 if all is well but the student could
+    not be tried.
+    """
     from pate.release.card import upwards
     from pate.release.checking import verify_release
+    from pate.release.sums import SUMS
 
     checked = verify_release(folder, plugin_path=plugin_path, trust=trust or ())
     for problem in checked.problems:
-        typer.echo(f"pate: {folder}: {problem}", err=True)
-    for note in checked.notes:
-        typer.echo(f"Note: {note}")
+        typer.echo(f"pate: {folder}: {_printable(problem)}", err=True)
     if checked.problems or checked.epsilon is None or checked.delta is None:
         raise typer.Exit(1)
+    but = ", but for the student" if checked.notes else ""
     typer.echo(
-        f"verified: {folder} is whole, and its events come to ε = {upwards(checked.epsilon)} at "
-        f"δ = {checked.delta:g}"
+        f"verified{but}: {folder} holds the files of its {SUMS}, and its events come to "
+        f"ε = {upwards(checked.epsilon)} at δ = {checked.delta:g}"
     )
+    typer.echo(f"sha256 of {SUMS}, to be compared with the owner's: {checked.digest}")
+    for note in checked.notes:
+        typer.echo(f"The student was not tried: {_printable(note)}")
+    if checked.notes:
+        raise typer.Exit(_UNTRIED)
+
+
+def _printable(text: str) -> str:
+    """A stranger's text, so that a terminal shows it and does nothing else."""
+    shown = (each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return "".join(shown)[:500]

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from pate.accounting import Ledger
 from pate.accounting.data_ledger import budget_line
+from pate.accounting.shown import upwards
 from pate.cli.report import open_run
 from pate.datasets import data_root as default_root
 from pate.pipeline.runner import Run
@@ -90,7 +91,7 @@ def _share(figure: dict[str, float]) -> tuple[str, str]:
 
 
 def _number(guarantee: dict[str, Any]) -> str:
-    return f"{guarantee['epsilon']:.4g}"
+    return upwards(guarantee["epsilon"])
 
 
 def _sanitised(costs: dict[str, Any]) -> tuple[str, str]:

@@ -87,10 +87,15 @@ def _steps(spec: EncoderSpec) -> list[Any]:
 
 
 def _within(step: StepSpec, folder: Path | None) -> StepSpec:
-    """The step with its weights from a folder."""
+    """The step with its weights from a folder, and from nowhere else."""
     if folder is None or step.weights is None:
         return step
-    return step.model_copy(update={"weights": str(folder / step.weights)})
+    file = folder / step.weights
+    if not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):
+        raise InvalidInput(
+            f"there is no file {step.weights} in {folder} for the backbone's weights"
+        )
+    return step.model_copy(update={"weights": str(file)})
 
 
 def _damaged(folder: Path) -> InvalidInput:

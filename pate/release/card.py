@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
 from pate.release.figures import read_events
 
 CARD = "MODEL_CARD.md"
-_FIGURE = re.compile(r"ε = ([0-9.e+-]+|∞)")
+_MARKS = re.compile(r"([\\`*_{}\[\]()#!|~]|:(?=//))")
 _DIGITS = Context(prec=4, rounding=ROUND_CEILING)
 
 
@@ -26,32 +26,32 @@ def upwards(epsilon: float) -> str:
     return f"{_DIGITS.create_decimal(Decimal(epsilon)).normalize():f}"
 
 
-def figures_in(card: str) -> list[str]:
-    """Every ε that a card states, in its order."""
-    return _FIGURE.findall(card)
+def plainly(text: Any) -> str:
+    r"""Somebody's own words, on one line, so that they are neither Markdown nor HTML.
+
+    >>> print(plainly("a  *b*"), plainly("<img>"), plainly("http://x"))
+    a \*b\* &lt;img&gt; http\://x
+    """
+    shown = "".join(each if each.isprintable() else " " for each in str(text))
+    line = _MARKS.sub(r"\\\1", " ".join(shown.split()))
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def expected_figures(statement: Mapping[str, Any]) -> list[str]:
-    """The figures of ``guarantee.json``, as a card states them, in its order."""
-    figure = statement["sanitised"]
-    epsilons = [
-        statement["guarantee"]["epsilon"],
-        *([] if figure is None else [figure["epsilon"]]),
-        statement["data_set"]["guarantee"]["epsilon"],
-    ]
-    return [upwards(float(each)) for each in epsilons]
+def _word(name: Any) -> str:
+    """The name of a package, between fences, where nothing can be escaped."""
+    return re.sub(r"[^\w.-]", "?", str(name))
 
 
 def write_card(
-    statement: Mapping[str, Any],
-    header: Mapping[str, Any],
-    release: Mapping[str, Any],
-    notes: Sequence[str] = (),
+    statement: Mapping[str, Any], header: Mapping[str, Any], release: Mapping[str, Any]
 ) -> str:
-    """The card as Markdown."""
+    """The card as Markdown.
+
+    It follows from the JSON files of a release alone, to the last byte: so it can be checked.
+    """
     parts = [
         _title(release),
-        _guarantee(statement, notes),
+        _guarantee(statement, release["notes"]),
         _use(header, release),
         _made(statement, release),
         _quality(release),
@@ -63,14 +63,15 @@ def write_card(
 def _title(release: Mapping[str, Any]) -> str:
     recipe = release["recipe"]
     return (
-        f"# A student of {recipe['data']['name']}\n\n"
-        f"A classifier that learnt from the noised votes of {recipe['teachers']['count']} teachers "
-        "on public inputs (PATE). The teachers, their votes and the private records are not part "
-        f"of this release. Made on {release['date']} with pate {release['versions']['pate']}.\n"
+        f"# A student of {plainly(recipe['data']['name'])}\n\n"
+        f"A classifier that learnt from the noised votes of {recipe['teachers']['count']:d} "
+        "teachers on public inputs (PATE). The teachers, their votes and the private records are "
+        f"not part of this release. Made on {plainly(release['date'])} with pate "
+        f"{plainly(release['versions']['pate'])}.\n"
     )
 
 
-def _guarantee(statement: Mapping[str, Any], notes: Sequence[str]) -> str:
+def _guarantee(statement: Mapping[str, Any], notes: list[str]) -> str:
     stated, figure = statement["guarantee"], statement["sanitised"]
     data = statement["data_set"]
     whole = data["guarantee"]
@@ -98,17 +99,20 @@ def _guarantee(statement: Mapping[str, Any], notes: Sequence[str]) -> str:
             f"Sanitised, from the votes themselves: ε = {upwards(figure['epsilon'])} at "
             f"δ = {figure['delta']:g} and λ = {figure['moment']:g}. Noise hides the votes, and its "
             f"price is part of both figures. With {100 * figure['confidence']:g} % confidence it "
-            "is not below the exact one.",
+            "is not below the exact one. It covers the labels and itself only: no other release, "
+            "and no earlier one that led to these settings.",
             "",
         ]
     lines += [
-        f"Over **all releases** of {data['name']} up to this one's making, this one among them: "
-        f"ε = {upwards(whole['epsilon'])} at δ = {whole['delta']:g}, by {_terms(data['terms'])}. "
-        "It counts between data sets for which one teacher of each release changes.",
+        f"Over **all releases** of {plainly(data['name'])} up to this one's making, this one "
+        f"among them: ε = {upwards(whole['epsilon'])} at δ = {whole['delta']:g}, by "
+        f"{_terms(data['terms'])}. It counts between data sets for which one teacher of each "
+        "release changes. The events listed for the data set in `guarantee.json` show "
+        "what was charged; their sum is no guarantee beyond this reading of the ledger.",
         "",
     ]
     for note in notes:
-        lines += [f"* {note}"]
+        lines += [f"* {plainly(note)}"]
     return "\n".join(lines) + ("\n" if notes else "")
 
 
@@ -148,8 +152,8 @@ def _terms(terms: Mapping[str, Any]) -> str:
 def _use(header: Mapping[str, Any], release: Mapping[str, Any]) -> str:
     shape = ", ".join(["n", *map(str, header["input"]["shape"])])
     plugins, names = header["plugins"], header["class_names"]
-    own = f', plugin_path="FOLDER WITH {plugins[0]}"' if plugins else ""
-    own += f", trust={header['trust']!r}" if header["trust"] else ""
+    own = f', plugin_path="FOLDER WITH {_word(plugins[0])}"' if plugins else ""
+    own += f", trust={[_word(name) for name in header['trust']]!r}" if header["trust"] else ""
     lines = [
         "## How to use it",
         "",
@@ -162,7 +166,7 @@ def _use(header: Mapping[str, Any], release: Mapping[str, Any]) -> str:
         "",
         f"`X` has shape ({shape}), like the public inputs it learnt from "
         f"({header['input']['dtype']}). Labels are 0 … {len(names) - 1}; `student.class_names` "
-        f"says what they are called: {', '.join(names[:20])}{', …' if len(names) > 20 else ''}.",
+        f"says what they are called: {_listed(names[:20])}{', …' if len(names) > 20 else ''}.",
         "",
     ]
     if header["encoder"] is not None:
@@ -172,13 +176,13 @@ def _use(header: Mapping[str, Any], release: Mapping[str, Any]) -> str:
         ]
     if plugins:
         lines += [
-            f"The code of {' and '.join(plugins)} is not part of this release: whoever loads the "
+            f"The code of {_listed(plugins)} is not part of this release: whoever loads the "
             "student needs it, and gives its folder as `plugin_path`.",
             "",
         ]
     if header["trust"]:
         lines += [
-            f"Loading imports {' and '.join(header['trust'])}, which must be installed; `trust` "
+            f"Loading imports {_listed(header['trust'])}, which must be installed; `trust` "
             "says that you trust it.",
             "",
         ]
@@ -192,17 +196,22 @@ def _use(header: Mapping[str, Any], release: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(plainly, names))
+
+
 def _made(statement: Mapping[str, Any], release: Mapping[str, Any]) -> str:
     recipe = release["recipe"]
     events = "\n".join(f"* `{event}`" for event in read_events(statement["labels"]))
-    encoder = ", ".join(recipe["encoder"]) or "none"
+    student = recipe["student"]
+    encoder = _listed(recipe["encoder"]) or "none"
     return (
         "## How it was made\n\n"
-        f"* Teachers: {recipe['teachers']['count']} of {', '.join(recipe['teachers']['models'])}; "
+        f"* Teachers: {recipe['teachers']['count']:d} of {_listed(recipe['teachers']['models'])}; "
         f"a {recipe['partition']['by']} goes to one of them, by {recipe['partition']['method']}\n"
         f"* Encoder, public: {encoder}\n"
-        f"* Student: {recipe['student']['model']}, {recipe['student']['method']}, on "
-        f"{recipe['student']['inputs']} inputs; public inputs and released labels are all it saw. "
+        f"* Student: {_listed([student['model'], student['method']])}, on "
+        f"{plainly(student['inputs'])} inputs; public inputs and released labels are all it saw. "
         "A model that keeps what it learnt from (nearest neighbours) holds public inputs.\n"
         "* Noise: drawn from the operating system's secure randomness\n\n"
         f"What was paid for, at most:\n\n{events}\n"
@@ -213,23 +222,26 @@ def _quality(release: Mapping[str, Any]) -> str:
     student = release["evaluation"]["student"]
     return (
         "## How good it is\n\n"
-        f"{100 * student['accuracy']:.1f} % of {student['records']} test records are right (95 %: "
-        f"{100 * student['low']:.1f} … {100 * student['high']:.1f} %). Records unlike the public "
-        "inputs may fare worse. The guarantee speaks of privacy, and not of fairness or of fitness "
-        "for a purpose.\n"
+        f"{100 * student['accuracy']:.1f} % of {student['records']:d} test records are right "
+        f"(95 %: {100 * student['low']:.1f} … {100 * student['high']:.1f} %). Records unlike "
+        "the public inputs may fare worse. The guarantee speaks of privacy, and not of fairness or "
+        "of fitness for a purpose.\n"
     )
 
 
 def _check(header: Mapping[str, Any]) -> str:
     own = " --plugin-path FOLDER" if header["plugins"] else ""
-    own += "".join(f" --trust {name}" for name in header["trust"])
+    own += "".join(f" --trust {_word(name)}" for name in header["trust"])
     return (
         "## How to check it\n\n"
         "```\n"
         "sha256sum -c SHA256SUMS\n"
         f"pate verify .{own}\n"
         "```\n\n"
-        "The second works ε out anew from the events in `guarantee.json`, without the private "
-        "data. That these are all the events there were is the word of whoever keeps the ledger: "
-        "the charges are named there.\n"
+        "The first shows that the files are those of `SHA256SUMS`. Whoever can change files can "
+        "change that list: compare its own digest, which `pate verify` prints, with one that you "
+        "have from the owner.\n\n"
+        "The second also works ε out anew from the events in `guarantee.json`, without the private "
+        "data, and writes this card again from the JSON files. That these are all the events there "
+        "were is the word of whoever keeps the ledger: the charges are named there.\n"
     )

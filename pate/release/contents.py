@@ -9,17 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
+import numpy as np
+
 from pate.artifacts import Artifact
 from pate.artifacts.manifest import MANIFEST
 from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
+from pate.release.figures import same, undamaged
 from pate.release.finished import Finished
 from pate.release.importing import needs_trust, package_of, provided
 from pate.release.student import ENCODER, HEADER, STUDENT, names_of
 from pate.teachers.spec import ModelSpec
 
-_LABELS = ("asked.npy", "answered.npy", "labels.npy", "kept.npy", "kept_labels.npy")
+LABELS = ("asked.npy", "answered.npy", "labels.npy", "kept.npy", "kept_labels.npy")
 _TEXTS = ("MODEL_CARD.md", "SHA256SUMS", "guarantee.json", "release.json", "report.html", HEADER)
 
 # Formats that are read without running code; what a class of one's own saves must be of these.
@@ -34,7 +37,7 @@ _MAY_LEAVE = re.compile(
             rf"{STUDENT}/{_STUDENT}",
             rf"{ENCODER}/(encoder\.json|weights-\d+\.safetensors)",
             rf"{ENCODER}/step-\d+/([\w-]+/)*[\w.-]+\.({_SAFE})",
-            rf"labels/({'|'.join(re.escape(name) for name in _LABELS)})",
+            rf"labels/({'|'.join(re.escape(name) for name in LABELS)})",
         ]
     )
 )
@@ -56,7 +59,7 @@ def copy_student(finished: Finished, draft: Path) -> None:
 
 def copy_labels(finished: Finished, draft: Path) -> None:
     """The released labels, and the rows of the public inputs that they belong to."""
-    _copy(finished.artifacts["aggregate"], draft, "labels", only=_LABELS)
+    _copy(finished.artifacts["aggregate"], draft, "labels", only=LABELS)
 
 
 def _copy(
@@ -86,7 +89,10 @@ def student_header(finished: Finished) -> dict[str, Any]:
     _require_portable("student", model.model_dump(mode="json"))
     for at, step in enumerate([] if encoder is None else encoder.steps):
         _require_portable(f"encoder.steps[{at}]", step.model_dump(mode="json"))
-    names = [str(each["class"]) for each in finished.json("evaluate", "evaluation.json")["classes"]]
+    file = finished.path("evaluate", "evaluation.json")
+    with undamaged(file):
+        told = finished.json("evaluate", "evaluation.json")["classes"]
+        names = [str(each["class"]) for each in told]
     return {
         "format": 1,
         "model": model.model_dump(mode="json"),
@@ -178,6 +184,35 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, (dict, list)):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _texts(each)
+
+
+def evaluation_told(finished: Finished) -> dict[str, Any]:
+    """How good the student and the labels are; the student's share must be that of its table."""
+    file = finished.path("evaluate", "evaluation.json")
+    with undamaged(file):
+        evaluation = finished.json("evaluate", "evaluation.json")
+        student, labels = evaluation["student"], evaluation["labels"]
+        table = np.array(evaluation["confusion"], dtype=np.int64)
+        records, right = int(table.sum()), int(np.trace(table))
+        told = {
+            key: {name: each[name] for name in ("accuracy", "low", "high", "records")}
+            for key, each in (("student", student), ("labels", labels))
+            if each is not None
+        }
+        rows = [each["records"] for each in evaluation["classes"]]
+        agrees = (
+            (table >= 0).all()
+            and table.sum(axis=1).tolist() == rows
+            and student["records"] == records > 0
+            and same(student["accuracy"], right / records)
+            and 0 <= student["low"] <= student["accuracy"] <= student["high"] <= 1
+        )
+    if not agrees:
+        raise InvalidInput(
+            f"{file} states another accuracy than its table of confusions comes to; remove its "
+            "folder and run the recipe again"
+        )
+    return {"labels": None} | told
 
 
 def without_places(recipe: Recipe) -> Recipe:

@@ -30,6 +30,7 @@ from pate.release.figures import (
     same,
     terms_told,
     told,
+    undamaged,
     written,
 )
 from pate.release.finished import Finished
@@ -50,7 +51,8 @@ def statement_of(finished: Finished) -> dict[str, Any]:
           release were given out again, the plan grew after answers were seen: then only what covers
           all charges up to it holds, and is said (:meth:`pate.accounting.Ledger.guarantee`).
     """
-    with Ledger.open(finished.ledger) as ledger:
+    report = finished.path("account", "guarantees.json")
+    with Ledger.open(finished.ledger) as ledger, undamaged(report):
         return _Covering(finished, ledger).statement()
 
 
@@ -118,10 +120,12 @@ class _Covering:
             answer = self._drawn("pending-labels", drawn)
             own = self._own("labels", answer, file)
             charged += own.events
-            earlier = answer.json(_CHARGE)["extends"]
+            with undamaged(answer.path / _CHARGE):
+                earlier = answer.json(_CHARGE)["extends"]
             drawn = None if earlier is None else self._draw_behind(str(earlier), file)
         plan = self.finished.path("aggregate", "plan.json")
-        said = read_events(self.finished.json("aggregate", "plan.json")["events"])
+        with undamaged(plan):
+            said = read_events(self.finished.json("aggregate", "plan.json")["events"])
         if tally(said) != tally(charged):
             raise LedgerError(
                 f"{plan} names other events than {self.ledger.path} was charged for; run the "
@@ -135,7 +139,9 @@ class _Covering:
             raise self._unpaid(file)
         for each in self._private().all("pending-labels"):
             made_from = str(each.manifest["made_from"])
-            if charge == _charge_id("labels", made_from, each.json(_CHARGE)["name"]):
+            with undamaged(each.path / _CHARGE):
+                name = each.json(_CHARGE)["name"]
+            if charge == _charge_id("labels", made_from, name):
                 return made_from
         raise StoreError(f"the answers that {file} builds on are not in {self.finished.run.folder}")
 
@@ -160,7 +166,8 @@ class _Covering:
             order=float(stated["moment"]) + 1, doubt=self.finished.recipe.privacy.doubt
         )
         event: Event = plan.event
-        charged = bool(answer.json(_CHARGE)["events"])
+        with undamaged(answer.path / _CHARGE):
+            charged = bool(answer.json(_CHARGE)["events"])
         if charged:
             ((event, count),) = tally(self._own("sanitised", answer, self._report()).events).items()
             if not isinstance(event, SmoothRelease) or count != 1:
@@ -193,7 +200,8 @@ class _Covering:
         return self._private().open(kind, made_from)
 
     def _own(self, kind: str, answer: Artifact, file: Path) -> Charge:
-        name = str(answer.json(_CHARGE)["name"])
+        with undamaged(answer.path / _CHARGE):
+            name = str(answer.json(_CHARGE)["name"])
         charge = self.paid.get(_charge_id(kind, str(answer.manifest["made_from"]), name))
         if charge is None:
             raise self._unpaid(file)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from pate.accounting import (
 from pate.accounting.events import tally
 from pate.accounting.moments import epsilon_at
 from pate.accounting.terms import Terms
-from pate.errors import PateError
+from pate.errors import InvalidInput, PateError
 
 _ROUNDING = 1e-9  # relative: what another machine's arithmetic may differ by
 _KEYS = ("epsilon", "delta", "moment", "conversion")
@@ -58,6 +59,19 @@ def of_ledger(events: Iterable[Event], terms: Terms) -> Guarantee:
     ):
         ledger.charge(events, release="all")
         return ledger.guarantee()
+
+
+@contextmanager
+def undamaged(file: Path) -> Iterator[None]:
+    """What is not found in a file where it belongs is said of the file, in one sentence."""
+    try:
+        yield
+    except PateError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
+        raise InvalidInput(
+            f"{file} is damaged; remove its folder and run the recipe again"
+        ) from None
 
 
 def written(events: Iterable[Event]) -> list[str]:
@@ -145,8 +159,17 @@ def problems_of(statement: Mapping[str, Any]) -> list[str]:
     """Everything in a ``guarantee.json`` that does not follow from the events in it."""
     try:
         return list(_problems(statement))
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, PateError) as error:
-        return [f"it cannot be worked out ({type(error).__name__}: {error})"]
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        MemoryError,
+        PateError,
+    ) as error:
+        return [f"it cannot be worked out ({type(error).__name__}: {_short(error)})"]
 
 
 def _problems(statement: Mapping[str, Any]) -> Iterable[str]:

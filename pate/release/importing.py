@@ -15,6 +15,7 @@ from pate.errors import InvalidInput
 from pate.plugins import resolve
 from pate.students.spec import NETWORKS
 from pate.teachers.adapters import BUILT_IN
+from pate.teachers.archive import is_plain
 
 _OURS = {*BUILT_IN, *NETWORKS.values()}
 
@@ -63,7 +64,9 @@ def require_known(
         if home.partition(".")[0] in trust or provided(home.partition(".")[0], plugin_path):
             return
         raise InvalidInput(f"{name} was not written in {package}; the release is not loaded")
-    if package == "sklearn" and _is_estimator(resolve(name)):
+    # Looking at a class imports its module: not one that is a program.
+    plain = is_plain(name.partition(":")[0])
+    if package == "sklearn" and plain and _is_estimator(resolve(name)):
         return
     if package == "torchvision" and _is_network(name):
         return

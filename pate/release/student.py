@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 HEADER = "student.json"
 STUDENT = "student"
 ENCODER = "encoder"
+_WEIGHTS = re.compile(rf"{ENCODER}/weights-[0-9]+\.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,6 +87,7 @@ def load_student(
     header = read_header(folder)
     trusted = (trust,) if isinstance(trust, str) else tuple(trust)
     model, spec = _specs(folder, header)
+    _require_own_weights(folder, spec)
     for name in names_of(model, spec):
         require_known(name, plugin_path=plugins, trust=trusted)
     from pate.teachers.persist import load
@@ -142,8 +145,23 @@ def _specs(folder: Path, header: dict[str, Any]) -> tuple[ModelSpec, EncoderSpec
         raise InvalidInput(f"{folder / HEADER} is damaged, or of another version of pate") from None
 
 
+def _require_own_weights(folder: Path, spec: EncoderSpec | None) -> None:
+    """A backbone's weights are files of the release itself, and safetensors."""
+    for step in [] if spec is None else spec.steps:
+        if step.weights is None:
+            continue
+        file = folder / step.weights
+        links = file.is_symlink() or file.parent.is_symlink()
+        if not _WEIGHTS.fullmatch(step.weights) or links or not file.is_file():
+            raise InvalidInput(
+                f"{folder / HEADER} names the weights {step.weights!r}, which is not a file of "
+                f"the release such as {ENCODER}/weights-0.safetensors; get the release again"
+            )
+
+
 def _encoder(folder: Path, spec: EncoderSpec, plugin_path: Path | None) -> Chain:
     """The encoder, its weights taken from the release, wherever the caller's folder is."""
     from pate.encoders.persist import load_encoder
 
-    return load_encoder(spec, folder / ENCODER, plugin_path=plugin_path, weights=folder)
+    home = folder.resolve()  # a name that begins with ~ would mean another folder
+    return load_encoder(spec, folder / ENCODER, plugin_path=plugin_path, weights=home)

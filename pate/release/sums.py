@@ -10,6 +10,7 @@ from pate.artifacts.fingerprint import digest_of
 from pate.errors import InvalidInput
 
 SUMS = "SHA256SUMS"
+_MOST = 10_000_000  # bytes of a list that is read at all
 _LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+(?:/[\w.-]+)*)")
 
 
@@ -35,8 +36,13 @@ def rendered(known: Mapping[str, str]) -> str:
 
 def read_sums(folder: Path) -> dict[str, str]:
     """What the list says; refuses one that is not written as :func:`rendered` does."""
+    file = folder / SUMS
+    if file.is_symlink() or (file.exists() and not file.is_file()):
+        raise InvalidInput(f"{file} is no file of its own; get the release again")
     try:
-        text = (folder / SUMS).read_bytes().decode()
+        if file.stat().st_size > _MOST:
+            raise InvalidInput(f"{file} is longer than any list of a release; get it again")
+        text = file.read_bytes().decode()
     except (OSError, UnicodeDecodeError):
         raise InvalidInput(f"there is no release in {folder}: {SUMS} cannot be read") from None
     found = [_LINE.fullmatch(line) for line in text.split("\n")[:-1]]
@@ -44,6 +50,11 @@ def read_sums(folder: Path) -> dict[str, str]:
     if rendered(known) != text or not known or any(".." in name.split("/") for name in known):
         raise InvalidInput(f"{folder / SUMS} was damaged or changed")
     return known
+
+
+def digest_of_sums(folder: Path) -> str:
+    """The one digest that stands for a whole release: the owner gives it by another way."""
+    return digest_of(folder / SUMS)
 
 
 def require_whole(folder: Path, *tops: str) -> None:

@@ -21,6 +21,7 @@ from pate.release.contents import (
     copy_encoder,
     copy_labels,
     copy_student,
+    evaluation_told,
     may_leave,
     recipe_told,
     released_encoder,
@@ -54,7 +55,7 @@ def write_release(
         * Making a release costs nothing: all in it was paid for. The same run gives the same files,
           but for the date.
     """
-    _require_place(out)
+    _require_place(out, finished.run.folder)
     statement = statement_of(finished)
     with Ledger.open(finished.ledger) as ledger:
         notes = tuning_told(finished.run, ledger)
@@ -68,8 +69,8 @@ def write_release(
                 copy_labels(finished, draft)
             _write_json(draft / HEADER, header)
             _write_json(draft / "guarantee.json", statement)
-            release = _release(finished, header, labels=labels)
-            card = write_card(statement, header, release, notes)
+            release = _release(finished, header, notes, labels=labels)
+            card = write_card(statement, header, release)
             (draft / CARD).write_text(card, encoding="utf-8")
             _add_report(finished, draft)
             _write_json(draft / "release.json", release | {"files": digests(draft)})
@@ -84,23 +85,28 @@ def write_release(
     return statement
 
 
-def _require_place(out: Path) -> None:
+def _require_place(out: Path, run: Path) -> None:
+    if out.resolve().is_relative_to(run.resolve()):
+        raise InvalidInput(f"{out} lies in the run {run}, beside what is private; choose another")
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise InvalidInput(f"{out} is there already, and is no folder; choose another")
     if out.is_dir() and any(out.iterdir()):
         raise InvalidInput(f"{out} is not empty; a release is never overwritten: choose another")
 
 
-def _release(finished: Finished, header: dict[str, Any], *, labels: bool) -> dict[str, Any]:
-    evaluation = finished.json("evaluate", "evaluation.json")
+def _release(
+    finished: Finished, header: dict[str, Any], notes: list[str], *, labels: bool
+) -> dict[str, Any]:
     return {
         "format": 1,
         "what": "a student of private data, by PATE",
         "date": datetime.now(UTC).date().isoformat(),
         "versions": _versions(header),
         "recipe": recipe_told(finished),
+        "public_inputs": len(finished.artifacts["data-public"].array("features.npy")),
         "labels": labels,
-        "evaluation": {"student": evaluation["student"], "labels": evaluation["labels"]},
+        "notes": notes,
+        "evaluation": evaluation_told(finished),
     }
 
 

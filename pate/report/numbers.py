@@ -45,7 +45,7 @@ def plain(value: float) -> str:
         power = math.floor(math.log10(value) + 1e-9)
         lead = value / 10.0**power
         exponent = f"10{str(power).translate(_SUPERSCRIPT)}"
-        return exponent if abs(lead - 1) < 1e-9 else f"{lead:.3g}\u202f·\u202f{exponent}"
+        return exponent if abs(lead - 1) < 1e-9 else f"{lead:.6g}\u202f·\u202f{exponent}"
     if float(value).is_integer():
         return f"{int(value):,}".replace(",", _NARROW)
     return f"{value:.6g}"
@@ -70,8 +70,10 @@ def percent(share: float, digits: int = 1) -> str:
 def factor(exponent: float) -> str:
     """e to a power, in words, rounded up.
 
-    >>> factor(0.1), factor(2.0), factor(14.38), factor(400.0), factor(800.0)
-    ('1.11', '7.39', '1.8 million', '5.3\\u202f·\\u202f10¹⁷³', 'more than 10³⁰⁰')
+    >>> factor(0.1), factor(2.0), factor(math.log(20.041)), factor(14.38), factor(400.0)
+    ('1.11', '7.39', '20.05', '1.8 million', '5.3\\u202f·\\u202f10¹⁷³')
+    >>> factor(800.0)
+    'more than 10³⁰⁰'
     """
     if exponent > 690:
         return "more than 10³⁰⁰"
@@ -85,4 +87,4 @@ def factor(exponent: float) -> str:
         return f"{lead:g}\u202f·\u202f10{str(power).translate(_SUPERSCRIPT)}"
     if value >= 100:
         return f"{math.ceil(value):,}".replace(",", _NARROW)
-    return f"{math.ceil(value * 100 * (1 - 1e-12)) / 100:.3g}"
+    return f"{math.ceil(value * 100 * (1 - 1e-12)) / 100:.2f}"

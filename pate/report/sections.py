@@ -72,7 +72,9 @@ def _guess(facts: Facts) -> str:
     share = best_guess(facts.guarantee.epsilon, facts.guarantee.delta)
     if share > 0.9999:
         return "this bound would let the best guess be right nearly always"
-    return f"the best guess is right at most {percent(share, 2 if share > 0.99 else 1)} of the time"
+    digits = 2 if share > 0.99 else 1
+    up = math.ceil(share * 100 * 10**digits) / 10**digits / 100  # a bound must not look better
+    return f"the best guess is right at most {percent(up, digits)} of the time"
 
 
 def _symbols(facts: Facts) -> list[Markup]:
@@ -83,11 +85,11 @@ def _symbols(facts: Facts) -> list[Markup]:
         ("Mechanism", f"{name}: {formula}. nⱼ: votes for class j."),
         ("Neighbours", f"{relation} ({facts.protects}); one teacher, so one vote for each query, "
          "changes."),
-        ("Plan", f"at most {plain(facts.answers)} answers to {plain(facts.queries)} queries, fixed "
-         "before the votes were opened. The guarantee is the one of the plan, whatever was "
-         "answered."),
+        ("Plan", _plan_said(facts)),
         ("Composition", "log-moments α(λ) of all events add up: Abadi et al. 2016, Theorem 2.1."),
-        ("Conversion", f"{conversion} ({theorem})."),
+        ("Conversion", f"{conversion} ({theorem})" + (
+            ", at the one λ that the ledger fixed when it was opened (Feldman & Zrnic 2021)."
+            if facts.extended else ".")),
     ]  # fmt: skip
     if facts.sanitised is not None:
         terms.append(
@@ -100,7 +102,8 @@ def _symbols(facts: Facts) -> list[Markup]:
     if facts.all_releases is not None:
         terms.append(
             ("The whole data set", f"all releases that were ever charged to its ledger: "
-             f"ε = {epsilon(facts.all_releases.epsilon)} at δ = {plain(facts.all_releases.delta)}.")
+             f"ε = {epsilon(facts.all_releases.epsilon)} at δ = {plain(facts.all_releases.delta)}, "
+             "between data sets for which one teacher of each release changes.")
         )  # fmt: skip
     return [
         tag("h3", "In symbols"),
@@ -113,6 +116,19 @@ def _symbols(facts: Facts) -> list[Markup]:
     ]  # fmt: skip
 
 
+def _plan_said(facts: Facts) -> str:
+    if facts.extended:
+        return (
+            f"{plain(facts.answers)} answers to {plain(facts.queries)} queries, asked for in "
+            "several goes, each when the answers before it were known. The guarantee is the "
+            "ledger's, which covers them all and holds however they were chosen."
+        )
+    return (
+        f"at most {plain(facts.answers)} answers to {plain(facts.queries)} queries, fixed before "
+        "the votes were opened. The guarantee is the one of the plan, whatever was answered."
+    )
+
+
 def _figures_table(facts: Facts) -> Markup:
     covers = "labels and sanitised figure" if facts.sanitised else "labels"
     other = next(name for name in facts.plan if name != facts.conversion.value)
@@ -120,12 +136,17 @@ def _figures_table(facts: Facts) -> Markup:
     if facts.sanitised is not None and facts.confidence is not None:
         sure = f"labels and itself; {percent(facts.confidence, 0)} sure"
         rows.append(_figure_row("Sanitised", facts.sanitised, sure))
-    rows += [
-        _figure_row("Plan, labels alone", facts.plan[facts.conversion.value], "labels"),
-        _figure_row(f"Plan, {other} conversion", facts.plan[other], "labels"),
-        _row("Advanced composition", facts.curves.advanced[-1], None, "labels"),
-        _row("Naive sum", facts.curves.naive[-1], None, "labels"),
-    ]
+    # Of a plan that grew with the answers only the ledger's figure holds.
+    rows += (
+        []
+        if facts.extended
+        else [
+            _figure_row("Plan, labels alone", facts.plan[facts.conversion.value], "labels"),
+            _figure_row(f"Plan, {other} conversion", facts.plan[other], "labels"),
+            _row("Advanced composition", facts.curves.advanced[-1], None, "labels"),
+            _row("Naive sum", facts.curves.naive[-1], None, "labels"),
+        ]
+    )
     delta = plain(facts.guarantee.delta)
     caption = (
         f"All figures of this run at δ = {delta}. None of them holds: the noise was seeded"
@@ -192,7 +213,9 @@ def cost(facts: Facts) -> Markup:
         tag("h2", "What the answers cost", id="cost-title"),
         tag("p", "Every answer adds to ε. Simple sums grow fast; log-moments, which the guarantee "
             "rests on, grow slowly. All curves follow from the plan and show its worst course: a "
-            "query that is asked is answered, as long as answers are left."),
+            "query that is asked is answered, as long as answers are left."
+            + (" Here the plan grew as answers came: the curves are what it would have cost fixed "
+               "at once, and no guarantee." if facts.extended else "")),
         tag("figure", plots.cost_picture(facts), tag("figcaption", "ε at δ = "
             f"{plain(facts.guarantee.delta)}. The disc is the guarantee"
             + (", with the price of the sanitised figure." if facts.sanitised else ".")

@@ -117,7 +117,7 @@ def _read(fresh: Any, folder: Path, header: dict[str, Any]) -> Teacher:
         elif loaded is not None:
             fresh = loaded
     elif kind == "skops":
-        fresh.estimator = unpack(folder / _SKOPS, home=fresh.home)
+        fresh.estimator = unpack(folder / _SKOPS, home=fresh.home, kind=type(fresh.estimator))
     elif kind == "safetensors":
         _read_tensors(_module(fresh), folder / _TENSORS)
     else:

@@ -315,6 +315,10 @@ def test_more_queries_later_are_told(project):
     project.call("report", "runs/tiny", "--plugin-path", "plugins")
     text = (project.run_folder / "report.html").read_text()
     assert "Queries were added after earlier answers had been seen" in text
+    assert "at the one λ that the ledger fixed" in text
+    assert "and no guarantee" in text
+    for words in ("before the votes were opened", "Plan, labels alone", "Naive sum"):
+        assert words not in text  # they hold for a plan that was fixed, and this one grew
 
 
 def test_a_comparison_has_its_section(made, tmp_path):

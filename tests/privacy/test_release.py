@@ -217,7 +217,7 @@ def test_a_release_names_charges_by_chance_alone(place):
 def test_a_release_is_good_where_nothing_else_is(place, tmp_path):
     shutil.copytree(place.folder / "out", tmp_path / "given")
     said = place.pate("verify", "given", cwd=tmp_path)
-    assert "verified: given is whole" in said
+    assert "verified: given holds the files of its SHA256SUMS" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["given"]
 
 
