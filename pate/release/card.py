@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
 from pate.release.figures import read_events
+from pate.report.numbers import factor
 
 CARD = "MODEL_CARD.md"
 _MARKS = re.compile(r"([\\`*_{}\[\]()#!|~]|:(?=//))")
@@ -85,7 +85,7 @@ def _guarantee(statement: Mapping[str, Any], notes: list[str]) -> str:
         f"δ = {stated['delta']:g}**, for {statement['protects']} ({stated['neighbours']}).",
         "",
         f"In words: with {statement['protects']}, whatever somebody makes of this release becomes "
-        f"at most {_factor(stated['epsilon'])} times (e^ε) as likely, but for a chance of δ, "
+        f"at most {factor(stated['epsilon'])} times (e^ε) as likely, but for a chance of δ, "
         f"whatever else they know. {_judged(stated['epsilon'])} It covers "
         f"{published}; the student is made from these and public inputs alone, so it costs nothing "
         "more (post-processing).",
@@ -114,10 +114,6 @@ def _guarantee(statement: Mapping[str, Any], notes: list[str]) -> str:
     for note in notes:
         lines += [f"* {plainly(note)}"]
     return "\n".join(lines) + ("\n" if notes else "")
-
-
-def _factor(epsilon: float) -> str:
-    return f"{math.exp(epsilon):,.3g}" if epsilon < 700 else "more than 10^300"
 
 
 def _judged(epsilon: float) -> str:
