@@ -18,6 +18,11 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	@$(BIN)/pate run digits
+	@$(BIN)/pate report runs/digits
+	@test -e runs/digits-release || $(BIN)/pate release runs/digits runs/digits-release
+	@$(BIN)/pate verify runs/digits-release
+	@$(BIN)/pate compare compare-digits
+	@$(BIN)/pate report runs/compare-digits
 
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup

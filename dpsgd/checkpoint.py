@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dpsgd.plan import Plans
 from dpsgd.whole_file import write_whole
 from pate.artifacts import StoreError
 from pate.errors import InvalidInput
@@ -66,13 +67,21 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def revision(path: Path) -> str | None:
     """Which writing of a checkpoint is on disk; None where there is none."""
+    return str(_noted(path, "revision")) if path.exists() else None
+
+
+def releases(path: Path) -> set[str]:
+    """The names under which the ledger was charged for what a checkpoint holds."""
+    return Plans.from_json(_noted(path, "plans")).releases
+
+
+def _noted(path: Path, key: str) -> Any:
+    """What stands in the record of a checkpoint, whose tensors are not read."""
     from safetensors import SafetensorError, safe_open
 
-    if not path.exists():
-        return None
     try:
         with safe_open(path, framework="pt") as file:
-            return str(json.loads(file.metadata()["record"])["revision"])
+            return json.loads(file.metadata()["record"])[key]
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path) from error
 

@@ -117,6 +117,11 @@ class Plans:
     def last(self) -> Plan | None:
         return self._all[-1] if self._all else None
 
+    @property
+    def releases(self) -> set[str]:
+        """Their names in the ledger."""
+        return {each.release for each in self._all}
+
     def known(self, request: tuple[str, float], *, steps: int) -> Plan | None:
         """The plan that a call of ``fit`` goes on with; None if it asks for something new."""
         if self._to_replay:
@@ -143,12 +148,12 @@ class Plans:
         parts = [spending.events(each.end, first=each.first) for each in self._all]
         return (*spending.prior, *(event for part in parts for event in part))
 
-    def charge(self, ledger: Ledger, spending: Spending) -> None:
+    def charge(self, ledger: Ledger, spending: Spending, *, study: str | None = None) -> None:
         """Charges every plan under its name; one that was charged before is not charged again.
 
-        What was paid beside the steps goes with the first.
+        What was paid beside the steps goes with the first. ``study`` is the mark of each charge.
         """
         for index, plan in enumerate(self._all):
             beside = () if index else spending.prior
             events = (*beside, *spending.events(plan.end, first=plan.first))
-            ledger.charge(events, release=plan.release)
+            ledger.charge(events, release=plan.release, study=study)

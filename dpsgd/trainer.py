@@ -59,8 +59,9 @@ class Trainer:
     else. An epoch is ⌈examples / lot_size⌉ steps.
 
     ``max_epsilon`` is a filter: no step is taken that would pass it. ``prior_events`` are costs
-    paid beside the steps. With a ``ledger`` every fit is charged before its first step. With a
-    ``checkpoint`` a killed run goes on: make the same trainer again and call ``fit`` as before.
+    paid beside the steps. With a ``ledger`` every fit is charged before its first step, and marked
+    with the ``study`` it belongs to, if any. With a ``checkpoint`` a killed run goes on: make the
+    same trainer again and call ``fit`` as before.
 
     Guarantees:
         * Abadi et al. 2016, Algorithm 1: each step is a Poisson-sampled Gaussian mechanism
@@ -108,6 +109,7 @@ class Trainer:
         max_epsilon: float | None = None,
         prior_events: Iterable[Event] = (),
         ledger: Ledger | None = None,
+        study: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
     ) -> None:
@@ -119,6 +121,7 @@ class Trainer:
         self.model = model.to(device)
         self.optimizer = optimizer
         self.ledger = ledger
+        self.study = study
         self.max_epsilon = max_epsilon
         self.history: list[Row] = []
         self.stopped_because: str | None = None
@@ -282,7 +285,7 @@ class Trainer:
         if self.ledger is None:
             return
         try:
-            self._plans.charge(self.ledger, self.spending)
+            self._plans.charge(self.ledger, self.spending, study=self.study)
         except BudgetExceeded:
             last = self._plans.last
             if last is not None and last.first == self.steps:

@@ -18,6 +18,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import nn
 
+from dpsgd.checkpoint import releases
 from dpsgd.clipping import AdaptiveQuantile, Automatic, Clipping, Flat, PerLayer
 from dpsgd.curves import Row, write_curve
 from dpsgd.inputs import Inputs, prepare
@@ -50,6 +51,7 @@ class Options:
     plugin_path: Path | None = None
     insecure_seed: int | None = None
     spend: bool = False
+    study: str | None = None  # the set of runs this one was made for: a mark on all it pays for
     say: Callable[[str], None] = print
     show: Callable[[dict[str, Any]], None] = lambda row: None  # each epoch, once it may be seen
 
@@ -71,7 +73,7 @@ def train(recipe: Recipe, folder: Path, options: Options) -> Outcome:
         return done
     name = name_of_run(recipe, seed)
     private = private_folder(folder, name)
-    if not options.spend:
+    if not options.spend and options.study is None:  # a study asked for all its settings
         require_consent(recipe, folder, private)
     splits = load(recipe.data, root=root, plugin_path=options.plugin_path)
     plan = plan_run(recipe, records=splits.private.records)
@@ -105,7 +107,8 @@ def train(recipe: Recipe, folder: Path, options: Options) -> Outcome:
                 if trainer.steps == 0:
                     clear(private)
                 raise
-        _release(store, name, recipe, plan, inputs, trainer, encoder=private / "encoder")
+            study = _study(ledger, private / CHECKPOINT)
+        _release(store, name, recipe, plan, inputs, trainer, private / "encoder", study)
     outcome = find_outcome(recipe, folder, data_root=root, insecure_seed=seed, new=True)
     assert outcome is not None
     return outcome
@@ -166,6 +169,7 @@ def _trainer(
         accountant=recipe.privacy.accountant,
         prior_events=plan.prior,
         ledger=ledger,
+        study=options.study,
         checkpoint=private / CHECKPOINT,
     )
 
@@ -199,10 +203,13 @@ def _release(
     plan: RunPlan,
     inputs: Inputs,
     trainer: Trainer,
-    *,
     encoder: Path,
+    study: str | None,
 ) -> None:
     """Publishes what was paid for: the model, its guarantee, its curve, and the recipe.
+
+    ``study`` is the set of runs that this one was made for; its guarantee is then that of this run
+    alone, and the file says so.
 
     Guarantees:
         Of the encoder the files go out that were written when it was fitted, before any private
@@ -210,7 +217,7 @@ def _release(
     """
     model = trainer.model.eval()
     guarantee = _with_caveats(trainer.planned(), inputs)
-    report = {
+    report: dict[str, Any] = {
         "guarantee": guarantee.as_json(),
         "accountant": recipe.privacy.accountant,
         "noise_multiplier": plan.noise_multiplier,
@@ -223,6 +230,8 @@ def _release(
         "epochs": [as_public(row) for row in trainer.history],
         "pca": inputs.pca is not None,
     }
+    if study is not None:
+        report["study"] = study
     with store.draft(STAGE, name, level=Level.RELEASED) as draft:
         state = model.state_dict()
         weights = {key: value.detach().clone().contiguous() for key, value in state.items()}
@@ -234,6 +243,13 @@ def _release(
         draft.save_json("guarantee.json", report)
         draft.save_json("recipe.json", recipe.model_dump(mode="json"))
         write_curve([dataclasses.replace(row, seconds=0.0) for row in trainer.history], draft.path)
+
+
+def _study(ledger: Ledger, checkpoint: Path) -> str | None:
+    """The study that the run was charged for, whoever brought it to its end."""
+    own = releases(checkpoint)
+    marks = (each.study for each in ledger.charges() if each.release in own)
+    return next((mark for mark in marks if mark is not None), None)
 
 
 def _with_caveats(guarantee: Guarantee, inputs: Inputs) -> Guarantee:

@@ -55,6 +55,10 @@ class BudgetExceeded(LedgerError):
             f"(spent {spent:.6g}, left {self.left:.6g}); nothing was charged"
         )
 
+    def saying(self, why: str) -> BudgetExceeded:
+        """The same figures in other words, for somebody who asked for something else."""
+        return BudgetExceeded(needed=self.needed, spent=self.spent, budget=self.budget, why=why)
+
 
 class MixedComposition(LedgerError):
     """Charges under a fixed moment and charges under a plan cannot share one ledger."""

@@ -67,6 +67,11 @@ def _guarantee(report: dict[str, Any]) -> list[str]:
         f"multiplier {report['noise_multiplier']:.4g}, sampling rate "
         f"{report['sample_rate']:.4g}, {report['steps']} steps)."
     ]
+    if "study" in report:
+        lines.append(
+            f"It is one run of the study “{report['study']}”: this ε holds if it was fixed before "
+            "any result was seen; whoever chose it by its result has spent what all of them cost."
+        )
     if guarantee["caveats"]:
         lines.append(f"NOT TO BE PUBLISHED AS PRIVATE: {'; '.join(guarantee['caveats'])}.")
     return lines

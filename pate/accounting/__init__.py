@@ -1,6 +1,6 @@
 """What each answer costs: events, log-moments, composition, conversion, and the ledger.
 
-    events → moments (noisy_max, sampled_gaussian) → guarantee
+    events → moments (noisy_max, sampled_gaussian, selection) → guarantee
                       │
                       └ smooth → sanitise        calibrate        ledger
 
@@ -15,6 +15,7 @@ Numpy and scipy only; no torch.
 from pate.accounting.calibrate import most, smallest_noise
 from pate.accounting.events import (
     ApproximateDP,
+    BestOfTries,
     Event,
     ForReplacement,
     Gaussian,
@@ -38,11 +39,13 @@ from pate.accounting.odometer import odometer_epsilon
 from pate.accounting.pld import pld_guarantee
 from pate.accounting.sampled_gaussian import abadi_log_moments
 from pate.accounting.sanitise import ReleasePlan, Sanitised, sanitise
+from pate.accounting.selection import draw_tries
 from pate.accounting.terms import Basis, Mode
 
 __all__ = [
     "ApproximateDP",
     "Basis",
+    "BestOfTries",
     "Charge",
     "Conversion",
     "Event",
@@ -67,6 +70,7 @@ __all__ = [
     "abadi_log_moments",
     "compose",
     "confident_total",
+    "draw_tries",
     "event_from_json",
     "event_to_json",
     "gaussian_total",

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, cast, final
 
 from pate.accounting.guarantee import Neighbours
 from pate.errors import InvalidInput, UnsupportedEvent
@@ -182,6 +182,75 @@ class ForReplacement(Event):
 
 _RESTATABLE = (Gaussian, Laplace, PureDP, ApproximateDP, ZeroConcentrated)
 
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestOfTries(Event):
+    """The best outcome of a random number of tries, each of a candidate picked at random.
+
+    A try picks one of the ``candidates`` (what each may do at most, as events), each as likely as
+    the others, and does it with fresh noise. How many tries there are is drawn beforehand from the
+    truncated negative binomial distribution with the mean ``mean_tries`` and the ``shape`` η: 0 is
+    the logarithmic, 1 the geometric distribution. The best try leaves, and with it which candidate
+    it was; the others, and how many there were, never do (:mod:`pate.accounting.selection`).
+
+    >>> tried = BestOfTries(candidates=[[PureDP(epsilon=0.2)], [PureDP(epsilon=0.1)]], mean_tries=8)
+    >>> print(tried)
+    the best of 8 tries (on average; shape 0) among 2 candidates
+    >>> event_from_json(event_to_json(tried)) == tried
+    True
+    """
+
+    candidates: tuple[tuple[Event, ...], ...]  # in an order of their own
+    mean_tries: float
+    shape: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_number("mean_tries", self.mean_tries, above=1, most=_MOST_TRIES)
+        _check_number("shape", self.shape, least=0, most=_MOST_SHAPE)
+        object.__setattr__(self, "mean_tries", float(self.mean_tries))
+        object.__setattr__(self, "shape", float(self.shape))
+        plans = [tally(candidate) for candidate in self.candidates]
+        if not plans or not all(plans):
+            raise InvalidInput("a choice is made among one candidate or more, each of some events")
+        if any(isinstance(event, BestOfTries) for plan in plans for event in plan):
+            raise InvalidInput("a candidate cannot itself be a choice among candidates")
+        ordered = sorted(
+            (tuple(Repeated(event, count) for event, count in plan.items()) for plan in plans),
+            key=lambda plan: [event_to_json(event) for event in plan],
+        )
+        object.__setattr__(self, "candidates", tuple(ordered))
+        _ = self.neighbours  # candidates under different relations are refused
+
+    @property
+    def neighbours(self) -> Neighbours:  # type: ignore[override]
+        """The relation of all candidates together."""
+        relation = Neighbours.AS_STATED
+        for plan in self.candidates:
+            for each in plan:
+                relation = relation.combine(cast(Repeated, each).event.neighbours)
+        return relation
+
+    def __str__(self) -> str:
+        count = len(self.candidates)
+        return (
+            f"the best of {self.mean_tries:g} tries (on average; shape {self.shape:g}) among "
+            f"{count} candidate{'s' if count > 1 else ''}"
+        )
+
+
+_MOST_TRIES, _MOST_SHAPE = 10_000, 10  # on average; far beyond any use
+
+
+def _check_number(
+    name: str, value: Any, *, most: float, above: float = -math.inf, least: float = -math.inf
+) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (number and above < value <= most and value >= least):
+        rule = f"above {above:g}" if above > least else f"at least {least:g}"
+        raise InvalidInput(f"{name} is {value!r}; it must be a number {rule}, at most {most:g}")
+
+
 _KINDS: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
@@ -236,6 +305,14 @@ def _to_dict(event: Event) -> dict[str, Any]:
         return {"event": "Repeated", "of": _to_dict(event.event), "count": event.count}
     if isinstance(event, ForReplacement):
         return {"event": "ForReplacement", "of": _to_dict(event.event)}
+    if isinstance(event, BestOfTries):
+        plans = [[_to_dict(each) for each in plan] for plan in event.candidates]
+        return {
+            "event": "BestOfTries",
+            "candidates": plans,
+            "mean_tries": event.mean_tries,
+            "shape": event.shape,
+        }
     if _KINDS.get(type(event).__name__) is not type(event):
         raise UnsupportedEvent(f"{type(event).__name__} is not an event this version knows")
     return {"event": type(event).__name__, **asdict(event)}
@@ -251,13 +328,19 @@ def event_from_json(text: str) -> Event:
         raise InvalidInput(f"not a recorded event ({type(error).__name__})") from error
 
 
-def _from_dict(record: dict[str, Any]) -> Event:
+def _from_dict(record: Any) -> Event:
+    if not isinstance(record, dict):
+        raise InvalidInput("not a recorded event: it is no table of settings")
     fields = dict(record)
     kind = fields.pop("event")
     if kind == "Repeated":
         return Repeated(_from_dict(fields["of"]), fields["count"])
     if kind == "ForReplacement":
         return ForReplacement(_from_dict(fields["of"]))
+    if kind == "BestOfTries":
+        plans = fields.pop("candidates")
+        candidates = tuple(tuple(_from_dict(each) for each in plan) for plan in plans)
+        return BestOfTries(candidates=candidates, **fields)
     if kind not in _KINDS:
         raise UnsupportedEvent(f"{kind} is not an event this version knows")
     return _KINDS[kind](**fields)

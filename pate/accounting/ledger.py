@@ -53,6 +53,7 @@ class Charge:
     basis: Basis
     events: tuple[Event, ...]
     charged_at: str
+    study: str | None = None  # the set of runs it was made for
 
 
 class Ledger:
@@ -142,12 +143,18 @@ class Ledger:
     # --- spending -----------------------------------------------------------------------------
 
     def charge(
-        self, events: Iterable[Event], *, release: str, relies_on: Basis | None = None
+        self,
+        events: Iterable[Event],
+        *,
+        release: str,
+        relies_on: Basis | None = None,
+        study: str | None = None,
     ) -> Charge:
         """Pays for a release, durably, or raises and leaves the ledger as it was.
 
         Charging the same ``release`` again for the same events is one charge, so that a crashed
-        run can be resumed.
+        run can be resumed. ``study`` marks it as one of a set of releases made to be looked at
+        together; it counts like any other, and a repeated charge keeps its first mark.
 
         Guarantees:
             One ``BEGIN IMMEDIATE`` transaction reads all that was spent, decides, and writes;
@@ -163,6 +170,8 @@ class Ledger:
             )
         if not release or not release.isprintable():
             raise InvalidInput("a release needs an id of printable characters")
+        if study is not None:
+            _require_name(study)
         if not counts:
             raise InvalidInput("a charge needs at least one event")
         with self._transaction():
@@ -181,9 +190,48 @@ class Ledger:
                 "INSERT INTO entries (charge, event, count) VALUES (?, ?, ?)",
                 [(number, event_to_json(event), count) for event, count in counts.items()],
             )
+            if study is not None:
+                self._mark(number, study)
             charged = self._find(release)
             assert charged is not None
             return charged
+
+    def mark(self, release: str, *, study: str) -> None:
+        """Says of a charge that a study uses its release; a mark that is there stays as it is.
+
+        For what was paid for by itself and is then looked at together with others.
+
+        Guarantees:
+            Nothing but the mark is written: what was spent stays the same. Marking twice is
+            marking once.
+        """
+        _require_name(study)
+        with self._transaction():
+            charge = self._find(release)
+            if charge is None:
+                raise LedgerError(
+                    f"the ledger at {self.path} holds no charge {release!r}; only what was paid "
+                    "for can be marked as part of a study"
+                )
+            if charge.study is None:
+                self._mark(charge.number, study)
+
+    def _mark(self, number: int | None, study: str) -> None:
+        self._connection.execute(ledger_file.STUDIES)
+        self._connection.execute("INSERT INTO studies VALUES (?, ?)", (number, study))
+
+    def require_room(self, events: Iterable[Event]) -> None:
+        """Raises as :meth:`charge` would if these were charged now; writes nothing.
+
+        A whole study is asked about at once, before its first charge. Costs only add up, so what
+        fits together fits one by one, in any order. An odometer has room for everything.
+
+        Guarantees:
+            It promises nothing: another process may charge in between. :meth:`charge` decides.
+        """
+        counts = tally(events)
+        if counts:
+            self._read(lambda: self._require_room(counts))
 
     def _require_room(self, new: dict[Event, int]) -> None:
         before = self._tally()
@@ -278,7 +326,9 @@ class Ledger:
             "SELECT number, release, basis, charged_at, event, count FROM charges "
             f"JOIN entries ON charge = number {where} ORDER BY number, event",
             values,
-        )
+        ).fetchall()
+        # After the charges: whatever charge was seen, its mark, of the same transaction, is too.
+        studies = self._studies() if rows else {}
         return [
             Charge(
                 number=number,
@@ -286,9 +336,17 @@ class Ledger:
                 basis=Basis(basis),
                 events=tuple(Repeated(event_from_json(row[4]), row[5]) for row in entries),
                 charged_at=at,
+                study=studies.get(number),
             )
             for (number, release, basis, at), entries in groupby(rows, key=lambda row: row[:4])
         ]
+
+    def _studies(self) -> dict[int, str]:
+        """The marks, by the number of the charge; a ledger without their table has none."""
+        there = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'studies'"
+        if self._connection.execute(there).fetchone() is None:
+            return {}
+        return dict(self._connection.execute("SELECT charge, name FROM studies").fetchall())
 
     def _tally(self) -> dict[Event, int]:
         rows = self._connection.execute("SELECT event, SUM(count) FROM entries GROUP BY event")
@@ -324,3 +382,8 @@ class Ledger:
             neighbours=budget.neighbours,
             conversion=budget.conversion,
         )
+
+
+def _require_name(study: str) -> None:
+    if not (study and study.isprintable()):
+        raise InvalidInput("a study needs a name of printable characters")

@@ -29,6 +29,13 @@ CREATE TABLE entries (
     count INTEGER NOT NULL CHECK (count > 0)
 );
 """
+# In ledgers of before there were studies it is made with the first charge that is marked.
+STUDIES = """
+CREATE TABLE IF NOT EXISTS studies (
+    charge INTEGER PRIMARY KEY REFERENCES charges (number),
+    name TEXT NOT NULL
+)
+"""
 
 
 def create(place: Path, terms: str) -> None:
@@ -50,10 +57,11 @@ def create(place: Path, terms: str) -> None:
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
-                connection.executescript("BEGIN;" + _SCHEMA + "COMMIT;")
+                connection.executescript("BEGIN;" + _SCHEMA + STUDIES + ";COMMIT;")
                 connection.execute("INSERT INTO terms VALUES (1, ?)", (terms,))
             finally:
                 connection.close()  # the last connection folds the journal into the file
+            draft.chmod(0o600)  # when something was paid for is its owner's business; also journals
             _sync(draft)
             with contextlib.suppress(FileExistsError):  # another process was first: use theirs
                 os.link(draft, place)

@@ -54,10 +54,10 @@ def is_draft(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def drafting(parent: Path) -> Iterator[Path]:
+def drafting(parent: Path, *, prefix: str = _PREFIX) -> Iterator[Path]:
     """A fresh folder of mode 0700, held until the block ends; then it is gone, unless renamed."""
     while True:
-        working = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        working = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:
             handle = os.open(working, os.O_RDONLY)
         except FileNotFoundError:  # swept away before it was opened
@@ -76,9 +76,9 @@ def drafting(parent: Path) -> Iterator[Path]:
         os.close(handle)
 
 
-def sweep(root: Path) -> None:
+def sweep(root: Path, *, drafts: str = f"*/*/{_PREFIX}*") -> None:
     """Removes the drafts of processes that are gone; those being filled are left alone."""
-    for leftover in root.glob(f"*/*/{_PREFIX}*"):
+    for leftover in root.glob(drafts):
         with contextlib.suppress(OSError):
             handle = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pate.cli import data, epsilon, ledger, pipeline, plan, release, report
+from pate.cli import compare, data, epsilon, ledger, pipeline, plan, release, report, sweep
 from pate.console import run_command
 
 app = typer.Typer(
@@ -17,6 +17,8 @@ app = typer.Typer(
 )
 pipeline.add_commands(app)
 app.command()(plan.plan)
+app.command()(sweep.sweep)
+app.command()(compare.compare)
 app.command()(report.report)
 app.command()(release.release)
 app.command()(release.verify)

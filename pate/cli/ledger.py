@@ -24,22 +24,22 @@ def show(
     place: Annotated[Path, typer.Argument(help="A run's folder, or a ledger file.")],
     data_root: running.DataRoot = None,
 ) -> None:
-    """Every charge, and the budget spent and left."""
+    """Every charge, the budget spent and left, and what studies cost together."""
     from pate.accounting import Ledger
-    from pate.cli.summary import show_ledger
+    from pate.cli.charges import show_ledger
     from pate.datasets import data_root as default_root
     from pate.errors import InvalidInput
     from pate.pipeline.runner import find_data_root, read_resolved
     from pate.pipeline.spending import ledger_path
 
-    path = place
+    path, one_teacher = place, None
     if not place.is_file():
         recipe = read_resolved(place)
         root = default_root(data_root)
         if data_root is None:
             root = find_data_root(place, recipe, root)
-        path = ledger_path(recipe, root)
+        path, one_teacher = ledger_path(recipe, root), recipe.partition.neighbours
         if not path.exists():
             raise InvalidInput(f"{recipe.data.name} has paid for nothing yet")
     with Ledger.open(path) as ledger:
-        show_ledger(ledger)
+        show_ledger(ledger, one_teacher=one_teacher)

@@ -67,7 +67,8 @@ def recipes() -> None:
     """The recipes that come with the package."""
     from pate.reading import shipped_recipes
 
-    for name, path in sorted(shipped_recipes("pate").items()):
+    own = shipped_recipes("pate") | shipped_recipes("compare")
+    for name, path in sorted(own.items()):
         first = path.read_text().partition("\n")[0].lstrip("# ")
         typer.echo(f"{name:14} {first}")
 

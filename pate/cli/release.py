@@ -21,17 +21,25 @@ def release(
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
     out: Annotated[Path, typer.Argument(help="The folder to write; new, or empty.")],
     labels: Annotated[bool, typer.Option("--labels", help="The released labels, too.")] = False,
+    chosen_beforehand: Annotated[
+        bool,
+        typer.Option(
+            "--chosen-beforehand",
+            help="A run of a sweep or comparison was chosen before "
+            "any of its results was seen; the card says so.",
+        ),
+    ] = False,
     data_root: running.DataRoot = None,
     plugin_path: running.PluginPath = None,
 ) -> None:
     """Exports what may leave: the student, its guarantee, a model card, and checksums."""
-    from pate.release.card import upwards
+    from pate.accounting.shown import upwards
     from pate.release.finished import open_finished
     from pate.release.sums import SUMS, digest_of_sums
     from pate.release.writing import write_release
 
     finished = open_finished(run, data_root=data_root, plugin_path=plugin_path)
-    statement = write_release(finished, out, labels=labels)
+    statement = write_release(finished, out, labels=labels, chosen_beforehand=chosen_beforehand)
     stated = statement["guarantee"]
     typer.echo(f"released to {out}: ε = {upwards(stated['epsilon'])} at δ = {stated['delta']:g}, "
                f"{statement['protects']}")  # fmt: skip
@@ -50,7 +58,7 @@ def verify(
     from the owner. Ends with 0 if all is well, 1 if not, and 4 if all is well but the student could
     not be tried.
     """
-    from pate.release.card import upwards
+    from pate.accounting.shown import upwards
     from pate.release.checking import verify_release
     from pate.release.sums import SUMS
 

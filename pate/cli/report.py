@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pate.cli import running
-
-if TYPE_CHECKING:
-    from pate.pipeline.runner import Run
 
 Folder = Annotated[Path, typer.Argument(help="A finished run's folder.")]
 File = Annotated[
@@ -41,8 +38,11 @@ def report(
     --private is given.
     """
     from pate.report.writing import write_report
+    from pate.stages.opening import open_run
 
-    run = open_run(folder, data_root, plugin_path, insecure_seed)
+    run = open_run(
+        folder, data_root=data_root, plugin_path=plugin_path, insecure_seed=insecure_seed
+    )
     place = write_report(run, out, private=private)
     typer.echo(f"wrote {place}" + (" (PRIVATE: do not publish)" if private else ""))
     if show:
@@ -50,33 +50,3 @@ def report(
 
         if not webbrowser.open(place.absolute().as_uri()):
             typer.echo(f"pate: no browser could be started; open {place} by hand", err=True)
-
-
-def open_run(
-    folder: Path, data_root: Path | None, plugin_path: Path | None, insecure_seed: int | None
-) -> Run:
-    """A run from its folder, with the recipe it was run with; nothing is run."""
-    from contextlib import nullcontext
-
-    from pate.datasets import data_root as default_root
-    from pate.engines import make_engine
-    from pate.pipeline.runner import Run, find_data_root, read_resolved
-    from pate.pipeline.stage import Options
-    from pate.stages.catalogue import STAGES
-
-    recipe = read_resolved(folder)
-    root = default_root(data_root)
-    if data_root is None:
-        root = find_data_root(folder, recipe, root)
-    return Run(
-        folder=folder,
-        recipe=recipe,
-        stages=STAGES,
-        options=Options(
-            data_root=root,
-            engine=make_engine("serial"),
-            plugin_path=None if plugin_path is None else plugin_path.absolute(),
-            insecure_seed=insecure_seed,
-            progress=lambda *_: nullcontext(),  # type: ignore[arg-type]
-        ),
-    )

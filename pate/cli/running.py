@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from pate.pipeline.runner import Run
+    from pate.pipeline.stage import Options
 
 RecipeName = Annotated[str, typer.Argument(help="A shipped recipe, or the path of a .toml file.")]
 Settings = Annotated[
@@ -63,16 +64,31 @@ def make_run(
     json_logs: bool,
 ) -> Run:
     """A run from what was typed; nothing is read but the recipe."""
-    from pate.datasets import data_root as default_root
-    from pate.engines import Progress, make_engine, terminal_progress
-    from pate.errors import InvalidInput
     from pate.pipeline.recipe import Recipe
     from pate.pipeline.runner import Run
-    from pate.pipeline.stage import Options
     from pate.reading import read_recipe
     from pate.stages.catalogue import STAGES
 
     name, checked = read_recipe(recipe, settings, Recipe)
+    options = make_options(data_root, engine, plugin_path, insecure_seed, spend, quiet, json_logs)
+    return Run(folder=out or Path("runs") / name, recipe=checked, stages=STAGES, options=options)
+
+
+def make_options(
+    data_root: Path | None,
+    engine: str,
+    plugin_path: Path | None,
+    insecure_seed: int | None,
+    spend: bool,
+    quiet: bool,
+    json_logs: bool = False,
+) -> Options:
+    """How to run, from what was typed."""
+    from pate.datasets import data_root as default_root
+    from pate.engines import Progress, make_engine, terminal_progress
+    from pate.errors import InvalidInput
+    from pate.pipeline.stage import Options
+
     if plugin_path is not None and not plugin_path.exists():
         raise InvalidInput(f"there is nothing at --plugin-path {plugin_path}")
     if insecure_seed is not None:
@@ -85,19 +101,14 @@ def make_run(
             title, total, quiet=quiet, json_logs=json_logs, done=done, slots=slots
         )
 
-    return Run(
-        folder=out or Path("runs") / name,
-        recipe=checked,
-        stages=STAGES,
-        options=Options(
-            data_root=default_root(data_root),
-            engine=make_engine(engine),
-            plugin_path=None if plugin_path is None else plugin_path.absolute(),
-            insecure_seed=insecure_seed,
-            spend=spend,
-            say=_silent if quiet else typer.echo,
-            progress=show,
-        ),
+    return Options(
+        data_root=default_root(data_root),
+        engine=make_engine(engine),
+        plugin_path=None if plugin_path is None else plugin_path.absolute(),
+        insecure_seed=insecure_seed,
+        spend=spend,
+        say=_silent if quiet else typer.echo,
+        progress=show,
     )
 
 

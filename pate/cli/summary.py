@@ -12,11 +12,11 @@ from rich.table import Table
 from pate.accounting import Ledger
 from pate.accounting.data_ledger import budget_line
 from pate.accounting.shown import upwards
-from pate.cli.report import open_run
 from pate.datasets import data_root as default_root
 from pate.pipeline.runner import Run
 from pate.pipeline.spending import ledger_path, open_ledger
 from pate.report.tuning import tuning_told
+from pate.stages.opening import open_run
 
 
 def show_summary(run: Run) -> None:
@@ -38,6 +38,8 @@ def show_summary(run: Run) -> None:
         table.add_row("labels that are right", *_share(evaluation["labels"]))
     delta = costs["guarantee"]["delta"]
     what = "labels and sanitised figure" if costs.get("sanitised") else "labels"
+    if run.recipe.selection is not None:
+        what = f"labels, and choosing among {len(run.recipe.selection.candidates)} candidates"
     table.add_row(
         "ε, data-independent", _number(costs["guarantee"]), f"δ = {delta:g}: the guarantee ({what})"
     )
@@ -45,12 +47,15 @@ def show_summary(run: Run) -> None:
     if happened["epsilon"] != costs["plan"][conversion]["epsilon"]:
         table.add_row("ε, of what was answered", _number(happened), "a reading: not the guarantee")
     table.add_row("ε, sanitised", *_sanitised(costs))
-    table.add_row("ε, data-dependent", _number(private[conversion]), "private: do not publish")
+    if "why_not" in private:
+        table.add_row("ε, data-dependent", "none", "as the settings were chosen privately")
+    else:
+        table.add_row("ε, data-dependent", _number(private[conversion]), "private: do not publish")
     table.add_row("student's accuracy", *_share(evaluation["student"]))
     if run.recipe.evaluate.reference:
         reference = run.artifact("evaluate-reference").json("evaluation.json")["reference"]
         table.add_row("the same without privacy", _share(reference)[0], "private: do not publish")
-    console = _console()
+    console = wide_console()
     console.print(f"{run.folder}:", soft_wrap=True)
     console.print(table)
     if released.facts["randomness"] != "private":
@@ -63,7 +68,7 @@ def show_summary(run: Run) -> None:
     console.print(f"Next: pate status {_shell(run)}", soft_wrap=True)
 
 
-def _console(width: int = 110) -> Console:
+def wide_console(width: int = 110) -> Console:
     """Wide enough where nobody's terminal sets the width; paths are printed as they are."""
     return Console(width=None if Console().is_terminal else width, markup=False, highlight=False)
 
@@ -107,8 +112,10 @@ def show_status(
     folder: Path, data_root: Path | None, plugin_path: Path | None, insecure_seed: int | None
 ) -> None:
     """The stages of a run, and the ledger of its data."""
-    run = open_run(folder, data_root, plugin_path, insecure_seed)
-    console = _console()
+    run = open_run(
+        folder, data_root=data_root, plugin_path=plugin_path, insecure_seed=insecure_seed
+    )
+    console = wide_console()
     table = Table(show_header=False)
     for state in run.states():
         table.add_row(state.stage, state.why)
@@ -119,20 +126,3 @@ def show_status(
         return
     with Ledger.open(place) as ledger:
         console.print(budget_line(ledger), soft_wrap=True)
-
-
-def show_ledger(ledger: Ledger) -> None:
-    """Every charge, and what it comes to."""
-    from pate.accounting.events import Repeated
-
-    table = Table()
-    for heading in ("when", "release", "events"):
-        table.add_column(heading)
-    for charge in ledger.charges():
-        events = ", ".join(
-            f"{e.count} × {e.event}" if isinstance(e, Repeated) else str(e) for e in charge.events
-        )
-        table.add_row(charge.charged_at[:19], charge.release[:24], events)
-    console = _console(140)
-    console.print(table)
-    console.print(budget_line(ledger), soft_wrap=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -38,6 +38,22 @@ class EvaluateSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     reference: bool = False  # also train the student's model on the private data, for comparison
+    public_labels: bool = False  # and the student on the own labels of what was asked about
+
+
+class SelectionSpec(BaseModel):
+    """``[selection]``: how this recipe was chosen, privately. Written by a selection, not by hand.
+
+    ``candidates`` are what could have been chosen, each as the settings that tell it from the
+    others; ``mean_tries`` and ``shape`` say how the number of tries was drawn
+    (:class:`pate.accounting.BestOfTries`).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    candidates: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
+    mean_tries: Annotated[float, Field(gt=1)]
+    shape: Annotated[float, Field(ge=0)] = 0.0
 
 
 class Recipe(BaseModel):
@@ -54,6 +70,7 @@ class Recipe(BaseModel):
     privacy: PrivacySpec = PrivacySpec()
     student: StudentSpec
     evaluate: EvaluateSpec = EvaluateSpec()
+    selection: SelectionSpec | None = None
 
     @model_validator(mode="after")
     def _the_guarantee_holds(self) -> Self:

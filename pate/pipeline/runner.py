@@ -133,22 +133,28 @@ class Run:
     def _stage(self, name: str) -> Stage:
         return next(stage for stage in self.stages if stage.name == name)
 
-    def _run(self, stage: Stage, made_from: str) -> None:
+    def context(self, name: str) -> Context:
+        """What a stage would be given now: its inputs, which must be done, and a cleared store."""
+        stage = self._stage(name)
+        return self._context(stage, self._made_from(stage))
+
+    def _context(self, stage: Stage, made_from: str) -> Context:
         reader = self.store.cleared(stage.name, stage.clearance)
         inputs = {
             need: reader.open(need, self._made_from(self._stage(producer(need))))
             for need in stage.needs
         }
-        stage.run(
-            Context(
-                recipe=self.recipe,
-                store=reader,
-                made_from=made_from,
-                inputs=inputs,
-                provenance=self._inputs_now(stage),
-                options=self.options,
-            )
+        return Context(
+            recipe=self.recipe,
+            store=reader,
+            made_from=made_from,
+            inputs=inputs,
+            provenance=self._inputs_now(stage),
+            options=self.options,
         )
+
+    def _run(self, stage: Stage, made_from: str) -> None:
+        stage.run(self._context(stage, made_from))
 
     def _write_recipe(self) -> None:
         """The recipe with every default spelt out, so that the run explains itself."""

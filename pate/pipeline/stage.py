@@ -22,6 +22,7 @@ class Options:
     plugin_path: Path | None = None
     insecure_seed: int | None = None
     spend: bool = False
+    study: str | None = None  # the set of runs this one was made for: a mark on all it pays for
     say: Callable[[str], None] = print
     progress: Show
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pate.errors import InvalidInput
 
 PATE = "pate"
-COMMANDS = {PATE: "pate run", "dpsgd": "dpsgd train"}
+COMMANDS = {PATE: "pate run", "dpsgd": "dpsgd train", "compare": "pate compare"}
 
 
 def kind_for(model: type[BaseModel]) -> str:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from decimal import ROUND_CEILING, Context, Decimal
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pate.accounting import BestOfTries, Repeated
+from pate.accounting.events import tally
+from pate.accounting.shown import upwards
 from pate.release.figures import read_events
 from pate.report.numbers import factor
 
 CARD = "MODEL_CARD.md"
+_LISTED = 20  # candidates of a choice
 _MARKS = re.compile(r"([\\`*_{}\[\]()#!|~]|:(?=//))")
-_DIGITS = Context(prec=4, rounding=ROUND_CEILING)
-
-
-def upwards(epsilon: float) -> str:
-    """ε with four digits, rounded up: the card never claims more than was proved.
-
-    >>> upwards(14.37841), upwards(2.0), upwards(0.00123411)
-    ('14.38', '2', '0.001235')
-    """
-    if epsilon == float("inf"):
-        return "∞"
-    return f"{_DIGITS.create_decimal(Decimal(epsilon)).normalize():f}"
 
 
 def plainly(text: Any) -> str:
@@ -75,7 +67,10 @@ def _guarantee(statement: Mapping[str, Any], notes: list[str]) -> str:
     stated, figure = statement["guarantee"], statement["sanitised"]
     data = statement["data_set"]
     whole = data["guarantee"]
+    chosen = _choice(statement)
     published = "the labels behind the student"
+    if chosen is not None:
+        published += f", and the choice of its settings among {len(chosen.candidates)} candidates"
     if figure is not None:
         published += ", and the sanitised figure below"
     lines = [
@@ -104,7 +99,7 @@ def _guarantee(statement: Mapping[str, Any], notes: list[str]) -> str:
             "",
         ]
     lines += [
-        f"Over **all releases** of {plainly(data['name'])} up to this one's making, this one "
+        f"Over **all PATE releases** of {plainly(data['name'])} up to this one's making, this one "
         f"among them: ε = {upwards(whole['epsilon'])} at δ = {whole['delta']:g}, by "
         f"{_terms(data['terms'])}. It counts between data sets for which one teacher of each "
         "release changes. The events listed for the data set in `guarantee.json` show "
@@ -125,9 +120,23 @@ def _judged(epsilon: float) -> str:
     return "A factor so large promises little by itself; below five it would mean more."
 
 
+def _choice(statement: Mapping[str, Any]) -> BestOfTries | None:
+    """The choice that was paid for, where settings were chosen privately."""
+    kinds = tally(read_events(statement["labels"]))
+    return next((event for event in kinds if isinstance(event, BestOfTries)), None)
+
+
 def _how(statement: Mapping[str, Any]) -> str:
-    stated = statement["guarantee"]
+    stated, chosen = statement["guarantee"], _choice(statement)
     conversion = f"the {stated['conversion']} conversion"
+    if chosen is not None:
+        return (
+            f"A number of tries was drawn at random, {chosen.mean_tries:g} on average, and each "
+            "tried one candidate with fresh noise. The best one by its accuracy on public test "
+            "records is this student; the others and their number stay private. The log-moments of "
+            "such a choice (Papernot & Steinke 2022, Theorem 2) come to this ε at "
+            f"λ = {stated['moment']:g}, by {conversion}."
+        )
     if statement["counted"] == "plan":
         return (
             "The most that could be asked and answered was fixed before any vote was opened; its "
@@ -198,7 +207,7 @@ def _listed(names: list[str]) -> str:
 
 def _made(statement: Mapping[str, Any], release: Mapping[str, Any]) -> str:
     recipe = release["recipe"]
-    events = "\n".join(f"* `{event}`" for event in read_events(statement["labels"]))
+    events = "\n".join(_paid_for(statement))
     student = recipe["student"]
     encoder = _listed(recipe["encoder"]) or "none"
     return (
@@ -214,14 +223,33 @@ def _made(statement: Mapping[str, Any], release: Mapping[str, Any]) -> str:
     )
 
 
+def _paid_for(statement: Mapping[str, Any]) -> Iterator[str]:
+    for event, count in tally(read_events(statement["labels"])).items():
+        if not isinstance(event, BestOfTries):
+            yield f"* `{Repeated(event, count)}`"
+            continue
+        yield f"* {event}:"
+        kinds = Counter(event.candidates)
+        for plan, times in list(kinds.items())[:_LISTED]:
+            often = f", {times} times" if times > 1 else ""
+            yield f"  * {' and '.join(f'`{each}`' for each in plan)}{often}"
+        if len(kinds) > _LISTED:
+            yield f"  * and {len(kinds) - _LISTED} more, which `guarantee.json` lists"
+
+
 def _quality(release: Mapping[str, Any]) -> str:
     student = release["evaluation"]["student"]
+    chosen = (
+        "It was chosen by its share of these very records, so expect a little less elsewhere. "
+        if release["recipe"].get("selection") is not None
+        else ""
+    )
     return (
         "## How good it is\n\n"
         f"{100 * student['accuracy']:.1f} % of {student['records']:d} test records are right "
-        f"(95 %: {100 * student['low']:.1f} … {100 * student['high']:.1f} %). Records unlike "
-        "the public inputs may fare worse. The guarantee speaks of privacy, and not of fairness or "
-        "of fitness for a purpose.\n"
+        f"(95 %: {100 * student['low']:.1f} … {100 * student['high']:.1f} %). {chosen}"
+        "Records unlike the public inputs may fare worse. The guarantee speaks of privacy, and not "
+        "of fairness or of fitness for a purpose.\n"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pate import __version__
-from pate.accounting import Conversion
+from pate.accounting import BestOfTries, Conversion, Event
 from pate.accounting.events import tally
 from pate.artifacts.fingerprint import digest_of
 from pate.errors import InvalidInput
@@ -19,7 +19,7 @@ from pate.mechanisms import AggregateSpec, Plan, make_mechanism, plan_caps
 from pate.partition import PartitionSpec
 from pate.release.card import CARD, write_card
 from pate.release.contents import LABELS, may_leave
-from pate.release.figures import problems_of, read_events
+from pate.release.figures import problems_of, read_events, wrong_with_share
 from pate.release.leaks import unpublishable
 from pate.release.paper import PAGE, problems_of_page
 from pate.release.student import HEADER, load_student, read_header
@@ -63,6 +63,7 @@ def verify_release(
         ("guarantee.json", _figures),
         ("release.json", _list),
         ("release.json", _settings),
+        ("release.json", _shares),
         ("labels", _labels),
         (CARD, _card),
         (PAGE, _page),
@@ -158,20 +159,58 @@ def _settings(folder: Path) -> Iterator[str]:
         for key in ("delta", "conversion"):
             if part[key] != recipe["privacy"][key]:
                 yield f"guarantee.json: the {key} of its {name} is not that of release.json"
-    events, plan = tally(read_events(statement["labels"])), tally(_plan(release).events)
+    yield from _winner(release)
+    events, plan = tally(read_events(statement["labels"])), tally(_charged(release))
     if set(events) != set(plan):
         yield "guarantee.json: its events are not those of the mechanism in release.json"
     elif events != plan:
         yield "guarantee.json: it counts other events than the settings in release.json ask for"
 
 
-def _plan(release: Any) -> Plan:
-    """The most that the settings let anybody ask; all of it is public."""
-    spec, privacy = AggregateSpec(**release["recipe"]["aggregate"]), release["recipe"]["privacy"]
+def _charged(release: Any) -> tuple[Event, ...]:
+    """What the settings must have been charged for: their plan, or the choice they were part of."""
+    chosen = release["recipe"].get("selection")
+    if chosen is None:
+        return _plan(release).events
+    plans = [_plan(release, asked=each).events for each in chosen["candidates"]]
+    event = BestOfTries(
+        candidates=tuple(plans), mean_tries=chosen["mean_tries"], shape=chosen["shape"]
+    )
+    return (event,)
+
+
+def _winner(release: Any) -> Iterator[str]:
+    """The settings of the student are among the candidates, where they were chosen privately."""
+    recipe = release["recipe"]
+    if recipe.get("selection") is None:
+        return
+    own = {
+        "teachers": recipe["teachers"]["count"],
+        "aggregate": recipe["aggregate"],
+        "epsilon": recipe["privacy"].get("epsilon"),
+    }
+    if own not in recipe["selection"]["candidates"]:
+        yield "release.json: its settings are not among the candidates they were chosen from"
+
+
+def _shares(folder: Path) -> Iterator[str]:
+    """Shares of records have the interval that follows from them."""
+    for name, share in _json(folder / "release.json")["evaluation"].items():
+        wrong = None if share is None else wrong_with_share(share)
+        if wrong is not None:
+            yield f"release.json: evaluation of the {name}: {wrong}"
+
+
+def _plan(release: Any, *, asked: Any = None) -> Plan:
+    """The most that the settings (or those of a candidate) let anybody ask; all of it is public."""
+    privacy = release["recipe"]["privacy"]
+    if asked is None:
+        asked = {"aggregate": release["recipe"]["aggregate"], "epsilon": privacy.get("epsilon")}
+    spec = AggregateSpec(**asked["aggregate"])
     return plan_caps(
         make_mechanism(spec),
         spec,
-        epsilon=privacy.get("epsilon"),
+        epsilon=asked["epsilon"],
         delta=privacy["delta"],
         available_queries=release["public_inputs"],
         conversion=Conversion(privacy["conversion"]),

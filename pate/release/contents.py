@@ -16,10 +16,11 @@ from pate.artifacts.manifest import MANIFEST
 from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
-from pate.release.figures import same, undamaged
+from pate.release.figures import same, undamaged, wrong_with_share
 from pate.release.finished import Finished
 from pate.release.importing import needs_trust, package_of, provided
 from pate.release.student import ENCODER, HEADER, STUDENT, names_of
+from pate.stages.selected import candidates_of
 from pate.teachers.spec import ModelSpec
 
 LABELS = ("asked.npy", "answered.npy", "labels.npy", "kept.npy", "kept_labels.npy")
@@ -205,7 +206,7 @@ def evaluation_told(finished: Finished) -> dict[str, Any]:
             and table.sum(axis=1).tolist() == rows
             and student["records"] == records > 0
             and same(student["accuracy"], right / records)
-            and 0 <= student["low"] <= student["accuracy"] <= student["high"] <= 1
+            and not any(wrong_with_share(each) for each in told.values())
         )
     if not agrees:
         raise InvalidInput(
@@ -215,25 +216,13 @@ def evaluation_told(finished: Finished) -> dict[str, Any]:
     return {"labels": None} | told
 
 
-def without_places(recipe: Recipe) -> Recipe:
-    """A recipe to be shown: without the files and columns of the data, and how shards are keyed."""
-    gone = dict.fromkeys(
-        ("source", "private_path", "public_path", "test_path", "id", "group", "label", "features")
-    )
-    return recipe.model_copy(
-        update={
-            "data": recipe.data.model_copy(update=gone),
-            "partition": recipe.partition.model_copy(update={"key": None}),
-        }
-    )
-
-
 def recipe_told(finished: Finished) -> dict[str, Any]:
     """The settings that say what was done. No path, no column, no key of a partition."""
     recipe = finished.recipe
     teachers, privacy, student = recipe.teachers, recipe.privacy, recipe.student
     models = [entry.model for entry in teachers.mix] or [str(teachers.model)]
-    return {
+    chosen = {} if recipe.selection is None else {"selection": _selection_told(recipe)}
+    return chosen | {
         "data": {"name": recipe.data.name},
         "partition": {"method": recipe.partition.method, "by": recipe.partition.by},
         "teachers": {"count": teachers.count, "models": models},
@@ -241,4 +230,23 @@ def recipe_told(finished: Finished) -> dict[str, Any]:
         "privacy": privacy.model_dump(mode="json", exclude={"budget"}, exclude_none=True),
         "encoder": [step.name for step in recipe.encoder.steps],
         "student": {"model": student.model, "method": student.method, "inputs": student.inputs},
+    }
+
+
+def _selection_told(recipe: Recipe) -> dict[str, Any]:
+    """How the settings were chosen: what each candidate asks, from which its cost follows."""
+    assert recipe.selection is not None
+    return {
+        "mean_tries": recipe.selection.mean_tries,
+        "shape": recipe.selection.shape,
+        "candidates": [asked_told(each) for each in candidates_of(recipe)],
+    }
+
+
+def asked_told(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe asks of how many teachers; its own ε, where it has one."""
+    return {
+        "teachers": recipe.teachers.count,
+        "aggregate": recipe.aggregate.model_dump(mode="json", exclude_none=True),
+        "epsilon": recipe.privacy.epsilon,
     }

@@ -19,6 +19,7 @@ from pate.accounting import (
     event_to_json,
 )
 from pate.accounting.events import tally
+from pate.accounting.together import whole_studies
 from pate.artifacts import Artifact, Level, Store, StoreError
 from pate.errors import InvalidInput, LedgerError
 from pate.release.figures import (
@@ -34,6 +35,7 @@ from pate.release.figures import (
     written,
 )
 from pate.release.finished import Finished
+from pate.report.tuning import studies_of
 
 _CHARGE = "charge.json"
 
@@ -56,6 +58,35 @@ def statement_of(finished: Finished) -> dict[str, Any]:
         return _Covering(finished, ledger).statement()
 
 
+def require_own_choice(finished: Finished, *, chosen_beforehand: bool) -> list[str]:
+    """Refuses labels that were drawn for a study, unless they were chosen before its results.
+
+    So are labels drawn once more with the settings of one that was. Returns what the card must then
+    say, after what :func:`~pate.report.tuning.tuning_told` says of the study.
+    """
+    with Ledger.open(finished.ledger) as ledger:
+        covering = _Covering(finished, ledger)
+        covering.require_paid()
+        names = studies_of(covering.charges, [each.release for each in covering.own])
+        relation = finished.recipe.partition.neighbours
+        whole = whole_studies(ledger, one_teacher=relation) if names else ()
+        studies = [each for each in whole if each.here.name in names]
+    for each in studies:
+        if not chosen_beforehand:
+            raise InvalidInput(
+                f"this run is one of {each.releases} releases of the study “{each.here.name}”, or "
+                f"has the settings of one, which cost {each.told()}, and whoever chose it by their "
+                "results has spent that; choose by `pate sweep --private-selection`, or, if it was "
+                "chosen before any of these results was seen, add --chosen-beforehand"
+            )
+    if not studies:
+        return []
+    return [
+        "Its owner says that it was chosen before any of their results was seen, which is what its "
+        "own ε needs."
+    ]
+
+
 class _Covering:
     def __init__(self, finished: Finished, ledger: Ledger) -> None:
         self.finished, self.ledger = finished, ledger
@@ -64,6 +95,10 @@ class _Covering:
         self.neighbours = finished.recipe.partition.neighbours.value
         self.names: list[str] = []
         self.own: list[Charge] = []
+
+    def require_paid(self) -> None:
+        """The labels' charges are there; ``own`` holds them from here on."""
+        self._labels()
 
     def statement(self) -> dict[str, Any]:
         finished = self.finished

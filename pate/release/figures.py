@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri
 
 from pate.accounting import (
     Conversion,
@@ -152,6 +153,30 @@ def wrong_with_sanitised(figure: Mapping[str, Any], labels: Sequence[Event]) -> 
     stated = float(figure["epsilon"])
     if not (least * (1 - _ROUNDING) <= stated <= most * (1 + _ROUNDING)):
         return f"its ε is {stated}, and can lie between {least} and {most} only"
+    return None
+
+
+def wrong_with_share(share: Mapping[str, Any]) -> str | None:
+    """What does not go together in a share of records with its 95 % interval; None where all does.
+
+    Guarantees:
+        The interval is that of Wilson 1927 for the share and the number of records.
+    """
+    records, accuracy = share["records"], share["accuracy"]
+    if type(records) is not int or records < 1:
+        return f"its number of records is {_short(records)}"
+    right = round(accuracy * records)
+    if not (0 <= right <= records and same(accuracy, right / records)):
+        return f"its accuracy is {_short(accuracy)}, which is no share of {records} records"
+    z = float(ndtri(0.975))
+    middle = (right + z * z / 2) / (records + z * z)
+    half = z / (records + z * z) * math.sqrt(right * (records - right) / records + z * z / 4)
+    for name, bound in (
+        ("low", middle - half if right else 0.0),
+        ("high", middle + half if right < records else 1.0),
+    ):
+        if not same(share[name], bound):
+            return f"its {name} is {_short(share[name])}, and the records come to {bound}"
     return None
 
 

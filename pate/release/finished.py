@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pate.artifacts import Artifact, Level, Store, StoreError, fingerprint
 from pate.datasets import data_root as default_root
-from pate.engines import make_engine
 from pate.errors import InvalidInput, LedgerError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run, find_data_root, read_resolved
 from pate.pipeline.secret import key_path, naming_key
 from pate.pipeline.spending import ledger_path
-from pate.pipeline.stage import Options, producer
-from pate.stages.catalogue import STAGES
+from pate.pipeline.stage import producer
+from pate.stages.opening import open_run
 
 _READ = ("aggregate", "account", "distill", "evaluate", "encoder", "data-public")
 
@@ -60,24 +58,11 @@ def open_finished(
     """
     if not folder.is_dir():
         raise InvalidInput(f"there is no run in {folder}")
-    if plugin_path is not None and not plugin_path.exists():
-        raise InvalidInput(f"there is nothing at --plugin-path {plugin_path}")
     recipe = read_resolved(folder)
     store = Store(root=folder).cleared("release", Level.RELEASED)
     _require_unseeded(store)
     root = _root_of(folder, recipe, data_root)
-    run = Run(
-        folder=folder,
-        recipe=recipe,
-        stages=STAGES,
-        options=Options(
-            data_root=root,
-            engine=make_engine("serial"),
-            plugin_path=None if plugin_path is None else plugin_path.absolute(),
-            say=_silent,
-            progress=lambda *_: nullcontext(),  # type: ignore[arg-type]
-        ),
-    )
+    run = open_run(folder, data_root=root, plugin_path=plugin_path)
     made_from = _all_done(run)
     artifacts = {name: store.open(name, made_from[producer(name)]) for name in _READ}
     for name in ("aggregate", "distill"):
@@ -136,7 +121,3 @@ def _all_done(run: Run) -> dict[str, str]:
             )
         made_from[state.stage] = state.made_from
     return made_from
-
-
-def _silent(text: str) -> None:
-    """Says nothing."""

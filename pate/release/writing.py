@@ -13,7 +13,7 @@ from typing import Any
 
 from pate import __version__
 from pate.accounting import Ledger
-from pate.artifacts.drafts import drafting
+from pate.artifacts.drafts import drafting, sweep
 from pate.errors import InvalidInput, PateError
 from pate.release.card import CARD, write_card
 from pate.release.checking import verify_release
@@ -26,9 +26,8 @@ from pate.release.contents import (
     recipe_told,
     released_encoder,
     student_header,
-    without_places,
 )
-from pate.release.covering import statement_of
+from pate.release.covering import require_own_choice, statement_of
 from pate.release.finished import Finished
 from pate.release.importing import package_of
 from pate.release.leaks import require_clean
@@ -38,14 +37,21 @@ from pate.report.facts import gather
 from pate.report.page import build_page
 from pate.report.tuning import tuning_told
 
+_DRAFT = ".pate-release-"  # the beginning of a draft's name, beside the place of the release
+
 
 def write_release(
     finished: Finished,
     out: Path,
     *,
     labels: bool = False,
+    chosen_beforehand: bool = False,
 ) -> dict[str, Any]:
     """Writes ``out``, whole or not at all; returns what ``guarantee.json`` says.
+
+    A run of a study (a sweep, a comparison) is refused, because whoever chose it by results has
+    spent what all of the study costs; ``chosen_beforehand`` is the owner's word that nobody did,
+    and the card says so.
 
     Guarantees:
         * Nothing is read but RELEASED and PUBLIC artifacts, the ledger, and the names of the run's
@@ -56,13 +62,15 @@ def write_release(
           but for the date.
     """
     _require_place(out, finished.run.folder)
+    told = require_own_choice(finished, chosen_beforehand=chosen_beforehand)
     statement = statement_of(finished)
     with Ledger.open(finished.ledger) as ledger:
-        notes = tuning_told(finished.run, ledger)
+        notes = [*tuning_told(finished.run, ledger), *told]
     header = student_header(finished)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with drafting(out.parent) as draft:
+        sweep(out.parent, drafts=f"{_DRAFT}*")  # of releases that were killed
+        with drafting(out.parent, prefix=_DRAFT) as draft:
             copy_student(finished, draft)
             copy_encoder(finished, draft)
             if labels:
@@ -134,8 +142,7 @@ def _write_json(file: Path, value: Any) -> None:
 
 def _add_report(finished: Finished, draft: Path) -> None:
     """The public page. A comparison stays at home: no charge here covers what was compared."""
-    facts = replace(gather(finished.run), comparison=(), recipe=without_places(finished.recipe))
-    page = build_page(facts)
+    page = build_page(replace(gather(finished.run), comparison=()))
     (draft / "report.html").write_text(page, encoding="utf-8")
 
 

@@ -1,54 +1,107 @@
-"""Other ways to the same end, where a comparison was made of this run: ``compare.json``.
+"""Other ways to the same end, where ``pate compare`` was run in this folder: ``compare.json``.
 
-{"methods": [{"name": "DP-SGD", "epsilon": 2.0, "accuracy": 0.9, "low": 0.88, "high": 0.92,
-              "publishable": true}, …]}
+{"format": 1, "delta": 1e-5, "seeds": 3, "rows": [{"method": "dpsgd", "name": "DP-SGD",
+ "epsilon": 2.0, "accuracy": 0.9, "spread": 0.01, "low": 0.88, "high": 0.92,
+ "neighbours": "add-remove", "publishable": true, …}, …],
+ "cost": {"together": {"epsilon": 20.0, "delta": 2e-5, "neighbours": "add-remove"}, …}, …}
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pate.errors import InvalidInput
 
-_FILE = "compare.json"
+_FILE, _FORMAT = "compare.json", 1
+_WITH_EPSILON = ("pate", "dpsgd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What all rows of a comparison have in common."""
+
+    delta: float
+    repetitions: int
+    epsilon_together: float | None  # of all that was compared; None: nothing is promised
+    delta_together: float | None
+    neighbours_together: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One method at one ε."""
+    """One method at one ε, or one that needs none: it used no private record."""
 
+    method: str
     name: str
-    epsilon: float
+    epsilon: float | None
     accuracy: float
+    spread: float | None  # standard deviation over repetitions
     low: float
     high: float
+    neighbours: str | None
+    terms: Terms
 
 
 def read_comparison(folder: Path) -> tuple[Contender, ...]:
-    """The methods that may be shown; none where nothing was compared.
+    """The methods that may be shown; none where nothing was compared, or nothing in private.
 
     Guarantees:
-        The file has no level of its own: a method that does not say ``"publishable": true`` is left
-        out.
+        The file has no level of its own: a row that does not say ``"publishable": true`` is left
+        out. How long anything took, and how much memory, is not read.
     """
     path = folder / _FILE
     if not path.is_file():
         return ()
     try:
-        methods = json.loads(path.read_text())["methods"]
+        content = json.loads(path.read_text())
+        if content["format"] != _FORMAT:
+            raise ValueError(f"format {content['format']}")
+        terms = _terms(content)
         found = tuple(
-            Contender(
-                name=str(each["name"]),
-                **{key: float(each[key]) for key in ("epsilon", "accuracy", "low", "high")},
-            )
-            for each in methods
-            if each.get("publishable") is True
+            _contender(row, terms) for row in content["rows"] if row.get("publishable") is True
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(f"{path} is damaged; compare again, or remove it") from error
-    if not all(math.isfinite(each.accuracy) and each.epsilon >= 0 for each in found):
+    if not all(map(_makes_sense, found)):
         raise InvalidInput(f"{path} holds a figure that is none; compare again, or remove it")
-    return found
+    return found if any(each.method in _WITH_EPSILON for each in found) else ()
+
+
+def _terms(content: Mapping[str, Any]) -> Terms:
+    together = content["cost"]["together"]
+    return Terms(
+        delta=float(content["delta"]),
+        repetitions=int(content["seeds"]),
+        epsilon_together=None if together is None else float(together["epsilon"]),
+        delta_together=None if together is None else float(together["delta"]),
+        neighbours_together=None if together is None else str(together["neighbours"]),
+    )
+
+
+def _contender(row: Mapping[str, Any], terms: Terms) -> Contender:
+    return Contender(
+        method=str(row["method"]),
+        name=str(row["name"]),
+        epsilon=_number(row["epsilon"]),
+        accuracy=float(row["accuracy"]),
+        spread=_number(row["spread"]),
+        low=float(row["low"]),
+        high=float(row["high"]),
+        neighbours=None if row["neighbours"] is None else str(row["neighbours"]),
+        terms=terms,
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _makes_sense(row: Contender) -> bool:
+    shares = (row.low, row.accuracy, row.high)
+    costs = row.epsilon is not None and math.isfinite(row.epsilon) and row.epsilon >= 0
+    return all(0 <= share <= 1 for share in shares) and costs == (row.method in _WITH_EPSILON)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import Decimal
+
+from pate.accounting.shown import rounded_up
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_UPWARDS = Context(prec=4, rounding=ROUND_CEILING)
 _NARROW = "\u202f"  # a narrow space that does not break
 
 
@@ -15,10 +16,12 @@ def epsilon(value: float) -> str:
 
     >>> epsilon(14.37841), epsilon(0.123412), epsilon(25.0), epsilon(12345.6), epsilon(math.inf)
     ('14.38', '0.1235', '25.00', '12350', '∞')
+    >>> epsilon(12.000000000000002)  # what floats do not know is no cost
+    '12.00'
     """
     if not math.isfinite(value):
         return "∞"
-    up = _UPWARDS.create_decimal(Decimal(value))
+    up = rounded_up(value)
     if not up:
         return "0"
     return f"{up.quantize(Decimal(1).scaleb(up.adjusted() - 3)):f}"
@@ -32,7 +35,7 @@ def decimals(value: float, places: int) -> str:
     """
     if not math.isfinite(value):
         return "∞"
-    return f"{Decimal(value).quantize(Decimal(1).scaleb(-places), rounding=ROUND_CEILING):f}"
+    return f"{rounded_up(value, places=places):f}"
 
 
 def plain(value: float) -> str:

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable
 from importlib import resources
 
-from pate.report import private_sections, sections
+from pate.report import contest, private_sections, sections
 from pate.report.facts import Facts
 from pate.report.markup import Markup, join, tag
 from pate.report.numbers import epsilon, percent, plain
@@ -29,7 +29,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Facts], Markup | None]], ...] = (
     ("cost", "Cost", sections.cost),
     ("labels", "Labels", sections.consensus),
     ("student", "Student", sections.student),
-    ("comparison", "Comparison", sections.comparison),
+    ("comparison", "Comparison", contest.comparison),
     ("raw", "Raw panels", private_sections.raw),
     ("provenance", "Provenance", sections.provenance),
 )

@@ -245,30 +245,48 @@ def consensus_picture(winners: Sequence[int]) -> Markup:
 
 
 def comparison_picture(facts: Facts) -> Markup:
-    """Accuracy over ε, of all methods that were compared."""
-    names = list(dict.fromkeys(each.name for each in facts.comparison))
-    colours = (MAIN, SECOND, THIRD, FOURTH, MUTED)
+    """Accuracy over ε, of all methods that were compared; what needs no ε is a line across."""
+    priced = [row for row in facts.comparison if row.epsilon is not None]
+    free = [row for row in facts.comparison if row.epsilon is None]
+    names = list(dict.fromkeys(row.name for row in priced))
+    costs = sorted({float(f"{row.epsilon:.3g}") for row in priced})
+    looks = ((THIRD, (0, (6, 2))), (MUTED, (0, (1, 1.8))), (FOURTH, (0, (6, 2, 1.5, 2))))
 
     def draw(axes: Axes, narrow: bool) -> None:
+        curves = []
         for place, name in enumerate(names):
-            rows = sorted((c for c in facts.comparison if c.name == name), key=lambda c: c.epsilon)
-            middle = [100 * row.accuracy for row in rows]
-            spread = [
-                [m - 100 * row.low for m, row in zip(middle, rows, strict=True)],
-                [100 * row.high - m for m, row in zip(middle, rows, strict=True)],
-            ]
-            axes.errorbar(
-                [row.epsilon for row in rows], middle, yerr=spread, label=short(name),
-                color=colours[place % len(colours)], marker="osD^v"[place % 5], markersize=7,
-                linewidth=1.8, elinewidth=1.4,
+            rows = sorted((r for r in priced if r.name == name), key=lambda r: r.epsilon or 0.0)
+            curves.append(
+                axes.errorbar(
+                    [row.epsilon or 0.0 for row in rows], [100 * row.accuracy for row in rows],
+                    yerr=[100 * (row.spread or 0.0) for row in rows], label=short(name),
+                    color=(MAIN, SECOND)[place % 2], marker="os"[place % 2], markersize=7,
+                    linewidth=1.8, elinewidth=1.4, capsize=3,
+                )
             )  # fmt: skip
-        axes.set_xlabel("ε")
+        bottom, _ = axes.get_ylim()
+        lines = []
+        for place, row in enumerate(free):
+            if row.method == "majority" and 100 * row.accuracy < bottom:
+                continue  # it would press all others together; the table has it
+            colour, dashes = looks[place % len(looks)]
+            lines.append(
+                axes.axhline(100 * row.accuracy, color=colour, linestyle=dashes, linewidth=1.6,
+                             label=short(row.name), zorder=1)
+            )  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_xticks(costs, [f"{cost:g}" for cost in costs])
+        axes.minorticks_off()
+        if len(costs) == 1:
+            axes.set_xlim(costs[0] / 1.5, costs[0] * 1.5)
+        axes.set_xlabel("ε of one run")
         axes.set_ylabel("accuracy, per cent")
-        _legend(axes, columns=2 if narrow else 4)
+        _legend(axes, columns=2 if narrow else 4, handles=[*curves, *lines])
 
     told = "; ".join(
-        f"{each.name} at ε {each.epsilon:.4g}: {100 * each.accuracy:.1f} %"
-        for each in facts.comparison
+        f"{row.name}{'' if row.epsilon is None else f' at ε {row.epsilon:.4g}'}: "
+        f"{100 * row.accuracy:.1f} %"
+        for row in facts.comparison
     )
     return picture("comparison", draw, title="Accuracy over ε", told=told)
 
@@ -286,8 +304,10 @@ def _bars(axes: Axes, names: Sequence[str], counts: Sequence[int]) -> None:
     axes.set_xticks([])
 
 
-def _legend(axes: Axes, *, columns: int) -> Any:
+def _legend(axes: Axes, *, columns: int, handles: list[Any] | None = None) -> Any:
+    order = {} if handles is None else {"handles": handles}
     return axes.legend(
+        **order,
         loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, handlelength=1.9,
         columnspacing=1.3, labelcolor=INK, borderaxespad=0.2,
     )  # fmt: skip

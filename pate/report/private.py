@@ -27,7 +27,7 @@ _POINTS = 30  # a prefix of the votes is costed for each
 class PrivateFacts:
     """PRIVATE, all of it."""
 
-    dependent: Figure  # worked out from the votes
+    dependent: Figure | None  # worked out from the votes; None of settings chosen privately
     dependent_queries: tuple[int, ...]
     dependent_curve: tuple[float, ...]  # empty for an interactive release
     reading: Figure  # of what was answered; not fixed in advance, so no guarantee
@@ -40,11 +40,14 @@ def gather_private(run: Run) -> PrivateFacts:
     """Opens what is PRIVATE, for the eyes of the data's owner."""
     recipe = run.recipe
     conversion = Conversion(recipe.privacy.conversion)
-    dependent = _figure(run.artifact("account-private").json("guarantees.json")[conversion.value])
+    figures = run.artifact("account-private").json("guarantees.json")
+    dependent = None if recipe.selection is not None else _figure(figures[conversion.value])
     costs = run.artifact("account").json("guarantees.json")
     counts, answered, teachers = _votes(run)
-    steps = shown_queries(len(counts), _POINTS) if len(counts) else ()
-    fixed = [dependent.moment] if recipe.aggregate.cost_follows_answers else None
+    # One try's cost says nothing of a choice among several: then there is no curve either.
+    steps = shown_queries(len(counts), _POINTS) if len(counts) and dependent is not None else ()
+    follows = recipe.aggregate.cost_follows_answers
+    fixed = [dependent.moment] if dependent is not None and follows else None
     totals = [_total(recipe.aggregate, counts[:n], answered[:n], fixed) for n in steps]
     reference = None
     if recipe.evaluate.reference:

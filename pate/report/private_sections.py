@@ -14,18 +14,20 @@ def raw(facts: Facts) -> Markup | None:
     private = facts.private
     if private is None:
         return None
-    rows: list[list[Cell | object]] = [
-        [
-            "Data-dependent ε",
-            Cell(epsilon(private.dependent.epsilon), private.dependent.epsilon),
-            "worked out from the votes, and so itself private",
-        ],
-        [
-            "ε of what was answered",
-            Cell(epsilon(private.reading.epsilon), private.reading.epsilon),
-            "a reading: how much was answered was not fixed in advance",
-        ],
-    ]
+    rows: list[list[Cell | object]] = []
+    if private.dependent is not None:
+        rows += [
+            [
+                "Data-dependent ε",
+                Cell(epsilon(private.dependent.epsilon), private.dependent.epsilon),
+                "worked out from the votes, and so itself private",
+            ],
+            [
+                "ε of what was answered",
+                Cell(epsilon(private.reading.epsilon), private.reading.epsilon),
+                "a reading: how much was answered was not fixed in advance",
+            ],
+        ]
     if private.reference is not None:
         rows.append(
             [
@@ -52,6 +54,17 @@ def raw(facts: Facts) -> Markup | None:
         tag("figure", plots.consensus_picture(private.winners),
             tag("figcaption", "Queries that were asked, by the share of teachers behind the "
                 "winner, before any noise.")),
-        "" if private.dependent_curve else tag("p", "The data-dependent ε of an interactive release"
-            " hangs on the student of each round; it is given in sum only.", class_="small"),
+        "" if private.dependent_curve else tag("p", _no_curve(facts), class_="small"),
     )  # fmt: skip
+
+
+def _no_curve(facts: Facts) -> str:
+    if facts.recipe.selection is not None:
+        return (
+            "The settings were chosen privately among several: the votes behind the winner do not "
+            "tell what the choice cost, so there is no data-dependent ε."
+        )
+    return (
+        "The data-dependent ε of an interactive release hangs on the student of each round; it is "
+        "given in sum only."
+    )

@@ -1,4 +1,4 @@
-"""A recipe as TOML that runs again, without what it says of a machine."""
+"""A recipe as TOML, without what it says of a machine and of how the data are kept."""
 
 from __future__ import annotations
 
@@ -16,15 +16,30 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 def recipe_text(recipe: Recipe) -> str:
     """Every section with every setting that has a value; of a path, its last part.
 
-    Folders tell of a machine and its user, and nothing of the guarantee.
+    Folders tell of a machine and its user, and nothing of the guarantee. So do the files and
+    columns of private data, and the key of their shards (:func:`without_places`).
     """
-    sections = recipe.model_dump(mode="json")
+    # How it was chosen, if it was, is no part of a recipe that runs.
+    sections = without_places(recipe).model_dump(mode="json", exclude={"selection"})
     parts = []
     for name, settings in sections.items():
         lines = [f"{_key(key)} = {_value(each)}" for key, each in _present(settings).items()]
         if lines:
             parts.append("\n".join([f"[{name}]", *lines]))
     return "\n\n".join(parts) + "\n"
+
+
+def without_places(recipe: Recipe) -> Recipe:
+    """A recipe to be shown: without the files and columns of the data, and how shards are keyed."""
+    gone = dict.fromkeys(
+        ("source", "private_path", "public_path", "test_path", "id", "group", "label", "features")
+    )
+    return recipe.model_copy(
+        update={
+            "data": recipe.data.model_copy(update=gone),
+            "partition": recipe.partition.model_copy(update={"key": None}),
+        }
+    )
 
 
 def _present(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,8 @@ def guarantee(facts: Facts) -> Markup:
     what = "the released labels and the student" + (
         ", and the sanitised figure below" if facts.sanitised else ""
     )
+    if facts.recipe.selection is not None:
+        what += ", and from the choice of its settings"
     words = [
         tag("h3", "In words"),
         tag("p", f"The private data stays where it is. {plain(facts.recipe.teachers.count)} "
@@ -87,6 +89,7 @@ def _symbols(facts: Facts) -> list[Markup]:
          "changes."),
         ("Plan", _plan_said(facts)),
         ("Composition", "log-moments α(λ) of all events add up: Abadi et al. 2016, Theorem 2.1."),
+        *_selection_said(facts),
         ("Conversion", f"{conversion} ({theorem})" + (
             ", at the one λ that the ledger fixed when it was opened (Feldman & Zrnic 2021)."
             if facts.extended else ".")),
@@ -116,6 +119,23 @@ def _symbols(facts: Facts) -> list[Markup]:
     ]  # fmt: skip
 
 
+def _selection_said(facts: Facts) -> list[tuple[str, str]]:
+    """How the settings were chosen, where that was done privately."""
+    chosen = facts.recipe.selection
+    if chosen is None:
+        return []
+    return [
+        ("Choice of settings", f"{plain(len(chosen.candidates))} candidates, which differ in "
+         f"{', '.join(chosen.candidates[0]) or 'nothing'}. A number of tries was "
+         f"drawn at random, {plain(chosen.mean_tries)} on average; each tried one of them with "
+         "fresh noise, and the best one, by its student’s accuracy on public test records, is what "
+         "this page shows. The others stayed private, and so did their number: the guarantee is "
+         "that of the whole choice (Papernot & Steinke 2022, Theorem 2)."
+         + ("" if facts.recipe.privacy.epsilon is None else
+            " privacy.epsilon in the recipe capped one try, and not the choice.")),
+    ]  # fmt: skip
+
+
 def _plan_said(facts: Facts) -> str:
     if facts.extended:
         return (
@@ -123,30 +143,34 @@ def _plan_said(facts: Facts) -> str:
             "several goes, each when the answers before it were known. The guarantee is the "
             "ledger's, which covers them all and holds however they were chosen."
         )
-    return (
+    planned = (
         f"at most {plain(facts.answers)} answers to {plain(facts.queries)} queries, fixed before "
-        "the votes were opened. The guarantee is the one of the plan, whatever was answered."
+        "the votes were opened. "
     )
+    if facts.recipe.selection is not None:
+        return f"{planned}The guarantee counts such a plan for each candidate."
+    return f"{planned}The guarantee is the one of the plan, whatever was answered."
 
 
 def _figures_table(facts: Facts) -> Markup:
     covers = "labels and sanitised figure" if facts.sanitised else "labels"
+    if facts.recipe.selection is not None:
+        covers = "labels, and the choice of settings"
     other = next(name for name in facts.plan if name != facts.conversion.value)
     rows = [_figure_row("The guarantee", facts.guarantee, covers)]
     if facts.sanitised is not None and facts.confidence is not None:
         sure = f"labels and itself; {percent(facts.confidence, 0)} sure"
         rows.append(_figure_row("Sanitised", facts.sanitised, sure))
     # Of a plan that grew with the answers only the ledger's figure holds.
-    rows += (
-        []
-        if facts.extended
-        else [
+    if facts.recipe.selection is not None:
+        rows.append(_figure_row(f"The guarantee, {other} conversion", facts.plan[other], covers))
+    elif not facts.extended:
+        rows += [
             _figure_row("Plan, labels alone", facts.plan[facts.conversion.value], "labels"),
             _figure_row(f"Plan, {other} conversion", facts.plan[other], "labels"),
             _row("Advanced composition", facts.curves.advanced[-1], None, "labels"),
             _row("Naive sum", facts.curves.naive[-1], None, "labels"),
         ]
-    )
     delta = plain(facts.guarantee.delta)
     caption = (
         f"All figures of this run at δ = {delta}. None of them holds: the noise was seeded"
@@ -193,6 +217,8 @@ def run(facts: Facts) -> Markup:
 
 
 def cost(facts: Facts) -> Markup:
+    if facts.recipe.selection is not None:
+        return _cost_of_choice(facts)
     curves = facts.curves
     chosen = sorted({round(n * (len(curves.queries) - 1) / 8) for n in range(9)})
     places = max(2, 3 - math.floor(math.log10(max(curves.moments[-1], 1e-3))))
@@ -228,6 +254,24 @@ def cost(facts: Facts) -> Markup:
             f"labels that is at λ = {moment:g} (Rényi order {_order(moment)})."),
         tag("figure", plots.moment_picture(facts), tag("figcaption", "ε of the planned labels at "
             "each λ of the grid.")),
+    )  # fmt: skip
+
+
+def _cost_of_choice(facts: Facts) -> Markup:
+    """A choice costs what it costs as a whole: no curve over its answers is a guarantee."""
+    moment = facts.plan[facts.conversion.value].moment
+    return join(
+        tag("h2", "What the choice cost", id="cost-title"),
+        tag("p", "The settings were chosen privately among several candidates. Every try counts "
+            "with the most that it could have asked, and the choice on top; that is one figure, "
+            f"ε = {epsilon(facts.guarantee.epsilon)}, whichever candidate won and however much of "
+            "it was answered. What the winner’s answers would have cost without a choice is no "
+            "guarantee, and is not shown."),
+        tag("h3", "Which λ won"),
+        tag("p", "A log-moment gives a valid ε at every λ; the least one counts. For the choice "
+            f"that is at λ = {moment:g} (Rényi order {_order(moment)})."),
+        tag("figure", plots.moment_picture(facts), tag("figcaption", "ε of the choice at each λ of "
+            "the grid.")),
     )  # fmt: skip
 
 
@@ -271,6 +315,8 @@ def student(facts: Facts) -> Markup:
         tag("h2", "How good the student is", id="student-title"),
         tag("p", f"The student is right on {percent(share.accuracy)} of {plain(share.records)} test"
             f" records (95 % interval, Wilson: {_interval(share)})."
+            + (" It was chosen by its share of these very records: expect a little less elsewhere."
+               if facts.recipe.selection is not None else "")
             + (f" It agrees with {percent(facts.agreement.accuracy)} of the released labels."
                if facts.agreement else "")),
         tag("figure", plots.shares_picture(rows), tag("figcaption", "“Commonest class” "
@@ -343,27 +389,6 @@ def _confusion(facts: Facts) -> list[Markup]:
     ]
 
 
-def comparison(facts: Facts) -> Markup | None:
-    if not facts.comparison:
-        return None
-    rows = [
-        [
-            each.name,
-            Cell(epsilon(each.epsilon), each.epsilon),
-            Cell(percent(each.accuracy), each.accuracy),
-            f"{percent(each.low)} to {percent(each.high)}",
-        ]
-        for each in facts.comparison
-    ]
-    return join(
-        tag("h2", "Beside other methods", id="comparison-title"),
-        tag("figure", plots.comparison_picture(facts),
-            tag("figcaption", "Accuracy on the same test records, with 95 % intervals.")),
-        table("Methods on the same split", ["Method", "ε", "Accuracy", "95 % interval"], rows,
-              numeric=(1, 2)),
-    )  # fmt: skip
-
-
 def provenance(facts: Facts) -> Markup:
     digests = [
         [each.what, each.level, tag("span", each.sha256, class_="mono")] for each in facts.digests
@@ -373,7 +398,7 @@ def provenance(facts: Facts) -> Markup:
     return join(
         tag("h2", "Where this comes from", id="provenance-title"),
         tag("p", "To do the same again, save the recipe below as ", tag("code", "recipe.toml"),
-            ", put the paths of your files into it if it names any, and run:"),
+            ", put the files and columns of your data into it if they are your own, and run:"),
         tag("pre", tag("code", f"pate run recipe.toml --out runs/again{seed}"), tabindex="0"),
         tag("p", "On the same data that draws fresh noise: the ledger charges it again.",
             class_="small") if not facts.seeded else "",

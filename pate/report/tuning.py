@@ -7,25 +7,29 @@ say it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pate.accounting import Ledger
+    from pate.accounting import Charge, Ledger
     from pate.pipeline.runner import Run
 
 LOOKS = "votes-looked-at.jsonl"  # beside the private artifacts of a run
 
 
 def tuning_told(run: Run, ledger: Ledger) -> list[str]:
-    """A sentence for each trace of tuning that this run's own ε does not cover."""
+    """A sentence for each trace of tuning that this run's own ε does not cover.
+
+    That of the study, where the labels are of one, is the last.
+    """
     told = []
     earlier = 0 if run.artifact("aggregate").facts["extended"] else _earlier_releases(run, ledger)
     if earlier:
         told.append(
             f"{_times(earlier, 'other release was', 'other releases were')} drawn from this data "
             "set before. If what came out led to these settings, this run's own ε does not account "
-            "for that tuning; the ε of all releases, to be published, does."
+            "for that tuning; the ε of all PATE releases, to be published, does."
         )
     seeded = _seeded_releases(run)
     if seeded:
@@ -40,33 +44,94 @@ def tuning_told(run: Run, ledger: Ledger) -> list[str]:
             "Settings chosen by its figures are tuned on private votes: that is not accounted for "
             "by any ε."
         )
-    return told
+    if run.options.insecure_seed is not None:  # then no figure is a guarantee anyhow
+        return told
+    return told + _trained(ledger) + _compared(run, ledger)
+
+
+def studies_of(charges: Iterable[Charge], own: Iterable[str]) -> set[str]:
+    """The studies that the draws of these names belong to, or other draws with their settings.
+
+    Who draws once more what did best in a study has chosen by its results just the same.
+    """
+    begins = tuple(f"{name.rpartition(' ')[0]} " for name in own)
+    return {
+        each.study for each in charges if each.study is not None and each.release.startswith(begins)
+    }
+
+
+def _compared(run: Run, ledger: Ledger) -> list[str]:
+    from pate.accounting.together import whole_studies
+
+    charges = ledger.charges()
+    names = studies_of(charges, _own_names(run))
+    relation = run.recipe.partition.neighbours
+    return [
+        f"These labels, or others drawn with the same settings, are among {study.releases} "
+        "releases that were made to be compared. Whoever chose them by their results has spent "
+        f"what all of them cost: {study.told()}."
+        for study in whole_studies(ledger, one_teacher=relation)
+        if study.here.name in names
+    ]
+
+
+def _trained(ledger: Ledger) -> list[str]:
+    """What was paid for by DP-SGD, which has a ledger of its own."""
+    from pate.accounting import Ledger
+    from pate.accounting.shown import upwards
+    from pate.accounting.together import beside
+
+    other = beside(ledger.path)
+    if not other.exists():
+        return []
+    with Ledger.open(other) as second:
+        trained, whole = len(second.charges()), second.guarantee()
+    if not trained:
+        return []
+    return [
+        f"{_times(trained, 'release', 'releases')} of this data set by DP-SGD: "
+        f"ε = {upwards(whole.epsilon)} at δ = {upwards(whole.delta)} in all, for one record added "
+        "or removed, by a ledger of its own. That is on top of the ε of all PATE releases."
+    ]
+
+
+def _own_names(run: Run) -> list[str]:
+    """The charges of the run's labels; of draws that are not here, what is known of their names."""
+    from pate.stages.releasing import charges_behind
+
+    drawn = str(run.artifact("aggregate").facts["drawn"])
+    return charges_behind(run.store, "labels", drawn) or [f"labels {drawn[:40]} "]
 
 
 def _earlier_releases(run: Run, ledger: Ledger) -> int:
-    """Releases, of labels or of models, that were paid for before this run's, from other settings.
+    """Releases of labels that were paid for before this run's own, with the same settings or not.
 
-    A sanitised figure goes with its labels and is not counted again.
+    Other draws with its very settings count: the best of them may have been taken. A sanitised
+    figure goes with its labels and is not counted again.
     """
-    drawn = str(run.artifact("aggregate").facts["drawn"])
-    own = f"labels {drawn[:40]} "
     charges = ledger.charges()
-    first = min((each.number for each in charges if each.release.startswith(own)), default=0)
-    before = [each.release for each in charges if each.number < first]
-    return sum(not release.startswith((own, "sanitised ")) for release in before)
+    name = _own_names(run)[0]
+    # Of a draw that is not here any more, the last one that it can be.
+    own = [each.number for each in charges if each.release.startswith(name)]
+    before = [each.release for each in charges if not own or each.number < own[-1]]
+    return sum(not release.startswith("sanitised ") for release in before)
 
 
 def _seeded_releases(run: Run) -> int:
     from pate.accounting import Ledger
+    from pate.accounting.together import beside
     from pate.pipeline.spending import ledger_path
 
     if run.options.insecure_seed is not None:  # this run is not private anyhow, and says so
         return 0
     place = ledger_path(run.recipe, run.options.data_root, seeded=True)
-    if not place.exists():
-        return 0
-    with Ledger.open(place) as ledger:
-        return sum(not each.release.startswith("sanitised ") for each in ledger.charges())
+    count = 0
+    for each in (place, beside(place)):
+        if each.exists():
+            with Ledger.open(each) as ledger:
+                names = [charge.release for charge in ledger.charges()]
+            count += sum(not name.startswith("sanitised ") for name in names)
+    return count
 
 
 def _looks(folder: Path) -> int:

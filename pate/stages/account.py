@@ -59,9 +59,15 @@ from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.releasing import release_once
 
+_CHOSEN = (
+    "the settings were chosen privately among several: what holds is the cost of the choice, "
+    "which the votes behind the winner do not tell"
+)
+
 
 def _settings(recipe: Recipe, options: Options) -> Any:
-    return {
+    chosen = {} if recipe.selection is None else {"selection": recipe.selection.model_dump()}
+    return chosen | {
         "aggregate": recipe.aggregate.model_dump(mode="json"),
         "privacy": recipe.privacy.model_dump(mode="json", exclude={"budget"}),
         "insecure_seed": options.insecure_seed,
@@ -71,8 +77,11 @@ def _settings(recipe: Recipe, options: Options) -> Any:
 def _run(context: Context) -> None:
     recipe = context.recipe
     released = context.inputs["aggregate"]
-    votes = _Votes.of(context)
     report = _public_report(released, recipe)
+    if recipe.selection is not None:
+        _chosen(context, report)
+        return
+    votes = _Votes.of(context)
     with open_ledger(recipe, context.options) as ledger:
         # The order at which the ledger adds up: fixed when it was made, before these votes.
         order = _set(ledger.terms.budget.moment) + 1
@@ -96,6 +105,20 @@ def _run(context: Context) -> None:
                 why = str(error)
     with context.draft(Level.RELEASED) as draft:
         _save(draft, report | {"sanitised": None, "why_not": why}, recipe)
+
+
+def _chosen(context: Context, report: dict[str, Any]) -> None:
+    """Of a private selection there is one figure.
+
+    Guarantees:
+        No data-dependent figure is worked out, nor sanitised: the cost of a choice rests on all
+        tries, of which only the winner is known, and its bound (Papernot & Steinke 2022, Theorem 2)
+        needs the cost of every try at worst.
+    """
+    with context.draft(Level.PRIVATE, part="private") as draft:
+        draft.save_json("guarantees.json", {"why_not": _CHOSEN})
+    with context.draft(Level.RELEASED) as draft:
+        _save(draft, report | {"sanitised": None, "why_not": _CHOSEN}, context.recipe)
 
 
 def _with_figure(

@@ -12,36 +12,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.accounting import Conversion, Event, Ledger, event_from_json, event_to_json
+from pate.accounting import Event, Ledger, event_from_json
 from pate.artifacts import Artifact, Draft, Level, fingerprint
-from pate.mechanisms import (
-    InteractiveGnmax,
-    Mechanism,
-    Plan,
-    Randomness,
-    Release,
-    make_mechanism,
-    plan_caps,
-)
+from pate.mechanisms import InteractiveGnmax, Mechanism, Plan, Randomness, Release, make_mechanism
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options, Stage
 from pate.querying import Chooser
-from pate.stages.features import graph_features, public_features, student_inputs
+from pate.stages.drawing import (
+    ANSWER,
+    chooser_of,
+    draw,
+    noise,
+    plan_of,
+    save_answer,
+    save_events,
+    votes_on,
+)
+from pate.stages.features import graph_features, student_inputs
 from pate.stages.first_device import first_device
 from pate.stages.releasing import paid_answers, release_once
 from pate.stages.rounds import Round, draw_once, labelled
+from pate.stages.selected import take_up
 from pate.students import StudentData, train_student
 from pate.teachers.protocol import probabilities
-from pate.votes import Votes
 
-# What leaves: inputs by their row among the public ones, in the order in which they were asked.
-_ANSWER = ("asked.npy", "answered.npy", "labels.npy", "kept.npy", "kept_labels.npy")
 _NONE = np.empty(0, dtype=np.int64)
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
-    return {
+    chosen = {} if recipe.selection is None else {"selection": recipe.selection.model_dump()}
+    return chosen | {
         "aggregate": recipe.aggregate.model_dump(mode="json"),
         "epsilon": recipe.privacy.epsilon,
         "delta": recipe.privacy.delta,
@@ -57,22 +58,12 @@ def _settings(recipe: Recipe, options: Options) -> Any:
 def _run(context: Context) -> None:
     """The plan is fixed before the votes are opened; its caps are what is charged and printed."""
     recipe, options = context.recipe, context.options
+    if recipe.selection is not None:
+        take_up(context)
+        return
     mechanism = make_mechanism(recipe.aggregate)
-    public = context.inputs["data-public"]
-    plan = plan_caps(
-        mechanism,
-        recipe.aggregate,
-        epsilon=recipe.privacy.epsilon,
-        delta=recipe.privacy.delta,
-        available_queries=len(public.array("features.npy")),
-        conversion=Conversion(recipe.privacy.conversion),
-    )
-    chooser = Chooser(
-        how=recipe.aggregate.choose,
-        inputs=len(public.array("features.npy")),
-        features=lambda: public_features(context),
-        seed=recipe.aggregate.choose_seed,
-    )
+    plan = plan_of(recipe, inputs=len(context.inputs["data-public"].array("features.npy")))
+    chooser = chooser_of(context)
 
     with open_ledger(recipe, options, moment=plan.guarantee.moment) as ledger:
         # One drawing of all is chosen before the votes are opened; rounds choose as they go.
@@ -86,14 +77,11 @@ def _run(context: Context) -> None:
             if recipe.aggregate.in_rounds:
                 rounds = _in_rounds(context, ledger, mechanism, plan, chooser, course=name)
             else:
-                drawn = mechanism.release(
-                    _votes(context, rows[asked:]),
-                    rng=_generator(options),
-                    most_answers=plan.answers - asked,
-                )
-                rounds = [known] if asked else []
-                rounds.append(Round(rows=rows[asked:], release=drawn))
-            _save(draft, rounds, plan)
+                drawn = draw(context, rows[asked:], most_answers=plan.answers - asked)
+                rounds = [known, drawn] if asked else [drawn]
+            save_answer(draft, rounds)
+            save_events(draft, [event for each in rounds for event in each.release.events], plan)
+            _save_shown(draft, rounds)
             draft.facts.update(
                 family=_family(context),
                 extended=bool(asked),
@@ -101,7 +89,7 @@ def _run(context: Context) -> None:
             )
 
         def publish(answer: Artifact, draft: Draft) -> None:
-            for name in _ANSWER:
+            for name in ANSWER:
                 draft.save_array(name, answer.array(name))
             draft.save_json("events.json", answer.json("events.json"))
             paid = answer.json("plan.json")
@@ -140,10 +128,13 @@ def _known_answers(
     charge, best = None, Round(rows=_NONE, release=_release(_NONE, ()))
     capped = context.recipe.privacy.epsilon is not None  # then the plan must hold as it was made
     spec = context.recipe.aggregate
+    # A run of a study draws its own answers: its cost is then its own, and its label noise too.
+    if context.options.study is not None:
+        return charge, best
     if capped or spec.mechanism not in ("lnmax", "gnmax") or spec.in_rounds:
         return charge, best
     for release, earlier in paid_answers(context, "labels", ledger).items():
-        same = earlier.manifest["inputs"]["vote"] == context.provenance["vote"]
+        same = earlier.manifest["inputs"].get("vote") == context.provenance["vote"]
         if not same or earlier.facts["family"] != _family(context):
             continue
         asked = np.array(earlier.array("asked.npy"))
@@ -187,7 +178,7 @@ def _in_rounds(
     rounds: list[Round] = []
     left = plan.answers
 
-    def draw() -> Round:
+    def ask() -> Round:
         rows, shown = chooser.first(int(stop - start)), None
         if rounds:
             known, labels = labelled(rounds)
@@ -212,7 +203,7 @@ def _in_rounds(
                         progress=context.options.progress,
                     )
                     shown = probabilities(student, inputs[rows], classes=classes)
-        votes, rng = _votes(context, rows), _generator(context.options, number=len(rounds))
+        votes, rng = votes_on(context, rows), noise(context.options, number=len(rounds))
         if isinstance(mechanism, InteractiveGnmax):
             teachers = int(context.inputs["vote"].facts["teachers"])
             release = mechanism.release(
@@ -222,59 +213,20 @@ def _in_rounds(
             release = mechanism.release(votes, rng=rng, most_answers=left)
         return Round(rows=rows, release=release, shown=shown)
 
-    for number, (start, stop) in enumerate(pairwise(edges)):  # noqa: B007, read by draw
-        rounds.append(draw_once(context, ledger, course=course, number=number, draw=draw))
+    for number, (start, stop) in enumerate(pairwise(edges)):  # noqa: B007, read by ask
+        rounds.append(draw_once(context, ledger, course=course, number=number, draw=ask))
         left -= len(rounds[-1].release.answered)
         if left <= 0:
             break
     return rounds
 
 
-def _votes(context: Context, rows: NDArray[np.int64]) -> Votes:
-    """The votes on some inputs; of the others nothing is read."""
-    return Votes(counts=context.inputs["vote"].array("counts.npy")[rows].astype(np.int64))
-
-
-def _generator(options: Options, *, number: int = 0) -> np.random.Generator:
-    """Noise of its own for each round; with a seed, for tests, the same after a crash."""
-    randomness = Randomness.open(insecure_seed=options.insecure_seed)
-    if randomness.secure or number == 0:
-        return randomness.generator
-    return randomness.generator.spawn(number)[-1]
-
-
-def _save(draft: Draft, rounds: list[Round], plan: Plan) -> None:
-    """The answer, and what accounting will need of it; the baseline stays private."""
-    parts = {
-        "asked.npy": [each.asked for each in rounds],
-        "answered.npy": [each.answered for each in rounds],
-        "labels.npy": [each.release.labels for each in rounds],
-        "kept.npy": [each.kept for each in rounds],
-        "kept_labels.npy": [each.release.kept_labels for each in rounds],
-    }
-    assert set(parts) == set(_ANSWER)
-    for name, values in parts.items():
-        draft.save_array(name, np.concatenate(values))
-    happened: list[Event] = [event for each in rounds for event in each.release.events]
-    draft.save_json("events.json", [event_to_json(event) for event in happened])
+def _save_shown(draft: Draft, rounds: list[Round]) -> None:
+    """What accounting will need of an interactive release; it stays private."""
     starts = np.cumsum([0, *(len(each.rows) for each in rounds)])
     for number, (start, each) in enumerate(zip(starts, rounds, strict=False)):
         if each.shown is not None:
             draft.save_array(f"student-{number}-{start}.npy", each.shown)
-    draft.save_json(
-        "plan.json",
-        {
-            "queries": plan.queries,
-            "answers": plan.answers,
-            "events": [event_to_json(event) for event in plan.events],
-            "guarantee": plan.guarantee.as_json(),
-        },
-    )
-    draft.facts.update(
-        asked=sum(len(each.asked) for each in rounds),
-        answered=sum(len(each.answered) for each in rounds),
-        kept=sum(len(each.kept) for each in rounds),
-    )
 
 
 AGGREGATE = Stage(

@@ -12,7 +12,12 @@ from scipy.special import ndtri
 from pate.artifacts import Artifact, Level
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.features import as_student_sees, private_records, student_inputs
+from pate.stages.features import (
+    as_student_sees,
+    graph_features,
+    private_records,
+    student_inputs,
+)
 from pate.stages.first_device import first_device
 from pate.stages.teach import plugin_digest
 from pate.students import StudentData, train_student
@@ -20,8 +25,10 @@ from pate.teachers import load, predict_labels
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
+    # What is not asked for is left out: runs of before that key was known stay as they are.
+    exclude = set() if recipe.evaluate.public_labels else {"public_labels"}
     return {
-        "evaluate": recipe.evaluate.model_dump(),
+        "evaluate": recipe.evaluate.model_dump(exclude=exclude),
         "student": recipe.student.model_dump(mode="json"),
         "plugin": plugin_digest(options.plugin_path),
     }
@@ -44,6 +51,8 @@ def _run(context: Context) -> None:
         agreement = _agreement(context, student, classes)
         if context.recipe.evaluate.reference:
             _reference(context, inputs, truth, classes)
+        if context.recipe.evaluate.public_labels:
+            _public_labels(context, inputs, truth, classes)
     with context.draft(Level.RELEASED) as draft:
         draft.save_json(
             "evaluation.json",
@@ -78,18 +87,54 @@ def _reference(
         draft.save_json("evaluation.json", {"reference": _accuracy(said, truth)})
 
 
+def _public_labels(
+    context: Context, inputs: NDArray[Any], truth: NDArray[np.int64], classes: int
+) -> None:
+    """The student as it is, but on the own labels of the very inputs that were asked about.
+
+    Guarantees:
+        Costs nothing: which inputs were asked about was released, and their labels are public.
+    """
+    answers = context.inputs["data-answers"]
+    asked = np.array(context.inputs["aggregate"].array("asked.npy"))
+    figures: dict[str, Any] = {"student": None, "labels": len(asked)}
+    if (answers.path / "labels.npy").is_file():
+        labels = np.array(answers.array("labels.npy"))[asked]
+        if len(np.unique(labels)) > 1:
+            student = train_student(
+                context.recipe.student,
+                StudentData(
+                    inputs=np.array(student_inputs(context)),
+                    features=graph_features(context),
+                    rows=asked,
+                    labels=labels,
+                    classes=classes,
+                ),
+                plugin_path=context.options.plugin_path,
+            )
+            said = predict_labels(student, inputs, classes=classes)
+            figures["student"] = _accuracy(said, truth)
+    with context.draft(Level.RELEASED, part="public-labels") as draft:
+        draft.save_json("evaluation.json", figures)
+
+
 def _accuracy(said: NDArray[np.int64], truth: NDArray[np.int64]) -> dict[str, float]:
     """Share of right answers with a 95 % interval (Wilson 1927)."""
     n, right = len(truth), int((said == truth).sum())
+    low, high = wilson(right, n)
+    return {"accuracy": right / n, "low": low, "high": high, "records": n}
+
+
+def wilson(right: float, records: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson 1927); ``right`` may be a mean over several counts.
+
+    >>> [round(end, 4) for end in wilson(90, 100)], wilson(0, 100)[0], wilson(100, 100)[1]
+    ([0.8256, 0.9448], 0.0, 1.0)
+    """
     z = float(ndtri(0.975))
-    middle = (right + z * z / 2) / (n + z * z)
-    half = z / (n + z * z) * math.sqrt(right * (n - right) / n + z * z / 4)
-    return {
-        "accuracy": right / n,
-        "low": middle - half if right else 0.0,
-        "high": middle + half if right < n else 1.0,
-        "records": n,
-    }
+    middle = (right + z * z / 2) / (records + z * z)
+    half = z / (records + z * z) * math.sqrt(right * (records - right) / records + z * z / 4)
+    return middle - half if right else 0.0, middle + half if right < records else 1.0
 
 
 def _per_class(

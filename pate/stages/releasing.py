@@ -8,10 +8,10 @@ in two folders or after a crash, cannot share a payment.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from pate.accounting import Event, Ledger, event_from_json, event_to_json
-from pate.artifacts import Artifact, Draft, Level
+from pate.artifacts import Artifact, Draft, Level, Store
 from pate.errors import BudgetExceeded, LedgerError, SpendNeeded
 from pate.pipeline.stage import Context
 
@@ -29,16 +29,18 @@ def release_once(
     publish: Callable[[Artifact, Draft], None],
     pay_first: bool = False,
     extends: str | None = None,
+    sources: Collection[str] = (),
 ) -> None:
     """Draws an answer, pays for it, and only then lets it out.
 
     ``source`` names the input the answer is drawn from: another answer from the same source is
-    another release. ``prepare`` draws the answer into a draft; it is told the draw's own name.
-    ``pay_first`` charges before anything is drawn, for answers that are shown to somebody (a
-    student) on the way: the name is then written down before the charge, and a run that was killed
-    goes on under it. What was drawn by then ``prepare`` keeps itself (:mod:`pate.stages.rounds`).
-    ``extends`` is the charge of an earlier answer that is given out again as it was; ``events`` are
-    then what comes on top.
+    another release. An answer drawn from several gives their fingerprints as ``sources``, and one
+    of them in common is enough. ``prepare`` draws the answer into a draft; it is told the draw's
+    own name. ``pay_first`` charges before anything is drawn, for answers that are shown to somebody
+    (a student) on the way: the name is then written down before the charge, and a run that was
+    killed goes on under it. What was drawn by then ``prepare`` keeps itself
+    (:mod:`pate.stages.rounds`). ``extends`` is the charge of an earlier answer that is given out
+    again as it was; ``events`` are then what comes on top.
 
     Guarantees:
         * What is charged was written down with the draw, and is charged under the draw's own random
@@ -46,28 +48,41 @@ def release_once(
         * A crash before the charge costs nothing; a crash after it is finished on the next run,
           with the stored answer. A charge that is refused drops the answer.
         * A second draw of what was paid for before, here or from another folder, is refused unless
-          the user says ``--spend``.
+          the user says ``--spend``. A study asked for all its settings at once, so there only what
+          was paid for and is lost needs that word.
+        * The study that a draw was made for is written down with it: whoever goes on with it later
+          pays under that mark.
     """
     pending = f"pending-{kind}"
+    drawn_from = sorted(sources) or [context.provenance[source]]
+    study = context.options.study
     answer = _stored(context, pending)
     if answer is None:
         if pay_first:
-            name = _begin(context, kind, source, ledger)
-            ledger.charge(events, release=_release_id(kind, context.made_from, name))
+            name, study = _begin(context, kind, source, ledger)
+            ledger.charge(events, release=_release_id(kind, context.made_from, name), study=study)
         else:
             if extends is None:
-                _require_consent(context, kind, source, ledger)
+                require_consent(context, kind, source, ledger, sources=drawn_from)
             name = secrets.token_hex(12)
         with context.store.draft(
             pending, context.made_from, level=Level.PRIVATE, inputs=context.provenance
         ) as draft:
             prepare(draft, name)
-            written = [event_to_json(event) for event in events]
-            draft.save_json(_CHARGE, {"name": name, "events": written, "extends": extends})
+            note = {
+                "name": name,
+                "events": [event_to_json(event) for event in events],
+                "extends": extends,
+                "study": study,
+                "sources": drawn_from,
+            }
+            draft.save_json(_CHARGE, note)
+            draft.facts["charges"] = _named(context, kind, name, extends)
         answer = context.store.open(pending, context.made_from)
     _pay(context, kind, answer, ledger)
     with context.draft(Level.RELEASED) as draft:
         publish(answer, draft)
+        draft.facts.pop("charges", None)  # a name is chance: the same labels have the same digest
         draft.facts["drawn"] = context.made_from
 
 
@@ -85,28 +100,55 @@ def paid_answers(context: Context, kind: str, ledger: Ledger) -> dict[str, Artif
     return found
 
 
+def charges_behind(store: Store, kind: str, drawn: str) -> list[str]:
+    """The names of the charges for an answer in this store: its own, then those it builds on.
+
+    ``drawn`` is the fingerprint that it was drawn for. No file of the answer is read. Where its
+    draw is not here, or was made before names were noted in its manifest, there are none.
+    """
+    answer = store.find(f"pending-{kind}", drawn)
+    return [] if answer is None else list(answer.facts.get("charges", ()))
+
+
+def _named(context: Context, kind: str, name: str, extends: str | None) -> list[str]:
+    """As :func:`charges_behind`, for an answer that is being drawn."""
+    own = _release_id(kind, context.made_from, name)
+    if extends is None:
+        return [own]
+    drawn = [each.facts.get("charges", ()) for each in context.store.all(f"pending-{kind}")]
+    behind = next((names for names in drawn if names and names[0] == extends), [extends])
+    return [own, *behind]
+
+
 def _stored(context: Context, pending: str) -> Artifact | None:
     if context.store.find(pending, context.made_from) is None:
         return None
     return context.store.open(pending, context.made_from)  # checked against its manifest
 
 
-def _begin(context: Context, kind: str, source: str, ledger: Ledger) -> str:
-    """The name of a draw that is paid for first: that of the one that was begun, or a new one."""
+def _begin(context: Context, kind: str, source: str, ledger: Ledger) -> tuple[str, str | None]:
+    """The name of a draw that is paid for first, and its study: as begun before, or a new one."""
     begun = f"begun-{kind}"
     earlier = _stored(context, begun)
     if earlier is not None:
         name = str(earlier.json(_CHARGE)["name"])
         if _release_id(kind, context.made_from, name) in {c.release for c in ledger.charges()}:
-            return name
-    _require_consent(context, kind, source, ledger)
+            return name, _study(context, earlier)
+    require_consent(context, kind, source, ledger)
     if earlier is None:
         with context.store.draft(
             begun, context.made_from, level=Level.PRIVATE, inputs=context.provenance
         ) as draft:
-            draft.save_json(_CHARGE, {"name": secrets.token_hex(12)})
+            note = {"name": secrets.token_hex(12), "study": context.options.study}
+            draft.save_json(_CHARGE, note)
         earlier = context.store.open(begun, context.made_from)  # of two at once, the first
-    return str(earlier.json(_CHARGE)["name"])
+    return str(earlier.json(_CHARGE)["name"]), _study(context, earlier)
+
+
+def _study(context: Context, drawn: Artifact) -> str | None:
+    """The study that something was drawn for; where it was for none, that of who goes on."""
+    written: str | None = drawn.json(_CHARGE).get("study")
+    return written or context.options.study
 
 
 def _pay(context: Context, kind: str, answer: Artifact, ledger: Ledger) -> None:
@@ -126,29 +168,38 @@ def _pay(context: Context, kind: str, answer: Artifact, ledger: Ledger) -> None:
     if others and not context.options.spend:
         raise SpendNeeded(_paid_elsewhere(ledger))
     try:
-        ledger.charge(events, release=release)
+        ledger.charge(events, release=release, study=_study(context, answer))
     except BudgetExceeded:
         context.store.discard(answer)
         raise
 
 
-def _require_consent(context: Context, kind: str, source: str, ledger: Ledger) -> None:
+def require_consent(
+    context: Context, kind: str, source: str, ledger: Ledger, *, sources: Collection[str] = ()
+) -> None:
     """Refuses a second draw from one source unless the user agrees to pay for it."""
     if context.options.spend:
         return
     paid = {each.release for each in ledger.charges()}
     if any(each.startswith(_release_id(kind, context.made_from, "")) for each in paid):
         raise SpendNeeded(_paid_elsewhere(ledger))
+    if context.options.study is not None:
+        return
     for earlier in (
         each for s in ("pending", "begun") for each in context.store.all(f"{s}-{kind}")
     ):
-        same = earlier.manifest["inputs"].get(source) == context.provenance[source]
+        same = not _sources(earlier, source).isdisjoint(sources or [context.provenance[source]])
         prefix = _release_id(kind, earlier.manifest["made_from"], "")
         if same and any(each.startswith(prefix) for each in paid):
             raise SpendNeeded(
                 f"{kind} of the same {source} were released before, with other settings; releasing "
                 "them again costs again: add --spend to pay for it"
             )
+
+
+def _sources(drawn: Artifact, source: str) -> set[str]:
+    """The fingerprints of what an answer was drawn from."""
+    return set(drawn.json(_CHARGE).get("sources", ())) or {drawn.manifest["inputs"].get(source)}
 
 
 def _paid_elsewhere(ledger: Ledger) -> str:

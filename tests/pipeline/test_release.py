@@ -421,7 +421,7 @@ def test_the_cost_of_other_releases_is_told_beside(project: Any) -> None:
     whole = beside["data_set"]["guarantee"]["epsilon"]
     assert whole > alone["data_set"]["guarantee"]["epsilon"]
     card = (project.folder / "out" / "MODEL_CARD.md").read_text()
-    assert "Over **all releases** of tiny" in card
+    assert "Over **all PATE releases** of tiny" in card
     assert "other release" not in card
     project.call("release", "runs/other", "second", "--plugin-path", "plugins")
     second = (project.folder / "second" / "MODEL_CARD.md").read_text()

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 from pate.artifacts import StoreError
-from pate.cli.report import open_run
 from pate.report.curves import Curves, Profile
 from pate.report.facts import Figure, Shown, gather
 from pate.report.numbers import epsilon
 from pate.report.page import STAMP, build_page
 from pate.report.private import gather_private
+from pate.stages.opening import open_run
 
 VOID = {"meta", "br", "hr", "link", "img", "input", "wbr"}
 NASTY = ["<script>alert(1)</script>", 'b & "b" $x$', "ネコ"]
@@ -196,7 +196,7 @@ def test_the_page_is_the_same_where_nothing_private_can_be_read(made, page, tmp_
 
 def test_the_store_refuses_what_is_private_or_reserved(made, monkeypatch):
     monkeypatch.chdir(made.folder)
-    run = open_run(Path("runs/tiny"), None, Path("plugins"), None)
+    run = open_run(Path("runs/tiny"), plugin_path=Path("plugins"))
     shown = Shown(run)
     assert shown.open("aggregate").level.name == "RELEASED"
     for name in ("vote", "account-private", "evaluate-reference", "partition", "data-test"):
@@ -238,7 +238,7 @@ def test_the_private_page_is_stamped_and_for_its_owner(made, page):
 
 def test_private_facts_add_up(made, monkeypatch):
     monkeypatch.chdir(made.folder)
-    run = open_run(Path("runs/tiny"), None, Path("plugins"), None)
+    run = open_run(Path("runs/tiny"), plugin_path=Path("plugins"))
     facts = gather_private(run)
     assert sum(facts.winners) == len(made.array("aggregate", "asked.npy"))
     assert facts.dependent_curve[-1] == pytest.approx(facts.dependent.epsilon, rel=1e-12)
@@ -325,17 +325,22 @@ def test_a_comparison_has_its_section(made, tmp_path):
     place = tmp_path / "tiny"
     shutil.copytree(made.run_folder, place)
     rows = [
-        {"name": "<b>DP-SGD", "epsilon": e, "accuracy": 0.8, "low": 0.7, "high": 0.9,
-         "publishable": True}
+        {"method": "dpsgd", "name": "<b>DP-SGD", "epsilon": e, "accuracy": 0.8, "spread": 0.02,
+         "low": 0.7, "high": 0.9, "neighbours": "add-remove", "publishable": True,
+         "seconds": 1234.5}
         for e in (1.0, 2.0)
     ]  # fmt: skip
     hidden = rows[0] | {"name": "without privacy at all", "publishable": False}
-    (place / "compare.json").write_text(json.dumps({"methods": [*rows, hidden]}))
+    cost = {"together": {"epsilon": 7.12341, "delta": 2e-5, "neighbours": "add-remove"}}
+    content = {"format": 1, "delta": 1e-5, "seeds": 3, "rows": [*rows, hidden], "cost": cost}
+    (place / "compare.json").write_text(json.dumps(content))
     made.call("report", place, "--plugin-path", "plugins", "--data-root", "data")
     text = (place / "report.html").read_text()
     assert 'id="comparison"' in text
+    assert "to publish this section costs all of them together: ε = 7.124 at δ" in text
     assert "<b>DP" not in text
     assert "without privacy at all" not in text
+    assert "1234" not in text  # times are for the owner
     (place / "compare.json").write_text("{")
     done = made.call("report", place, "--plugin-path", "plugins", "--data-root", "data", code=2)
     assert done.stderr.count("\n") == 1
@@ -386,13 +391,13 @@ def test_a_half_finished_run_says_what_is_missing(project):
 def test_a_page_can_be_built_from_facts(made, monkeypatch, page):
     """What a release puts beside the student."""
     monkeypatch.chdir(made.folder)
-    facts = gather(open_run(Path("runs/tiny"), None, Path("plugins"), None))
+    facts = gather(open_run(Path("runs/tiny"), plugin_path=Path("plugins")))
     assert build_page(facts) == page
 
 
 def test_many_classes_and_a_tiny_epsilon(made, monkeypatch):
     monkeypatch.chdir(made.folder)
-    facts = gather(open_run(Path("runs/tiny"), None, Path("plugins"), None))
+    facts = gather(open_run(Path("runs/tiny"), plugin_path=Path("plugins")))
     row = facts.classes[0]
     many = 60
     confusion = np.eye(many, dtype=int)

@@ -221,7 +221,7 @@ def test_status_before_midway_and_after(project: Any) -> None:
     after = project.pate(*last.split()[2:]).stdout  # the command it advises
     assert set(states(after).values()) == {"done"}
     assert "tiny.ledger, all releases: so far ε " in after
-    assert "inf" not in after
+    assert "∞" not in after
 
 
 @pytest.mark.parametrize(

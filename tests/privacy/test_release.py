@@ -106,8 +106,13 @@ class Place:
 def place(request, tmp_path_factory):
     keys = ("mechanism", "noise", "model", "inputs")
     made = Place(tmp_path_factory.mktemp("place"), **dict(zip(keys, request.param, strict=True)))
-    rival = {"name": "SECRET-RIVAL", "epsilon": 2.0, "accuracy": 0.5, "low": 0.4, "high": 0.6}
-    comparison = {"methods": [rival | {"publishable": True}]}  # which no charge here covers
+    rival = {
+        "method": "dpsgd", "name": "SECRET-RIVAL", "epsilon": 2.0, "accuracy": 0.5, "spread": None,
+        "low": 0.4, "high": 0.6, "neighbours": "add-remove", "publishable": True,
+    }  # fmt: skip
+    cost = {"together": {"epsilon": 4.0, "delta": 2e-5, "neighbours": "add-remove"}}
+    # No charge of this run covers what was compared.
+    comparison = {"format": 1, "delta": 1e-5, "seeds": 1, "rows": [rival], "cost": cost}
     (made.run / "compare.json").write_text(json.dumps(comparison))
     made.pate("release", "runs/my", "out", "--labels")
     return made

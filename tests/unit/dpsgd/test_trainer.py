@@ -295,6 +295,18 @@ def test_every_fit_is_one_charge_before_its_first_step(ledger):
     assert trainer.planned().epsilon == trainer.epsilon().epsilon == everything.epsilon
 
 
+def test_every_charge_of_a_study_is_marked(ledger, tmp_path):
+    trainer = make(ledger=ledger, study="compare tiny", checkpoint=tmp_path / "run")
+    trainer.fit(steps=2)
+    trainer.step()
+    make(ledger=ledger).fit(steps=1)
+    assert [each.study for each in ledger.charges()] == ["compare tiny", "compare tiny", None]
+    again = make(ledger=ledger, checkpoint=tmp_path / "run")  # a study is no setting of a run
+    again.fit(steps=2)
+    assert again.steps == 3
+    assert [each.study for each in ledger.charges()] == ["compare tiny", "compare tiny", None]
+
+
 def test_a_refused_charge_trains_nothing(ledger, tmp_path):
     for place in (None, tmp_path / "run"):
         trainer = make(ledger=ledger, noise_multiplier=0.6, checkpoint=place)

@@ -12,8 +12,8 @@ import pytest
 from sklearn.base import clone
 
 import pate
+from pate.accounting.shown import upwards
 from pate.errors import InvalidInput
-from pate.release.card import upwards
 from pate.release.contents import may_leave
 from pate.release.importing import needs_trust, require_known
 from pate.release.leaks import unpublishable

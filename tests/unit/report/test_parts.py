@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 import tomllib
@@ -150,14 +151,15 @@ def test_few_queries_are_all_shown():
     assert shown_queries(60) == tuple(range(1, 61))
 
 
-def test_a_recipe_comes_back_without_folders():
+def test_a_recipe_comes_back_without_what_it_says_of_the_data():
     recipe = Recipe.model_validate(RECIPE)
     text = recipe_text(recipe)
     assert "ann" not in text
-    again = Recipe.model_validate(tomllib.loads(text))
-    assert again.data.source == "records.csv"
-    moved = recipe.data.model_copy(update={"source": "records.csv"})
-    assert again == recipe.model_copy(update={"data": moved})
+    assert "records.csv" not in text
+    assert "key" not in tomllib.loads(text)["partition"]
+    again = tomllib.loads(text)
+    again["data"] |= RECIPE["data"]
+    assert Recipe.model_validate(again) == recipe
 
 
 def test_a_reason_that_names_a_file_is_not_shown():
@@ -189,14 +191,48 @@ def test_a_drawing_takes_any_name_and_its_colours_from_the_page():
         assert [child.tag for child in root][:2] == ["title", "desc"]
 
 
+def compared(*rows, **changed):
+    cost = {"together": {"epsilon": 4.0, "delta": 2e-5, "neighbours": "add-remove"}}
+    return {"format": 1, "delta": 1e-5, "seeds": 2, "rows": list(rows), "cost": cost} | changed
+
+
+CONTENDER = {
+    "method": "dpsgd", "name": "DP-SGD", "epsilon": 1.0, "accuracy": 0.9, "spread": 0.01,
+    "low": 0.8, "high": 0.95, "neighbours": "add-remove", "publishable": True,
+}  # fmt: skip
+FREE = CONTENDER | {"method": "majority", "name": "m", "epsilon": None, "neighbours": None}
+
+
 def test_a_comparison_shows_what_may_be_published_only(tmp_path):
     assert read_comparison(tmp_path) == ()
-    row = '{"name": "%s", "epsilon": 1, "accuracy": 0.9, "low": 0.8, "high": 0.95%s}'
-    rows = [row % ("DP-SGD", ', "publishable": true'), row % ("no privacy", "")]
     file = tmp_path / "compare.json"
-    file.write_text(f'{{"methods": [{", ".join(rows)}]}}')
-    assert [each.name for each in read_comparison(tmp_path)] == ["DP-SGD"]
-    for damage in ("{", "[]", '{"methods": [{}, 3]}', '{"methods": 3}'):
+    hidden = CONTENDER | {"name": "no privacy", "publishable": False}
+    unsaid = {key: value for key, value in hidden.items() if key != "publishable"}
+    file.write_text(json.dumps(compared(CONTENDER, hidden, unsaid, FREE)))
+    shown = read_comparison(tmp_path)
+    assert [each.name for each in shown] == ["DP-SGD", "m"]
+    assert shown[0].terms.epsilon_together == 4.0
+    file.write_text(json.dumps(compared(hidden, FREE)))
+    assert read_comparison(tmp_path) == ()  # nothing is left to be compared with
+    file.write_text(json.dumps(compared(CONTENDER, cost={"together": None})))
+    assert read_comparison(tmp_path)[0].terms.epsilon_together is None
+
+
+def test_a_damaged_comparison_is_refused(tmp_path):
+    file = tmp_path / "compare.json"
+    wrong = [
+        compared(CONTENDER, format=2),
+        compared(CONTENDER, cost={}),
+        compared(CONTENDER | {"accuracy": 1.5}),
+        compared(CONTENDER | {"epsilon": None}),
+        compared(CONTENDER | {"epsilon": -1}),
+        compared(FREE | {"epsilon": 1.0}),
+        compared({"publishable": True}),
+        compared(3),
+        {"methods": []},
+        [],
+    ]
+    for damage in ("{", *map(json.dumps, wrong)):
         file.write_text(damage)
         with pytest.raises(InvalidInput, match="compare again"):
             read_comparison(tmp_path)

@@ -1,0 +1,98 @@
+"""What one must know to read the table: what differs between the methods, and what it costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pate.compare.costs import Cost, told
+from pate.compare.recipe import CompareRecipe
+from pate.compare.rows import Row
+
+_BETWEEN = {
+    "add-remove": "one record added or removed",
+    "replace-one": "one record replaced by another",
+}
+_ACCOUNTANTS = {
+    "moments": "log-moments on a fine grid of λ",
+    "abadi": "log-moments at whole λ up to 32, classic conversion",
+    "pld": "privacy loss distributions, the tightest",
+}
+_ON_TUNING = re.compile(r"\b(chosen|tuned|tuning|settings|found by|proposed)\b", re.IGNORECASE)
+_SPREAD = (
+    "± is the standard deviation over repetitions: other shards, teachers, students, first weights "
+    "and noise, on the same split."
+)
+
+
+def make_notes(
+    recipe: CompareRecipe, rows: Sequence[Row], cost: Cost, *, tuning: str | None, seeded: bool
+) -> list[str]:
+    """Sentences to stand below the table."""
+    by_method = {row.method: row.neighbours or "" for row in rows if row.epsilon is not None}
+    accountant = recipe.dpsgd.privacy.accountant
+    notes = [
+        _relations(by_method["pate"], by_method["dpsgd"]),
+        "Both ε are data-independent and cover all that a run releases. PATE's is by log-moments "
+        f"(improved conversion), DP-SGD's by {_ACCOUNTANTS[accountant]}; δ = "
+        f"{recipe.compare.delta:g} for both.",
+        "How settings were chosen is in neither ε. "
+        + (f"The recipe says of it: “{tuning}”" if tuning else "The recipe says nothing of it."),
+        _SPREAD if recipe.compare.seeds > 1 else "One repetition has no spread: add --seeds 3.",
+        "Times and memory are for you alone: they follow from the private records.",
+        *_costs(cost, own_accountant=accountant != "moments"),
+    ]
+    if any(row.method == "reference" for row in rows):
+        notes.append(
+            "“without privacy” is the student's model trained on the private records themselves: "
+            "do not publish it."
+        )
+    if not all(row.whole for row in rows):
+        notes.append("≥: a run was killed on the way; what it took until then is not counted.")
+    if seeded:
+        notes.insert(0, "The noise was seeded: nothing in this table is private.")
+    return notes
+
+
+def _relations(pate: str, dpsgd: str) -> str:
+    if pate == dpsgd:
+        return f"Both ε are for {_BETWEEN.get(pate, pate)}, and may be set side by side."
+    return (
+        f"PATE's ε is for {_BETWEEN.get(pate, pate)}, DP-SGD's for {_BETWEEN.get(dpsgd, dpsgd)}: "
+        "they are not the same promise. Said of one record replaced, DP-SGD's ε is up to twice as "
+        "large, and its δ 1 + e^ε times."
+    )
+
+
+def _costs(cost: Cost, *, own_accountant: bool) -> list[str]:
+    later = (
+        " Points were added after results were there, or made before or elsewhere: these are the "
+        "figures that the ledgers publish of all their releases."
+        if cost.grown
+        else ""
+    )
+    return [
+        "Each run alone costs the ε of its row, if it was fixed before any result was seen.",
+        f"All PATE students together: {told(cost.pate)}. All DP-SGD models together: "
+        f"{told(cost.dpsgd)}. This table, which rests on all of them: {told(cost.together)}."
+        + later
+        + (" Ledgers add up log-moments, DP-SGD's too." if own_accountant else ""),
+    ]
+
+
+def said_of_tuning(text: str) -> str | None:
+    """What the comment at the head of a recipe says of how its settings were chosen.
+
+    >>> said_of_tuning("# A title.\\n#\\n# Settings were chosen\\n# by hand.\\n\\n[data]\\n")
+    'Settings were chosen by hand.'
+    >>> said_of_tuning("# A title.\\n\\n# settings\\n") is None
+    True
+    """
+    head = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        head.append(line.removeprefix("#").strip())
+    paragraphs = "\n".join(head).split("\n\n")
+    said = [" ".join(each.split()) for each in paragraphs[1:] if _ON_TUNING.search(each)]
+    return " ".join(said) or None

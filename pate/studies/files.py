@@ -1,0 +1,78 @@
+"""Tables of a study as JSON and CSV: whole or not at all, and for their owner only.
+
+A study's tables hold figures that may not be published, and what publishing the rest costs is for
+its owner to decide.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pate.artifacts.drafts import drafting, sweep
+from pate.errors import InvalidInput
+
+
+def write_table(
+    folder: Path,
+    stem: str,
+    content: Mapping[str, Any],
+    *,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+) -> tuple[Path, Path]:
+    """Writes ``STEM.json``, which holds ``content``, and ``STEM.csv``, which holds ``rows``.
+
+    A row's keys that are no columns are left out of the CSV file; what is missing, or None, is an
+    empty cell, and a list is its parts with blanks between.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
+    files = folder / f"{stem}.json", folder / f"{stem}.csv"
+    whole = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_owned(files[0], whole.encode())
+    write_owned(files[1], text.getvalue().encode())
+    return files
+
+
+def _cell(value: Any) -> str:
+    """A value in a table of plain text.
+
+    >>> [_cell(each) for each in (None, True, 0.25, [1, 2], {"a": 1}, "word")]
+    ['', 'true', '0.25', '1 2', '{"a": 1}', 'word']
+    """
+    if value is None:
+        return ""
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_cell, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def write_owned(file: Path, content: bytes) -> None:
+    """Writes a file of mode 0600 in one step: nobody sees half of it, or another's copy of it.
+
+    What a killed process left of an earlier try at the same file is removed.
+    """
+    prefix = f".{file.name}-"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        sweep(file.parent, drafts=f"{glob.escape(prefix)}*")
+        with drafting(file.parent, prefix=prefix) as folder:
+            draft = folder / "draft"
+            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.replace(file)
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise InvalidInput(f"cannot write {file}: {reason}") from error

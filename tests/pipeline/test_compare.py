@@ -1,0 +1,533 @@
+"""``pate compare`` through the real command line, on digits: small models, few steps."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import re
+import signal
+import sqlite3
+import stat
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from pate.accounting import Guarantee, Ledger
+from pate.accounting.events import Repeated
+
+EPSILONS, SEEDS, DELTA = (4.0, 8.0), 2, 1e-4
+RECIPE = """# Digits, small.
+#
+# Settings were chosen in the dark.
+
+kind = "compare"
+
+[data]
+name = "digits"
+public = 100
+test = 100
+
+[compare]
+epsilons = [8, 4]
+seeds = 2
+delta = 1e-4
+
+[pate.teachers]
+count = 30
+model = "ridge"
+
+[pate.aggregate]
+mechanism = "gnmax"
+queries = 25
+choose = "diverse"
+
+[pate.student]
+model = "ridge"
+
+[dpsgd.model]
+entry = "dpsgd.models:linear"
+
+[dpsgd.training]
+steps = 12
+lot_size = 200
+learning_rate = 2.0
+"""
+pytestmark = pytest.mark.xdist_group("compare")  # one comparison for all of them
+
+WORDS = ("compare", "mine.toml", "--engine", "serial")
+
+
+def write(project, text=RECIPE):
+    (project.folder / "mine.toml").write_text(text)
+    return project
+
+
+def compare(project):
+    """Runs the real command to its end, however busy the machine is."""
+    done = subprocess.run(
+        project.command(*WORDS),
+        cwd=project.folder,
+        env=project.environment(),
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def ledgers(project):
+    """The charges of both methods."""
+    found = []
+    for name in ("digits.ledger", "digits.dpsgd.ledger"):
+        path = project.folder / "data" / "ledgers" / name
+        if not path.exists():
+            found.append([])
+            continue
+        with Ledger.open(path) as ledger:
+            found.append(ledger.charges())
+    return found
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, project_in):
+    """A comparison that was run to its end, what it said, and its files."""
+    project = write(project_in(tmp_path_factory.mktemp("compare")))
+    project.said = compare(project)
+    project.place = project.folder / "runs" / "mine"
+    project.content = json.loads((project.place / "compare.json").read_text())
+    return project
+
+
+def rows(made, method):
+    return [row for row in made.content["rows"] if row["method"] == method]
+
+
+def test_there_is_a_row_for_each_method_and_epsilon(made):
+    methods = [row["method"] for row in made.content["rows"]]
+    assert methods == ["pate", "dpsgd"] * 2 + ["public-labels", "majority", "reference"]
+    for method in ("pate", "dpsgd"):
+        assert [row["target"] for row in rows(made, method)] == list(EPSILONS)
+        for row in rows(made, method):
+            accuracies = [once["accuracy"] for once in row["runs"]]
+            assert len(accuracies) == SEEDS
+            assert row["accuracy"] == pytest.approx(statistics.fmean(accuracies))
+            assert row["spread"] == pytest.approx(statistics.stdev(accuracies))
+            assert row["low"] < row["accuracy"] < row["high"]
+            assert 0.99 * row["target"] <= row["epsilon"] <= row["target"]
+            assert row["neighbours"] == "add-remove"
+            assert row["data_dependent"] is False
+            assert row["seconds"] > 0
+            assert row["peak_memory_mb"] > 50
+    assert {row["labels"] for row in rows(made, "pate")} == {25}
+    head = {key: made.content[key] for key in ("format", "name", "data", "delta", "seeds")}
+    assert head == {"format": 1, "name": "mine", "data": "digits", "delta": DELTA, "seeds": SEEDS}
+
+
+def test_what_needs_no_epsilon_is_beside_it(made):
+    (informed,), (majority,), (reference,) = (
+        rows(made, method) for method in ("public-labels", "majority", "reference")
+    )
+    best = max(row["accuracy"] for row in rows(made, "pate"))
+    assert majority["accuracy"] < 0.3 < best < reference["accuracy"]
+    assert informed["labels"] == 25
+    assert informed["epsilon"] is majority["epsilon"] is reference["epsilon"] is None
+    publishable = {row["method"]: row["publishable"] for row in made.content["rows"]}
+    assert publishable == {
+        "pate": True, "dpsgd": True, "public-labels": True, "majority": True, "reference": False,
+    }  # fmt: skip
+    # The reference is kept in private; nothing of it is in the released folder.
+    released = [str(path) for path in (made.place / "released").rglob("*")]
+    assert not any("reference" in path for path in released)
+    assert len(list(made.place.glob("private/evaluate-reference/*/evaluation.json"))) == SEEDS
+
+
+def test_true_labels_are_those_of_the_inputs_that_were_asked_about(made):
+    """The figure is that of a student trained here, on what the split itself says."""
+    from pate.datasets import DataSpec, load
+    from pate.students import StudentData, train_student
+    from pate.students.spec import StudentSpec
+    from pate.teachers import predict_labels
+
+    splits = load(DataSpec(name="digits", public=100, test=100), root=made.folder / "data")
+    asked = {tuple(np.load(path)) for path in made.place.glob("released/aggregate/*/asked.npy")}
+    (rows_asked,) = asked  # all points ask about the same inputs, which are chosen in public
+    student = train_student(
+        StudentSpec(model="ridge"),
+        StudentData(
+            inputs=np.array(splits.public.features),
+            rows=np.array(rows_asked),
+            labels=np.array(splits.public.labels)[list(rows_asked)],
+            classes=10,
+        ),
+    )
+    said = predict_labels(student, np.array(splits.test.features), classes=10)
+    (row,) = rows(made, "public-labels")
+    assert [once["accuracy"] for once in row["runs"]] == [np.mean(said == splits.test.labels)] * 2
+
+
+def test_every_charge_is_marked_on_both_sides(made):
+    for charges in ledgers(made):
+        assert len(charges) == len(EPSILONS) * SEEDS
+        assert {charge.study for charge in charges} == {"compare mine"}
+    shown = made.call("ledger", "show", "runs/mine").stdout
+    assert "compare mine" in shown
+    assert "4 releases" in shown
+
+
+def test_a_model_says_that_it_is_of_a_study(made):
+    files = list(made.place.glob("dpsgd/*/released/training/*/guarantee.json"))
+    assert len(files) == len(EPSILONS) * SEEDS
+    for file in files:
+        report = json.loads(file.read_text())
+        assert report["study"] == "compare mine"
+        assert report["guarantee"]["publishable"] is True  # alone, if it was fixed beforehand
+
+
+def gaussian_answers(sigma, count, delta):
+    """ε of noisy-max answers by hand: one record moves two counts by one, so Rényi α/σ² each."""
+    orders = 1 + np.geomspace(0.01, 1e4, 20_000)
+    renyi = count * orders / sigma**2
+    epsilons = renyi + np.log1p(-1 / orders) - (np.log(delta) + np.log(orders)) / (orders - 1)
+    return float(epsilons.min())
+
+
+def sampled_steps(rate, noise, count, delta):
+    """ε of DP-SGD steps by hand: Rényi divergence of a sampled Gaussian from its noise alone.
+
+    An integral over what one step shows (Mironov, Talwar & Zhang 2019, Theorem 4), on a grid.
+    """
+    shown, width = np.linspace(-40 * noise, 40 * noise + 100, 100_001, retstep=True)
+    density = -(shown**2) / (2 * noise**2) - np.log(noise * np.sqrt(2 * np.pi))
+    sampled = np.log(rate) + (2 * shown - 1) / (2 * noise**2)
+    ratio = np.logaddexp(np.log1p(-rate), sampled)
+    best = np.inf
+    for order in 1 + np.geomspace(0.2, 60, 300):
+        terms = order * ratio + density
+        moment = terms.max() + np.log(np.exp(terms - terms.max()).sum() * width)
+        renyi = count * moment / (order - 1)
+        best = min(
+            best, renyi + np.log1p(-1 / order) - (np.log(delta) + np.log(order)) / (order - 1)
+        )
+    return best
+
+
+def test_both_guarantees_follow_from_the_ledgers_and_meet_the_target_from_below(made):
+    for_pate, for_dpsgd = ledgers(made)
+    recomputed = {"pate": [], "dpsgd": []}
+    for charge in for_pate:
+        (event,) = charge.events
+        assert isinstance(event, Repeated)
+        assert event.count == 25
+        recomputed["pate"].append(gaussian_answers(event.event.sigma, event.count, DELTA))
+    for charge in for_dpsgd:
+        (event,) = charge.events
+        assert event.count == 12
+        step = event.event
+        figure = sampled_steps(step.sample_rate, step.noise_multiplier, event.count, DELTA)
+        recomputed["dpsgd"].append(figure)
+    for method, figures in recomputed.items():
+        wanted = sorted(EPSILONS * SEEDS)
+        for figure, target in zip(sorted(figures), wanted, strict=True):
+            assert 0.99 * target <= figure <= target * (1 + 1e-4), method
+
+
+def test_what_all_cost_together_is_said_and_right(made):
+    cost = made.content["cost"]
+    (first, *_), (second, *_) = ledgers(made)
+    assert first.study == second.study
+    # By hand: Gaussian answers of several noises add up as n/σ².
+    events = [event for charge in ledgers(made)[0] for event in charge.events]
+    total = sum(event.count / event.event.sigma**2 for event in events)
+    by_hand = gaussian_answers(1.0, total, DELTA)
+    # The accountant's grid of λ is coarser than that by hand: a little above, never below.
+    assert by_hand * (1 - 1e-9) <= cost["pate"]["epsilon"] <= 1.001 * by_hand
+    together = cost["together"]
+    assert together["epsilon"] == pytest.approx(cost["pate"]["epsilon"] + cost["dpsgd"]["epsilon"])
+    assert together["delta"] == pytest.approx(2 * DELTA)
+    assert together["epsilon"] > max(EPSILONS) * 2
+    said = made.said
+    assert said.index("both, which a table of all of them costs") < said.index("PATE, ε = 4")
+    notes = " ".join(made.content["notes"])
+    assert "This table, which rests on all of them: ε = " in notes
+    assert "Settings were chosen in the dark." in notes
+    assert "one record added or removed" in notes
+    assert notes.count("do not publish") == 1
+    for note in made.content["notes"]:
+        assert note in said
+
+
+def test_files_are_for_their_owner_and_say_the_same(made):
+    for kind in ("json", "csv", "png", "svg"):
+        assert stat.S_IMODE((made.place / f"compare.{kind}").stat().st_mode) == 0o600
+    with (made.place / "compare.csv").open(newline="") as stream:
+        table = list(csv.DictReader(stream))
+    assert len(table) == len(made.content["rows"])
+    for line, row in zip(table, made.content["rows"], strict=True):
+        assert line["method"] == row["method"]
+        assert float(line["accuracy"]) == row["accuracy"]
+        assert json.loads(line["publishable"]) is row["publishable"]
+        assert line["epsilon"] == ("" if row["epsilon"] is None else str(row["epsilon"]))
+    assert stat.S_IMODE((made.place / "private").stat().st_mode) == 0o700
+
+
+def test_running_it_again_costs_nothing_and_says_the_same(made):
+    before = ledgers(made)
+    again = made.call(*WORDS, "--json").stdout
+    assert json.loads(again) == made.content
+    assert ledgers(made) == before
+
+
+def test_the_folder_is_a_run_of_the_largest_epsilon_with_a_report(made):
+    recipe = json.loads((made.place / "recipe.json").read_text())
+    assert recipe["privacy"]["epsilon"] == 8.0
+    assert recipe["partition"]["key"] == "pate"  # the recipe's own seed
+    assert "missing" not in made.call("status", "runs/mine").stdout
+    made.call("report", "runs/mine")
+    text = (made.place / "report.html").read_text()
+    assert 'id="comparison"' in text
+    assert "to publish this section costs all of them together" in text
+    assert "without privacy" not in text
+    (reference,) = rows(made, "reference")
+    section = text[text.index('id="comparison"') : text.index('id="provenance"')]
+    assert f"{100 * reference['accuracy']:.1f}" not in re.findall(r"\d+\.\d", section)
+
+
+def test_points_that_are_added_later_are_said_to_be(project):
+    write(project)
+    words = (*WORDS, "--seeds", "1", "--json")
+    told = json.loads(project.call(*words, "--epsilon", "4").stdout)
+    assert not any("Points were added" in note for note in told["notes"])
+    assert told["rows"][0]["spread"] is None  # of one repetition there is none
+    told = json.loads(project.call(*words, "--epsilon", "4,8").stdout)
+    assert [row["target"] for row in told["rows"] if row["method"] == "pate"] == [4, 8]
+    assert any("Points were added after results were there" in note for note in told["notes"])
+    with Ledger.open(project.folder / "data" / "ledgers" / "digits.ledger") as ledger:
+        assert told["cost"]["pate"]["epsilon"] == pytest.approx(ledger.guarantee().epsilon)
+    assert [len(charges) for charges in ledgers(project)] == [2, 2]  # one more on either side
+    again = json.loads(project.call(*words, "--epsilon", "4").stdout)  # what was seen stays seen
+    assert any("Points were added after results were there" in note for note in again["notes"])
+
+
+GROWN = "Points were added after results were there"
+ONCE = (*WORDS, "--seeds", "1", "--json")
+
+
+def told_by(project, *words):
+    """What a comparison with one repetition says, and whether all of it was fixed in advance."""
+    told = json.loads(project.call(*ONCE, *words).stdout)
+    return told, not any(GROWN in note for note in told["notes"])
+
+
+def readings(project):
+    """What the ledgers publish of all their releases."""
+    found = {}
+    for method, name in (("pate", "digits.ledger"), ("dpsgd", "digits.dpsgd.ledger")):
+        with Ledger.open(project.folder / "data" / "ledgers" / name) as ledger:
+            found[method] = ledger.guarantee().epsilon
+    return found
+
+
+def require_readings(project, told):
+    for method, reading in readings(project).items():
+        assert told["cost"][method]["epsilon"] == pytest.approx(reading)
+
+
+def test_a_comparison_of_the_same_name_elsewhere_is_part_of_the_study(project):
+    write(project)
+    _, fixed = told_by(project, "--out", "a/c", "--epsilon", "4")
+    assert fixed
+    told_by(project, "--out", "b/c", "--epsilon", "4,8", "--spend")
+    assert [len(charges) for charges in ledgers(project)] == [3, 3]
+    told, fixed = told_by(project, "--out", "a/c", "--epsilon", "4")
+    assert not fixed
+    require_readings(project, told)
+    assert json.loads((project.folder / "a/c/private/planned.json").read_text())["grown"] is True
+
+
+def test_a_lost_model_is_not_paid_for_again_unasked(project):
+    write(project)
+    _, fixed = told_by(project, "--epsilon", "4,8")
+    assert fixed
+    (model,) = (project.folder / "runs/mine/dpsgd").glob("epsilon-4-*")
+    model.rename(project.folder / "away")
+    said = project.call(*ONCE, "--epsilon", "4,8", code=3).stderr
+    assert said.count("\n") == 1
+    assert "has already paid for such a model of this study" in said
+    assert "add --spend" in said
+    assert [len(charges) for charges in ledgers(project)] == [2, 2]
+    told, fixed = told_by(project, "--epsilon", "4,8", "--spend")
+    assert [len(charges) for charges in ledgers(project)] == [2, 3]
+    assert not fixed
+    require_readings(project, told)
+    assert told_by(project, "--epsilon", "4,8")[1] is False  # it is known from now on
+
+
+def test_what_was_run_before_is_marked_and_was_not_fixed_with_the_rest(project):
+    """Points of both methods in the comparison's folder, paid for by themselves."""
+    write(project)
+    told_by(project, "--epsilon", "4")
+    (project.folder / "runs/mine/private/planned.json").unlink()
+    for file in (project.folder / "data" / "ledgers").glob("*.ledger"):
+        with contextlib.closing(sqlite3.connect(file)) as database, database:
+            database.execute("DELETE FROM studies")
+    assert [[charge.study for charge in charges] for charges in ledgers(project)] == [[None]] * 2
+    for _ in range(2):  # it is marked now, and stays what it was
+        told, fixed = told_by(project, "--epsilon", "4,8")
+        marks = [[charge.study for charge in charges] for charges in ledgers(project)]
+        assert marks == [["compare mine"] * 2] * 2
+        assert not fixed
+        require_readings(project, told)
+
+
+def test_a_model_keeps_its_study_whoever_brings_it_to_its_end(project, monkeypatch):
+    write(project)
+    from dpsgd import training
+    from pate.compare import running
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_release", lambda *words: sys.exit(9))
+        project.call(*ONCE, "--epsilon", "4", code=9)
+    options = running.DpsgdOptions
+    monkeypatch.setattr(running, "DpsgdOptions", lambda **words: options(**words | {"study": None}))
+    told_by(project, "--epsilon", "4")
+    (file,) = project.folder.glob("runs/mine/dpsgd/*/released/training/*/guarantee.json")
+    assert json.loads(file.read_text())["study"] == "compare mine"
+
+
+def test_fewer_points_after_a_look_cost_what_was_planned(project, monkeypatch):
+    write(project)
+    from pate.compare import running
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "train", lambda *words: sys.exit(9))
+        project.call(*ONCE, "--epsilon", "4,8", code=9)
+    assert [len(charges) for charges in ledgers(project)] == [1, 0]
+    told, fixed = told_by(project, "--epsilon", "4")
+    assert fixed
+    stopped = told["cost"]
+    told, fixed = told_by(project, "--epsilon", "4,8")
+    assert fixed
+    assert told["cost"] == stopped
+
+
+def kill_when(project, ready):
+    """Starts the comparison, and kills it and all it started once ``ready`` says so."""
+    process = subprocess.Popen(
+        project.command(*WORDS),
+        cwd=project.folder,
+        env=project.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        end = time.monotonic() + 600
+        while not ready():
+            assert process.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_killed_and_run_again_it_pays_once_and_knows_its_times(project):
+    write(project, RECIPE.replace("steps = 12", "steps = 300"))
+    place = project.folder / "runs" / "mine"
+    checkpoints = "dpsgd/epsilon-4-seed-0-*/private/*/checkpoint.safetensors"
+    # In the middle of a model, then among the second repetition's shards and votes.
+    kill_when(project, lambda: ledgers(project)[1] and any(place.glob(checkpoints)))
+    assert not any(place.glob("dpsgd/*/released/training/*"))
+    assert not (place / "compare.json").exists()
+    kill_when(project, lambda: len(list(place.glob("private/partition/*/manifest.json"))) == 2)
+    compare(project)
+    for charges in ledgers(project):
+        assert len(charges) == len(EPSILONS) * SEEDS
+        assert {charge.study for charge in charges} == {"compare mine"}
+    content = json.loads((place / "compare.json").read_text())
+    priced = [row for row in content["rows"] if row["method"] in ("pate", "dpsgd")]
+    assert all(row["seconds"] > 0 and row["peak_memory_mb"] > 50 for row in priced)
+    whole = {(row["method"], row["target"]): [once["whole"] for once in row["runs"]]
+             for row in priced}  # fmt: skip
+    assert whole["dpsgd", 4.0] == [False, True]  # the one that was killed in the middle
+    assert whole["dpsgd", 8.0] == [True, True]
+    assert whole["pate", 4.0][0] is True
+
+
+def test_a_budget_without_room_is_said_before_anything_is_charged(project):
+    write(project)
+    folder = project.folder / "data" / "ledgers"
+    folder.mkdir(parents=True, exist_ok=True)
+    with Ledger.open(folder / "digits.dpsgd.ledger", budget=Guarantee(epsilon=3.0, delta=DELTA)):
+        pass
+    said = project.call(*WORDS, code=3).stderr
+    assert said.count("\n") == 1
+    assert "what DP-SGD is to release here would bring ε" in said
+    assert "past the budget of 3" in said
+    assert ledgers(project) == [[], []]
+    assert not (folder / "digits.ledger").exists()  # its terms are still to be agreed on
+
+
+def test_shards_that_cannot_be_made_leave_no_ledger(project):
+    """Its terms are agreed on for ever: not by a comparison that never begins."""
+    write(project)
+    said = project.call(*WORDS, "--set", "pate.teachers.count=100000", code=2).stderr
+    assert len(said.splitlines()) == 1
+    assert "100000" in said
+    assert not list(project.folder.rglob("*.ledger"))
+
+
+def test_seeded_noise_is_said_to_be_none_and_publishes_nothing(project):
+    write(project)
+    done = project.call(*WORDS, "--insecure-seed", "1", "--epsilon", "4", "--seeds", "1", "--json")
+    assert "NOT PRIVATE" in done.stderr
+    content = json.loads(done.stdout)
+    for row in content["rows"]:
+        assert row["publishable"] is (row["method"] in ("majority", "public-labels"))
+    assert content["notes"][0] == "The noise was seeded: nothing in this table is private."
+    assert ledgers(project) == [[], []]  # the private ledgers were not touched
+    project.call("report", "runs/mine", "--insecure-seed", "1")
+    assert 'id="comparison"' not in (project.folder / "runs/mine/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("mine.toml", "--epsilon", "0"), "--epsilon 0: ε = 0 is no target"),
+        (("mine.toml", "--epsilon", "1,-2"), "--epsilon 1,-2: ε = -2 is no target"),
+        (("mine.toml", "--epsilon", "nan"), "ε = nan is no target"),
+        (("mine.toml", "--epsilon", "inf"), "ε = inf is no target"),
+        (("mine.toml", "--epsilon", "one,2"), "--epsilon one,2 is no list of numbers"),
+        (("mine.toml", "--epsilon", ""), "is no list of numbers"),
+        (("mine.toml", "--epsilon", "1,2,1.0"), "ε = 1 is named twice"),
+        (("mine.toml", "--seeds", "0"), "--seeds 0: give a whole number"),
+        (("mine.toml", "--set", "pate.teachers.cuont=3"), "did you mean count?"),
+        (("mine.toml", "--plugin-path", "nowhere"), "nothing at --plugin-path nowhere"),
+        (("mine.toml", "--engine", "steam"), "steam"),
+        (("digits",), "is a recipe for `pate run`, not for `pate compare`"),
+        (("digits-dpsgd",), "run `dpsgd train digits-dpsgd`"),
+        (("compare-digit",), "did you mean compare-digits?"),
+        (("nowhere.toml",), "there is no recipe file nowhere.toml"),
+        (("mine.toml", "--out", "mine.toml/run"), "mine.toml"),
+    ],
+)
+def test_a_mistake_is_one_line(project, words, said):
+    write(project)
+    done = project.call("compare", *words, code=2)
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+    assert done.stdout == ""
+    assert not list(project.folder.glob("data/ledgers/*.ledger"))
+
+
+def test_other_commands_point_to_it(project):
+    write(project)
+    assert "run `pate compare mine.toml`" in project.call("run", "mine.toml", code=2).stderr

@@ -1,0 +1,359 @@
+"""Runs of a study: every charge is marked, none needs a word, and ``ledger show`` adds them up."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import html
+import re
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dpsgd.training
+from dpsgd.recipe import Recipe as TrainingRecipe
+from pate.accounting import Ledger, Neighbours, compose
+from pate.accounting.shown import upwards
+from pate.accounting.together import all_of, study_costs
+from pate.cli.running import make_run
+from pate.errors import BudgetExceeded, SpendNeeded
+from pate.reading import read_recipe
+from pate.release.checking import verify_release
+
+STUDY = "sweep tiny"
+ADD = Neighbours.ADD_REMOVE
+INTERACTIVE = {
+    "mechanism": "interactive",
+    "scale": None,
+    "threshold": 3.0,
+    "sigma1": 4.0,
+    "sigma2": 4.0,
+    "rounds": 2,
+}
+TRAINING = """\
+kind = "dpsgd"
+[data]
+name = "tiny"
+source = "tiny.npz"
+public = 30
+test = 30
+[model]
+hidden = []
+[training]
+epochs = 1
+lot_size = 20
+learning_rate = 0.5
+[privacy]
+noise_multiplier = 2.0
+delta = 1e-3
+"""
+
+
+def run(project: Any, *settings: str, study: str | None = STUDY, until: str = "account",
+        spend: bool = False, out: str | None = None) -> list[str]:  # fmt: skip
+    """One point: the recipe with some settings, as part of a study."""
+    with contextlib.chdir(project.folder):
+        made = make_run(
+            "tiny.toml", list(settings), project.folder / (out or "runs/tiny"), None, "serial",
+            project.folder / "plugins", None, spend, True, False,
+        )  # fmt: skip
+        options = dataclasses.replace(made.options, study=study, data_root=project.folder / "data")
+        return dataclasses.replace(made, options=options).execute(until=until)
+
+
+def charges(project: Any, kind: str = "labels") -> list[Any]:
+    with Ledger.open(project.ledger) as ledger:
+        return [charge for charge in ledger.charges() if charge.release.startswith(kind)]
+
+
+def asked(project: Any) -> dict[int, np.ndarray]:
+    """Released labels, by how many there are."""
+    found = project.run_folder.glob("released/aggregate/*/labels.npy")
+    return {len(labels): labels for labels in map(np.load, found)}
+
+
+def test_points_need_no_word_and_are_marked(project: Any) -> None:
+    run(project)
+    run(project, "aggregate.scale=3.0")
+    run(project, "aggregate.queries=20")
+    with Ledger.open(project.ledger) as ledger:
+        marks = [charge.study for charge in ledger.charges()]
+    assert marks == [STUDY] * 6  # labels and a sanitised figure each
+    assert run(project, "aggregate.scale=3.0") == []  # found done, also later without the study
+    assert run(project, "aggregate.scale=3.0", study=None) == []
+    assert len(charges(project)) == 3
+
+
+def test_outside_a_study_the_word_is_needed_as_before(project: Any) -> None:
+    run(project)
+    with pytest.raises(SpendNeeded, match="with other settings"):
+        run(project, "aggregate.scale=3.0", study=None)
+    run(project, "aggregate.scale=3.0", study=None, spend=True)
+    assert [charge.study for charge in charges(project)] == [STUDY, None]
+
+
+def test_interactive_points_are_marked_too(project: Any) -> None:
+    project.write(aggregate=INTERACTIVE)
+    run(project, until="aggregate")
+    run(project, "aggregate.threshold=4.0", until="aggregate")
+    assert [charge.study for charge in charges(project)] == [STUDY] * 2
+
+
+@pytest.mark.parametrize("aggregate", [{}, INTERACTIVE], ids=["at once", "in rounds"])
+def test_a_lost_answer_needs_the_word_in_a_study_too(project: Any, aggregate: Any) -> None:
+    project.write(aggregate=aggregate)
+    run(project, until="aggregate")
+    shutil.rmtree(project.run_folder)
+    with pytest.raises(SpendNeeded, match="already paid for this release"):
+        run(project, until="aggregate")
+    assert len(charges(project)) == 1
+    run(project, until="aggregate", spend=True)
+    assert len(charges(project)) == 2
+
+
+def test_points_draw_their_own_answers(project: Any) -> None:
+    """More answers with the same noise: a run goes on with what is known; a point does not."""
+    run(project, "aggregate.queries=12", study=None)
+    run(project, "aggregate.queries=20", study=None)
+    first, second = charges(project)
+    assert [sum(e.count for e in each.events) for each in (first, second)] == [12, 8]
+    np.testing.assert_array_equal(asked(project)[20][:12], asked(project)[12])
+    run(project, "aggregate.queries=25")
+    point = charges(project)[-1]
+    assert sum(each.count for each in point.events) == 25
+    assert point.study == STUDY
+
+
+@pytest.mark.parametrize("aggregate", [{}, INTERACTIVE], ids=["at once", "in rounds"])
+def test_a_draw_keeps_the_mark_of_the_study_it_was_made_for(
+    project: Any, aggregate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study that ends between a draw and its charge; a run by itself then goes on with it."""
+
+    def stop(*words: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    project.write(aggregate=aggregate)
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "charge", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(project, until="aggregate")
+    assert charges(project) == []
+    run(project, study=None, until="aggregate")
+    assert [charge.study for charge in charges(project)] == [STUDY]
+
+
+def test_a_study_that_goes_on_with_a_draw_marks_it(
+    project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*words: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "charge", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(project, study=None, until="aggregate")
+    run(project, until="aggregate")
+    assert [charge.study for charge in charges(project)] == [STUDY]
+
+
+def test_a_study_stops_at_the_budget(project: Any) -> None:
+    project.write(privacy={"budget": 20.0, "sanitise": False})
+    run(project, "aggregate.scale=4.0")
+    with pytest.raises(BudgetExceeded):
+        run(project, "aggregate.scale=0.5")
+    assert [charge.study for charge in charges(project)] == [STUDY]
+
+
+def train(project: Any, noise: float, study: str | None) -> None:
+    (project.folder / "training.toml").write_text(TRAINING)
+    with contextlib.chdir(project.folder):
+        settings = [f"privacy.noise_multiplier={noise}"]
+        _, recipe = read_recipe("training.toml", settings, TrainingRecipe)
+        options = dpsgd.training.Options(
+            data_root=project.folder / "data", study=study, say=lambda text: None
+        )
+        dpsgd.training.train(recipe, project.folder / "runs" / "tiny" / "dpsgd", options)
+
+
+def test_ledger_show_adds_up_studies_of_both_methods(project: Any) -> None:
+    project.write(privacy={"sanitise": False})
+    run(project, study=None)
+    before = project.call("ledger", "show", "runs/tiny").stdout
+    assert "study" not in before.lower()
+    run(project, "aggregate.scale=3.0")
+    run(project, "aggregate.scale=4.0")
+    alone = project.call("ledger", "show", "runs/tiny").stdout
+    assert "to publish both" not in alone
+    train(project, 2.0, STUDY)
+    train(project, 3.0, STUDY)  # no word needed in the same folder
+    with pytest.raises(SpendNeeded):
+        train(project, 4.0, None)
+    train_ledger = project.ledger.with_name("tiny.dpsgd.ledger")
+    with Ledger.open(project.ledger) as ledger, Ledger.open(train_ledger) as steps:
+        assert [c.study for c in steps.charges()] == [STUDY] * 2
+        marked = [e for c in ledger.charges() if c.study for e in c.events]
+        (votes,), (lots,) = (study_costs(ledger, one_teacher=ADD), study_costs(steps))
+    assert votes.guarantee.epsilon == compose(marked).guarantee(delta=1e-3).epsilon
+    both = all_of([votes.guarantee, lots.guarantee])
+
+    told = project.call("ledger", "show", "runs/tiny").stdout
+    assert f"{STUDY}: 2 releases, together ε {upwards(votes.guarantee.epsilon)} at δ 0.001" in told
+    assert f"in tiny.dpsgd.ledger: 2 releases, together ε {upwards(lots.guarantee.epsilon)}" in told
+    assert f"to publish both: ε {upwards(both.epsilon)} at δ 0.002, for one record added" in told
+    assert "counts against the budget like anything else" in told
+    assert "by hash" not in told  # the recipe is known
+    by_file = project.call("ledger", "show", "data/ledgers/tiny.ledger").stdout
+    assert "by hash" in by_file
+    turned = project.call("ledger", "show", "data/ledgers/tiny.dpsgd.ledger").stdout
+    assert f"in tiny.ledger: 2 releases, together ε {upwards(votes.guarantee.epsilon)}" in turned
+    rows = [line for line in told.splitlines() if "labels " in line]
+    assert [STUDY in row for row in rows] == [False, True, True]
+
+
+def test_ledger_show_restates_lots_for_a_shuffled_partition(project: Any) -> None:
+    project.write(partition={"method": "shuffle"})
+    run(project)
+    train(project, 8.0, STUDY)
+    steps_file = project.ledger.with_name("tiny.dpsgd.ledger")
+    with Ledger.open(project.ledger) as ledger, Ledger.open(steps_file) as steps:
+        (votes,), (lots,) = study_costs(ledger), study_costs(steps)
+    both = all_of([votes.guarantee, lots.guarantee], replace_one=True)
+    told = project.call("ledger", "show", "runs/tiny").stdout
+    assert f"to publish both: ε {upwards(both.epsilon)} at δ {upwards(both.delta)}" in told
+    assert "one record replaced" in told
+    train(project, 0.3, STUDY)  # δ (1 + e^ε) passes one
+    told = project.call("ledger", "show", "runs/tiny").stdout
+    assert "nothing is promised between data sets that differ in one record replaced" in told
+
+
+# --- what is said of a study where one of its runs is shown or let out --------------------------
+
+
+def finish(project: Any, *settings: str, **more: Any) -> None:
+    settings = ("student.model=sklearn.tree:DecisionTreeClassifier", *settings)
+    run(project, "privacy.sanitise=false", *settings, until="evaluate", **more)
+
+
+def let_out(project: Any, folder: str, *words: str, code: int = 0) -> Any:
+    return project.call("release", folder, "out", "--plugin-path", "plugins", *words, code=code)
+
+
+def card_of(project: Any) -> str:
+    assert verify_release(project.folder / "out").problems == ()
+    return (project.folder / "out" / "MODEL_CARD.md").read_text()
+
+
+def figure(guarantee: Any) -> str:
+    return f"ε = {upwards(guarantee.epsilon)} at δ = {upwards(guarantee.delta)}"
+
+
+def test_the_best_of_a_study_drawn_once_more_is_of_the_study(project: Any) -> None:
+    finish(project, "aggregate.scale=3.0")
+    finish(project, "aggregate.scale=4.0")
+    finish(project, "aggregate.scale=3.0", study=None, out="runs/again", spend=True)
+    assert [charge.study for charge in charges(project)] == [STUDY, STUDY, None]
+    refused = let_out(project, "runs/again", code=2).stderr
+    assert "one of 2 releases of the study" in refused
+    assert len(refused.splitlines()) == 1
+    let_out(project, "runs/again", "--chosen-beforehand")
+    card = card_of(project)
+    assert "* 2 other releases were drawn from this data set before." in card
+    assert "are among 2 releases that were made to be compared" in card
+    assert "* Its owner says that it was chosen before any of their results was seen" in card
+
+
+def test_the_settings_of_no_point_are_let_out_with_a_note(project: Any) -> None:
+    finish(project, "aggregate.scale=3.0")
+    finish(project, "aggregate.scale=4.0", study=None, out="runs/other")
+    let_out(project, "runs/other")
+    card = card_of(project)
+    assert "* 1 other release was drawn from this data set before." in card
+    assert "to be compared" not in card
+
+
+def test_draws_with_the_same_settings_are_counted(project: Any) -> None:
+    """The best of several draws is a choice, too."""
+    finish(project, study=None)
+    finish(project, study=None, out="runs/second", spend=True)
+    finish(project, study=None, out="runs/third", spend=True)
+    said = []
+    for folder in ("runs/tiny", "runs/second", "runs/third"):
+        project.call("report", folder, "--plugin-path", "plugins")
+        text = html.unescape((project.folder / folder / "report.html").read_text())
+        said.append(re.findall(r"(\d) other releases? w\w+ drawn from this data set before", text))
+    assert said == [[], ["1"], ["2"]]
+    for file in (project.folder / "runs/second/private/pending-labels").glob("*/manifest.json"):
+        file.unlink()  # then it may be any of them
+    project.call("report", "runs/second", "--plugin-path", "plugins")
+    assert "2 other releases" in (project.folder / "runs/second/report.html").read_text()
+
+
+def test_the_page_and_the_summary_tell_of_a_study(project: Any) -> None:
+    finish(project, study=None)
+    page = project.run_folder / "report.html"
+    project.call("report", "runs/tiny", "--plugin-path", "plugins")
+    assert "to be compared" not in page.read_text()
+    finish(project, "aggregate.scale=3.0")
+    finish(project, "aggregate.scale=4.0")
+    with Ledger.open(project.ledger) as ledger:
+        (cost,) = study_costs(ledger)
+        later = ledger.guarantee()
+    told = f"{figure(cost.guarantee)} together if all were asked for before any result was seen"
+    project.call("report", "runs/tiny", "--plugin-path", "plugins")
+    text = html.unescape(page.read_text())
+    assert "among 2 releases that were made to be compared" in text
+    assert f"{told}, and {figure(later)} otherwise" in text
+    assert STUDY not in text  # the name is of a folder
+    again = project.call_run(
+        "--set", "aggregate.scale=4.0", "--set", "privacy.sanitise=false",
+        "--set", "student.model=sklearn.tree:DecisionTreeClassifier",
+    )  # fmt: skip
+    assert told in " ".join(again.stdout.split())
+
+
+def test_a_refusal_says_what_holds_where_points_were_added(project: Any) -> None:
+    for scale in (3.0, 4.0, 5.0):
+        finish(project, f"aggregate.scale={scale}")
+    with Ledger.open(project.ledger) as ledger:
+        (cost,), later = study_costs(ledger), ledger.guarantee()
+    assert later.epsilon > cost.guarantee.epsilon
+    refused = let_out(project, "runs/tiny", code=2).stderr
+    assert f"cost {figure(cost.guarantee)} together if all were asked for before" in refused
+    assert f"and {figure(later)} otherwise" in refused
+
+
+@pytest.mark.parametrize("method", ["hash", "shuffle"])
+def test_what_a_comparison_costs_counts_both_methods(project: Any, method: str) -> None:
+    project.write(partition={"method": method})
+    finish(project)
+    finish(project, "aggregate.scale=3.0")
+    train(project, 8.0, STUDY)
+    steps_file = project.ledger.with_name("tiny.dpsgd.ledger")
+    relation = ADD if method == "hash" else Neighbours.REPLACE_ONE
+    with Ledger.open(project.ledger) as ledger, Ledger.open(steps_file) as steps:
+        parts = [study_costs(each, one_teacher=relation)[0].guarantee for each in (ledger, steps)]
+        trained = steps.guarantee()
+        wholes = [dataclasses.replace(ledger.guarantee(), neighbours=relation), trained]
+    both, later = (all_of(each, replace_one=method == "shuffle") for each in (parts, wholes))
+    refused = let_out(project, "runs/tiny", code=2).stderr
+    assert "one of 3 releases of the study" in refused
+    assert f"cost {figure(both)} together if all were asked for" in refused
+    assert f"and {figure(later)} otherwise" in refused
+    let_out(project, "runs/tiny", "--chosen-beforehand")
+    card = card_of(project)
+    assert "Over **all PATE releases** of tiny" in card
+    assert f"what all of them cost: {figure(both)} together" in card.replace("\\", "")
+    assert "1 release of this data set by DP-SGD" in card
+    assert f"{figure(trained)} in all" in card
+
+
+def test_models_of_no_study_are_told_of_too(project: Any) -> None:
+    finish(project, study=None)
+    train(project, 8.0, None)
+    let_out(project, "runs/tiny")
+    card = card_of(project)
+    assert "1 release of this data set by DP-SGD" in card
+    assert "to be compared" not in card

@@ -1,0 +1,518 @@
+"""``pate sweep``: teachers once, every release paid and marked, and the cost of looking told."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pate.accounting import Guarantee, LaplaceNoisyMaxAnswer, Ledger, Repeated, compose
+from pate.accounting.shown import upwards
+from pate.accounting.terms import moment_for
+
+OVER = ("--over", "teachers.count=4,6", "--over", "aggregate.scale=2.0,4.0,8.0")
+TWO = ("--over", "aggregate.scale=2.0,4.0")
+DELTA = 1e-3
+
+# Notes every training and every fit of a student in a file of its own, and may take its time.
+NOTING = """
+import os, time
+import centroids
+
+
+class Noting(centroids.Centroids):
+    def __init__(self, classes, journal, nap=0.0):
+        super().__init__(classes)
+        self.journal, self.nap = journal, nap
+
+    def fit(self, X, y):
+        time.sleep(self.nap)
+        with open(self.journal, "a") as file:
+            file.write("fit\\n")
+        return super().fit(X, y)
+"""
+
+
+def sweep(project: Any, *words: str, code: int = 0) -> Any:
+    """``pate sweep`` of the tiny recipe, in this process."""
+    return project.call_run(*words, stage="sweep", code=code)
+
+
+def swept(project: Any, name: str = "tiny-sweep") -> dict[str, Any]:
+    return json.loads((project.folder / "runs" / name / "sweep.json").read_text())
+
+
+def charges(project: Any) -> list[Any]:
+    if not project.ledger.exists():
+        return []
+    with Ledger.open(project.ledger) as ledger:
+        return ledger.charges()
+
+
+def cost_of(scales: list[float], queries: int = 12) -> float:
+    events = [Repeated(LaplaceNoisyMaxAnswer(scale=scale), queries) for scale in scales]
+    return compose(events).guarantee(delta=DELTA).epsilon
+
+
+def _fits(budget: float, scales: list[float]) -> bool:
+    """Whether a ledger of this budget has room for releases with these scales."""
+    moment = moment_for(Guarantee(epsilon=budget, delta=DELTA))
+    events = [Repeated(LaplaceNoisyMaxAnswer(scale=scale), 12) for scale in scales]
+    return compose(events, [moment]).guarantee(delta=DELTA).epsilon <= budget
+
+
+@pytest.fixture
+def noting(project: Any) -> Any:
+    """A project whose teachers and students leave a line for each time they learn."""
+    project.plugin("noting", NOTING)
+    for section in ("teachers", "student"):
+        journal = str(project.folder / f"{section}.journal")
+        keys = {"model": "noting:Noting", "params": {"journal": journal}}
+        project.sections[section] |= keys
+    project.write()
+    return project
+
+
+def fits(project: Any, section: str) -> int:
+    journal = project.folder / f"{section}.journal"
+    return journal.read_text().count("fit") if journal.exists() else 0
+
+
+def test_teachers_once_releases_paid_and_marked_and_nothing_twice(noting: Any) -> None:
+    said = sweep(noting, *OVER).stdout
+    folder = noting.folder / "runs" / "tiny-sweep"
+    assert fits(noting, "teachers") == 4 + 6
+    assert said.count("teach: running") == said.count("vote: running") == 2
+    assert said.count("aggregate: running") == fits(noting, "student") == 6
+    paid = charges(noting)
+    assert [each.study for each in paid] == ["sweep tiny-sweep"] * 6
+    assert sorted(str(each.events) for each in paid) == sorted(
+        str((Repeated(LaplaceNoisyMaxAnswer(scale=scale), 12),)) for scale in (2.0, 4.0, 8.0) * 2
+    )
+
+    found = swept(noting)
+    assert found["complete"] is True
+    assert found["points"] == len(found["rows"]) == 6
+    assert [row["settings"]["teachers.count"] for row in found["rows"]] == [4, 4, 4, 6, 6, 6]
+    assert [row["settings"]["aggregate.scale"] for row in found["rows"]] == [2.0, 4.0, 8.0] * 2
+    for row in found["rows"]:
+        assert row["epsilon"] == pytest.approx(cost_of([row["settings"]["aggregate.scale"]]))
+        assert (row["delta"], row["asked"], row["answered"]) == (DELTA, 12, 12)
+        assert row["teachers"] == row["settings"]["teachers.count"]
+        assert row["student"]["low"] <= row["student"]["accuracy"] <= row["student"]["high"]
+        assert row["labels"]["records"] == 12
+    assert found["together"]["epsilon"] == pytest.approx(cost_of([2.0, 4.0, 8.0] * 2))
+    assert found["together"]["releases"] == 6
+
+    for kind in ("json", "csv", "png", "svg"):
+        assert stat.S_IMODE((folder / f"sweep.{kind}").stat().st_mode) == 0o600
+    with (folder / "sweep.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [float(line["accuracy"]) for line in table] == [
+        row["student"]["accuracy"] for row in found["rows"]
+    ]
+    assert [line["aggregate.scale"] for line in table] == ["2.0", "4.0", "8.0"] * 2
+
+    recipe = json.loads((folder / "recipe.json").read_text())
+    assert (recipe["teachers"]["count"], recipe["aggregate"]["scale"]) == (4, 2.0)
+    assert recipe["privacy"]["sanitise"] is False
+
+    before = {file.name: file.read_bytes() for file in folder.glob("sweep.*")}
+    again = sweep(noting, *OVER).stdout
+    assert "running" not in again
+    assert "6 of them paid for before" in again
+    assert (fits(noting, "teachers"), fits(noting, "student")) == (10, 6)
+    assert charges(noting) == paid
+    assert {file.name: file.read_bytes() for file in folder.glob("sweep.*")} == before
+
+
+def test_the_warning_says_what_all_of_it_costs(project: Any) -> None:
+    said = sweep(project, *TWO).stdout
+    told = f"ε = {upwards(cost_of([2.0, 4.0]))} at δ = 0.001 for 2 releases together"
+    assert f"2 points: at most {told}" in said
+    assert f"Choosing the best by these accuracies costs all of them: {told}." in said
+    assert "--private-selection" in said
+    assert "`pate plan`" in said
+    # What all of it costs is said before the first release is drawn.
+    assert said.index("at most") < said.index("aggregate: running")
+    shown = project.call("ledger", "show", "data/ledgers/tiny.ledger").stdout
+    assert "sweep tiny-sweep: 2 releases" in shown
+
+
+def test_one_point_is_taken_up_as_it_is(project: Any) -> None:
+    said = sweep(project, *TWO, "--set", "aggregate.queries=10").stdout
+    paid = charges(project)
+    commands = [line.split() for line in said.splitlines() if line.startswith("  pate ")]
+    assert [words[1] for words in commands] == ["run", "report"]
+    run, report = (shlex.split(" ".join(words))[1:] for words in commands)
+    second = [word.replace("scale=2.0", "scale=4.0") for word in run]
+    assert second != run
+    taken = project.call(*second).stdout
+    assert "nothing to do" in taken
+    assert charges(project) == paid
+    project.call(*report)
+    assert (project.folder / "runs" / "tiny-sweep" / "report.html").is_file()
+
+
+def test_points_of_one_release_pay_once(project: Any) -> None:
+    said = sweep(project, "--over", "student.seed=1,2,3").stdout
+    assert len(charges(project)) == 1
+    assert said.count("aggregate: running") == 1
+    assert "for 1 release." in said
+    found = swept(project)
+    assert len(found["rows"]) == 3
+    assert found["together"]["epsilon"] == pytest.approx(cost_of([2.0]))
+
+
+def test_json_for_machines_and_nothing_else(project: Any) -> None:
+    done = sweep(project, *TWO, "--json")
+    assert json.loads(done.stdout) == swept(project)
+    assert "point 1 of 2" in done.stderr
+    quiet = sweep(project, *TWO, "--json", "--quiet")
+    assert quiet.stderr == ""
+    assert json.loads(quiet.stdout) == swept(project)
+
+
+def test_quiet_says_the_result_alone(project: Any) -> None:
+    said = sweep(project, *TWO, "--quiet").stdout
+    assert "running" not in said
+    assert "Choosing the best" in said
+
+
+def test_seeded_noise_is_not_private(project: Any) -> None:
+    done = sweep(project, "--over", "aggregate.scale=2.0,4.0", "--insecure-seed", "3")
+    assert "this sweep is NOT PRIVATE" in done.stdout
+    assert not project.ledger.exists()
+    assert [row["private"] for row in swept(project)["rows"]] == [False, False]
+    assert "--insecure-seed 3" in done.stdout  # a point is taken up with the same seed
+
+
+def test_a_budget_too_small_is_refused_before_anything_is_charged(noting: Any) -> None:
+    one, all_of_them = cost_of([2.0]), cost_of([2.0, 4.0, 8.0] * 2)
+    budget = (one + all_of_them) / 2  # enough for any of them, not for all
+    done = sweep(noting, *OVER, "--set", f"privacy.budget={budget}", code=3)
+    assert charges(noting) == []
+    assert fits(noting, "teachers") == 0
+    (line,) = done.stderr.splitlines()
+    assert "the 6 releases of this sweep would bring ε to" in line
+    assert "nothing was charged" in line
+    fewer = ("--over", "aggregate.scale=8.0,16.0", "--set", f"privacy.budget={budget}")
+    sweep(noting, *fewer)
+    assert len(charges(noting)) == 2
+
+
+def test_a_point_that_pays_for_no_answer_is_named(project: Any) -> None:
+    done = sweep(project, "--over", "privacy.epsilon=20.0,0.001", code=3)
+    (line,) = done.stderr.splitlines()
+    assert "privacy.epsilon=0.001: one answer alone costs" in line
+    assert charges(project) == []
+
+
+def test_more_teachers_than_records_are_found_before_anything_is_charged(noting: Any) -> None:
+    done = sweep(noting, "--over", "teachers.count=4,500", code=2)
+    (line,) = done.stderr.splitlines()
+    assert "500 teachers are more than the private records" in line
+    assert charges(noting) == []
+    assert fits(noting, "teachers") == 0
+
+
+def test_labels_too_few_for_a_student_leave_a_row_without_one(project: Any) -> None:
+    said = sweep(project, "--over", "aggregate.queries=1,12").stdout
+    rows = swept(project)["rows"]
+    assert rows[0]["student"] is None
+    assert rows[1]["student"] is not None
+    assert "too few labels" in said
+    assert sweep(project, "--over", "aggregate.queries=1,12").stdout.count("running") == 0
+    assert len(charges(project)) == 2
+
+
+def test_points_added_after_a_look_are_covered_by_the_ledger_alone(project: Any) -> None:
+    sweep(project, *TWO)
+    assert swept(project)["together"]["fixed_in_advance"] is True
+    fewer = sweep(project, "--over", "aggregate.scale=4.0").stdout  # was planned with the others
+    assert "because points were added" not in fewer
+    assert swept(project)["together"]["releases"] == 2  # one more was looked at
+    said = sweep(project, "--over", "aggregate.scale=4.0,8.0").stdout
+    assert "because points were added after results were there" in said
+    with Ledger.open(project.ledger) as ledger:
+        whole = ledger.guarantee().epsilon
+    assert swept(project)["together"] == {
+        "releases": 3, "epsilon": whole, "delta": DELTA, "fixed_in_advance": False, "unpaid": 0,
+    }  # fmt: skip
+    assert whole > cost_of([2.0, 4.0, 8.0])
+    again = sweep(project, "--over", "aggregate.scale=4.0,8.0").stdout
+    assert "because points were added" in again  # it stays so
+
+
+def test_a_sweep_of_the_same_name_elsewhere_is_part_of_the_study(project: Any) -> None:
+    for place in ("one", "two", "one"):
+        sweep(project, *TWO, "--out", f"{place}/it", *(["--spend"] if place == "two" else []))
+        found = json.loads((project.folder / place / "it" / "sweep.json").read_text())
+    assert len(charges(project)) == 4
+    assert found["together"]["releases"] == 4
+    assert found["together"]["fixed_in_advance"] is False
+
+
+def test_a_point_that_was_run_before_was_not_fixed_with_the_others(project: Any) -> None:
+    out = ("--out", "runs/tiny-sweep")
+    project.call_run(*out, "--set", "privacy.sanitise=false")
+    for _ in range(2):  # it is marked now, and stays what it was
+        sweep(project, *TWO)
+        assert [each.study for each in charges(project)] == ["sweep tiny-sweep"] * 2
+        together = swept(project)["together"]
+        assert (together["releases"], together["fixed_in_advance"]) == (2, False)
+    words = ("--plugin-path", "plugins", "--data-root", "data")
+    refused = project.call("release", "runs/tiny-sweep", "out", *words, code=2)
+    assert "--chosen-beforehand" in refused.stderr
+
+
+@pytest.mark.parametrize("after", ["drawn", "paid"])
+def test_a_run_that_was_killed_and_is_finished_by_a_sweep_is_part_of_it(
+    project: Any, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    from pate.stages import releasing
+
+    pay = releasing._pay
+
+    def killed(*arguments: Any) -> None:
+        if after == "paid":
+            pay(*arguments)
+        raise SystemExit(9)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(releasing, "_pay", killed)
+        project.call_run("--out", "runs/tiny-sweep", "--set", "privacy.sanitise=false", code=9)
+    sweep(project, *TWO)
+    assert [each.study for each in charges(project)] == ["sweep tiny-sweep"] * 2
+    if after == "paid":
+        assert swept(project)["together"]["fixed_in_advance"] is False
+
+
+def test_what_another_study_paid_for_keeps_its_mark(project: Any) -> None:
+    sweep(project, "--over", "aggregate.scale=2.0")
+    (project.folder / "runs/tiny-sweep").rename(project.folder / "runs/other")
+    sweep(project, *TWO, "--out", "runs/other")
+    assert [each.study for each in charges(project)] == ["sweep tiny-sweep", "sweep other"]
+    together = swept(project, "other")["together"]
+    assert (together["releases"], together["fixed_in_advance"]) == (2, False)
+
+
+def test_stopped_after_a_look_it_costs_what_was_planned(
+    project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To stop may have been decided by what came out: the smaller figure would not cover that."""
+    from pate.sweep import running
+
+    three = ("--over", "aggregate.scale=2.0,4.0,8.0")
+    run, seen = running._run, []
+
+    def killed(*arguments: Any) -> Any:
+        if seen:
+            raise SystemExit(9)
+        seen.append(run(*arguments))
+        return seen[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "_run", killed)
+        sweep(project, *three, code=9)
+    assert len(charges(project)) == 1
+    whole = {"releases": 3, "epsilon": pytest.approx(cost_of([2.0, 4.0, 8.0])), "delta": DELTA,
+             "fixed_in_advance": True}  # fmt: skip
+    assert swept(project)["together"] == whole | {"unpaid": 2}
+    said = sweep(project, "--over", "aggregate.scale=2.0,4.0").stdout
+    assert swept(project)["together"] == whole | {"unpaid": 1}
+    assert "for 3 releases together, 1 of them planned and not made." in said
+    sweep(project, *three)
+    assert swept(project)["together"] == whole | {"unpaid": 0}
+
+
+def test_what_was_planned_and_never_paid_for_is_forgotten(
+    project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pate.sweep import running
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "_run", lambda *arguments: sys.exit(9))
+        sweep(project, "--over", "aggregate.scale=2.0,4.0,8.0", code=9)
+    sweep(project, *TWO)
+    assert swept(project)["together"] == {
+        "releases": 2, "epsilon": pytest.approx(cost_of([2.0, 4.0])), "delta": DELTA,
+        "fixed_in_advance": True, "unpaid": 0,
+    }  # fmt: skip
+
+
+def test_lost_answers_are_not_paid_for_again_unasked(project: Any) -> None:
+    sweep(project, *TWO)
+    shutil.rmtree(project.folder / "runs" / "tiny-sweep")
+    done = sweep(project, *TWO, code=3)
+    assert "add --spend" in done.stderr
+    assert len(charges(project)) == 2
+    sweep(project, *TWO, "--spend")
+    assert len(charges(project)) == 4
+    assert swept(project)["together"]["fixed_in_advance"] is False
+
+
+@pytest.mark.parametrize("paid", [1, 2])
+def test_a_charge_without_its_release_is_not_counted_twice(
+    project: Any, monkeypatch: pytest.MonkeyPatch, paid: int
+) -> None:
+    """Killed between charge and publication, on a budget with no room for another one."""
+    from pate.stages import releasing
+
+    budget = next(b for b in np.arange(10.0, 40.0, 0.1) if _fits(b, [2.0, 4.0])).round(1)
+    assert not _fits(budget, [2.0, 4.0, 4.0])
+    words = ("--over", "aggregate.scale=2.0,4.0", "--set", f"privacy.budget={budget}")
+    pay = releasing._pay
+
+    def killed(*arguments: Any) -> None:
+        pay(*arguments)
+        if len(charges(project)) == paid:
+            raise SystemExit(9)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(releasing, "_pay", killed)
+        sweep(project, *words, code=9)
+    assert len(charges(project)) == paid
+    assert len(swept(project)["rows"]) == paid - 1
+    said = sweep(project, *words).stdout
+    assert f"{paid} of them paid for before" in said
+    assert swept(project)["together"]["fixed_in_advance"] is True
+    assert len(charges(project)) == 2
+    assert swept(project)["complete"] is True
+
+
+def test_killed_in_the_middle_it_goes_on_where_it_was(noting: Any) -> None:
+    noting.sections["student"]["params"]["nap"] = 0.3
+    noting.write()
+    words = ["sweep", "tiny.toml", "--plugin-path", "plugins", "--engine", "processes:1", *OVER]
+    process = subprocess.Popen(
+        noting.command(*words),
+        cwd=noting.folder,
+        env=noting.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 100
+        while time.monotonic() < deadline and process.poll() is None:
+            if (noting.folder / "runs/tiny-sweep/sweep.json").exists() and (
+                len(swept(noting)["rows"]) >= 2
+            ):
+                break
+            time.sleep(0.01)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    left = swept(noting)
+    assert 2 <= len(left["rows"]) < 6
+    assert left["complete"] is False
+    paid = charges(noting)
+    assert len(left["rows"]) <= len(paid) <= len(left["rows"]) + 1
+
+    said = noting.run(*OVER, stage="sweep").stdout
+    found = swept(noting)
+    assert found["complete"] is True
+    assert [row for row in found["rows"] if row in left["rows"]] == left["rows"]
+    assert charges(noting)[: len(paid)] == paid
+    assert len(charges(noting)) == len({each.release for each in charges(noting)}) == 6
+    assert found["together"]["fixed_in_advance"] is True
+    assert said.count("aggregate: running") <= 6 - len(left["rows"])
+    for row in left["rows"]:
+        assert f"point {row['point']} of 6:" not in said
+    assert fits(noting, "teachers") == 4 + 6
+
+
+MISTAKES = [
+    ((), "there is nothing to sweep over"),
+    (("--over", "teachers.count="), "there is no value"),
+    (("--over", "teachers.count=4", "--over", "teachers.count=5"), "given twice"),
+    (("--over", "teachers.count=4,4"), "4 is given twice"),
+    (("--over", "data.test=4,5"), "keeps its data"),
+    (("--over", "privacy.budget=4,5"), "never changes"),
+    (("--over", "teachers.cuont=4,5"), "did you mean count?"),
+    (("--over", "aggregate.scale=4,x"), "--over aggregate.scale=x"),
+    (("--over", "teachers.count=4,5", "--set", "teachers.count=6"), "set the same"),
+    (("--over", "student.seed=1,2", "--tries", "5"), "--tries goes with --private-selection"),
+    (("--over", "student.seed=1,2", "--private-selection", "--tries", "1"), "above 1"),
+    (("--over", "student.seed=1,2", "--private-selection", "--tries", "nan"), "above 1"),
+    (("--over", "student.seed=1,2", "--private-selection", "--json"), "shows no table"),
+    (("--over", "student.seed=1,2", "--engine", "steam"), "steam"),
+    (("--over", "student.seed=1,2", "--plugin-path", "nowhere"), "nothing at --plugin-path"),
+    (("--over", "student.seed=1,2", "--out", "tiny.toml"), "tiny.toml"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES)
+def test_a_mistake_is_one_line(project: Any, words: tuple[str, ...], said: str) -> None:
+    done = sweep(project, *words, code=2)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pate: ")
+    assert said in line
+    assert done.stdout == ""
+    assert not (project.folder / "runs").exists()
+    assert charges(project) == []
+
+
+def test_a_damaged_file_of_an_earlier_sweep_is_named(project: Any) -> None:
+    sweep(project, *TWO)
+    (project.folder / "runs/tiny-sweep/sweep.json").write_text("{")
+    done = sweep(project, *TWO, code=2)
+    (line,) = done.stderr.splitlines()
+    assert "sweep.json is damaged; remove it" in line
+
+
+def test_private_selection_is_handed_over(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pate.cli import summary
+    from pate.sweep import selecting
+
+    asked: dict[str, Any] = {}
+    shown: list[Any] = []
+
+    def select(candidates: Any, **more: Any) -> str:
+        asked.update(more, candidates=candidates)
+        return "a finished run"
+
+    monkeypatch.setattr(selecting, "select", select)
+    monkeypatch.setattr(summary, "show_summary", shown.append)
+    done = sweep(project, *OVER, "--private-selection", "--tries", "3.5")
+    assert asked["tries"] == 3.5
+    assert asked["folder"] == Path("runs/tiny-sweep")
+    assert asked["options"].study is None
+    assert [each.aggregate.scale for each in asked["candidates"]] == [2.0, 4.0, 8.0] * 2
+    assert shown == ["a finished run"]
+    assert done.stdout == ""
+    sweep(project, *OVER, "--private-selection")
+    assert asked["tries"] == 10.0
+
+
+def test_digits_as_they_come(tmp_path: Path) -> None:
+    """A named data set and a family that trains as one, through a real process."""
+    words = [
+        sys.executable, "-m", "pate", "sweep", "digits", "--data-root", "data", "--engine",
+        "serial", "--over", "teachers.count=5,10", "--over", "aggregate.scale=1.0,4.0",
+        "--set", "teachers.model=ridge", "--set", "teachers.params={}",
+        "--set", "aggregate.queries=60",
+        "--set", "student.model=sklearn.neighbors:KNeighborsClassifier",
+        "--set", "student.params={ n_neighbors = 3 }", "--out", "swept",
+    ]  # fmt: skip
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "swept" / "sweep.json").read_text())["rows"]
+    assert len(rows) == 4
+    assert rows[2]["student"]["accuracy"] > rows[3]["student"]["accuracy"]  # less noise
+    assert rows[2]["labels"]["accuracy"] > 0.7
+    with Ledger.open(tmp_path / "data" / "ledgers" / "digits.ledger") as ledger:
+        assert [each.study for each in ledger.charges()] == ["sweep swept"] * 4

@@ -1,0 +1,215 @@
+"""Charges that belong to a study: marks, older ledgers, and room for all of it at once."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+import pytest
+
+from pate.accounting import (
+    ApproximateDP,
+    Basis,
+    GaussianNoisyMaxAnswer,
+    Guarantee,
+    Ledger,
+    Mode,
+    Repeated,
+    SampledGaussian,
+    event_to_json,
+)
+from pate.accounting import ledger as ledger_module
+from pate.errors import BudgetExceeded, InvalidInput, LedgerError, UnsupportedEvent
+
+BUDGET = Guarantee(epsilon=2.0, delta=1e-5)
+ANSWER = GaussianNoisyMaxAnswer(sigma=100.0)
+
+# As ledgers were made before there were studies, to the letter.
+OLD_SCHEMA = """
+PRAGMA application_id = 1346458693;
+PRAGMA user_version = 1;
+CREATE TABLE terms (only INTEGER PRIMARY KEY CHECK (only = 1), json TEXT NOT NULL);
+CREATE TABLE charges (
+    number INTEGER PRIMARY KEY,
+    release TEXT NOT NULL UNIQUE,
+    basis TEXT NOT NULL,
+    charged_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
+);
+CREATE TABLE entries (
+    charge INTEGER NOT NULL REFERENCES charges (number),
+    event TEXT NOT NULL,
+    count INTEGER NOT NULL CHECK (count > 0)
+);
+"""
+TERMS = {
+    "epsilon": 2.0, "delta": 1e-5, "moment": 9.2, "neighbours": "as-stated",
+    "conversion": "improved", "mode": "filter", "basis": "fixed-moment", "plan": [],
+}  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "mine.ledger"
+
+
+@pytest.fixture
+def old(path):
+    """A ledger of before, with one charge in it."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.executescript("BEGIN;" + OLD_SCHEMA + "COMMIT;")
+    connection.execute("INSERT INTO terms VALUES (1, ?)", (json.dumps(TERMS, sort_keys=True),))
+    connection.execute("INSERT INTO charges (release, basis) VALUES ('before', 'fixed-moment')")
+    connection.execute("INSERT INTO entries VALUES (1, ?, 10)", (event_to_json(ANSWER),))
+    connection.close()
+    return path
+
+
+def tables(path):
+    connection = sqlite3.connect(path)
+    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    connection.close()
+    return sorted(name for (name,) in found)
+
+
+def test_a_mark_is_kept_and_costs_nothing(path, tmp_path):
+    with Ledger.open(path, budget=BUDGET) as marked, \
+            Ledger.open(tmp_path / "other", budget=BUDGET) as other:  # fmt: skip
+        told = marked.charge([Repeated(ANSWER, 10)], release="a", study="sweep one")
+        assert told.study == "sweep one"
+        assert marked.charge([Repeated(ANSWER, 5)], release="b").study is None
+        other.charge([Repeated(ANSWER, 15)], release="all")
+        assert marked.spent() == other.spent()
+    with Ledger.open(path) as again:
+        assert [charge.study for charge in again.charges()] == ["sweep one", None]
+
+
+def test_a_repeated_charge_keeps_its_first_mark(path):
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        first = ledger.charge([Repeated(ANSWER, 10)], release="a", study="one")
+        bare = ledger.charge([Repeated(ANSWER, 10)], release="b")
+        assert ledger.charge([Repeated(ANSWER, 10)], release="a", study="two") == first
+        assert ledger.charge([Repeated(ANSWER, 10)], release="a") == first
+        assert ledger.charge([Repeated(ANSWER, 10)], release="b", study="two") == bare
+        assert [charge.study for charge in ledger.charges()] == ["one", None]
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\x1b[31m"])
+def test_a_study_needs_a_printable_name(path, name):
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        with pytest.raises(InvalidInput, match="printable"):
+            ledger.charge([ANSWER], release="a", study=name)
+        assert ledger.charges() == []
+
+
+def test_a_charge_is_marked_afterwards_and_costs_no_more(path):
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        ledger.charge([Repeated(ANSWER, 10)], release="a")
+        ledger.charge([Repeated(ANSWER, 10)], release="b", study="one")
+        spent = ledger.spent()
+        for _ in range(2):  # the second time changes nothing
+            ledger.mark("a", study="two")
+            ledger.mark("b", study="two")
+        assert [charge.study for charge in ledger.charges()] == ["two", "one"]
+        assert ledger.spent() == spent
+
+
+def test_only_what_was_paid_for_is_marked_and_by_a_printable_name(path):
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        ledger.charge([ANSWER], release="a")
+        with pytest.raises(LedgerError, match="no charge 'b'"):
+            ledger.mark("b", study="sweep")
+        for name in ("", "a\nb"):
+            with pytest.raises(InvalidInput, match="printable"):
+                ledger.mark("a", study=name)
+        assert [charge.study for charge in ledger.charges()] == [None]
+
+
+def test_a_charge_of_an_older_ledger_is_marked(old):
+    with Ledger.open(old) as ledger:
+        ledger.mark("before", study="sweep")
+        assert [charge.study for charge in ledger.charges()] == ["sweep"]
+
+
+def test_an_older_ledger_reads_and_pays_as_before(old):
+    with Ledger.open(old) as ledger:
+        assert [(c.release, c.study) for c in ledger.charges()] == [("before", None)]
+        assert ledger.charges()[0].basis is Basis.FIXED_MOMENT
+        spent = ledger.spent().epsilon
+        assert spent > 0
+        ledger.charge([Repeated(ANSWER, 10)], release="again")
+        assert ledger.spent().epsilon > spent
+    assert tables(old) == ["charges", "entries", "terms"]  # nothing was marked, nothing changed
+
+
+def test_an_older_ledger_learns_marks_with_the_first(old):
+    with Ledger.open(old) as reader, Ledger.open(old) as ledger:
+        ledger.charge([Repeated(ANSWER, 10)], release="marked", study="sweep")
+        ledger.charge([Repeated(ANSWER, 10)], release="more", study="sweep")
+        for each in (ledger, reader):  # one that was open all the while reads them too
+            assert [c.study for c in each.charges()] == [None, "sweep", "sweep"]
+    assert tables(old) == ["charges", "entries", "studies", "terms"]
+    connection = sqlite3.connect(old)
+    assert connection.execute("PRAGMA user_version").fetchone() == (1,)  # read by what is older
+    connection.close()
+
+
+def test_a_refused_charge_leaves_no_mark_and_no_table(old):
+    with Ledger.open(old) as ledger, pytest.raises(BudgetExceeded):
+        ledger.charge([Repeated(ANSWER, 10_000)], release="marked", study="sweep")
+    assert tables(old) == ["charges", "entries", "terms"]
+
+
+def test_a_mark_that_cannot_be_written_undoes_the_charge(path, monkeypatch):
+    """Unmarked, the charge could be released as if its run had been fixed beforehand."""
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        monkeypatch.setattr(ledger_module.ledger_file, "STUDIES", "CREATE TABLE nonsense (")
+        with pytest.raises(LedgerError):
+            ledger.charge([ANSWER], release="a", study="sweep")
+        monkeypatch.undo()
+        assert ledger.charges() == []
+        assert ledger.spent().epsilon == 0.0
+
+
+def test_room_is_asked_for_as_a_charge_would_and_nothing_is_written(path):
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        ledger.charge([Repeated(ANSWER, 10)], release="a")
+        before = path.read_bytes(), ledger.charges(), ledger.spent()
+        most = 10
+        while True:  # the largest number that require_room lets through …
+            try:
+                ledger.require_room([Repeated(ANSWER, most + 1)])
+            except BudgetExceeded:
+                break
+            most += 1
+        assert (path.read_bytes(), ledger.charges(), ledger.spent()) == before
+        with pytest.raises(BudgetExceeded) as asked:
+            ledger.require_room([Repeated(ANSWER, most), ANSWER])
+        with pytest.raises(BudgetExceeded) as charged:
+            ledger.charge([Repeated(ANSWER, most + 1)], release="b")
+        assert str(asked.value) == str(charged.value)
+        assert asked.value.needed == charged.value.needed > 2.0
+        for number in range(most):  # … is what charges get, one by one
+            ledger.charge([ANSWER], release=f"one {number}")
+        with pytest.raises(BudgetExceeded):
+            ledger.charge([ANSWER], release="one more")
+        ledger.require_room([])
+
+
+def test_an_odometer_has_room_but_not_for_what_it_cannot_count(path):
+    endless = Guarantee(epsilon=float("inf"), delta=1e-5)
+    with Ledger.open(path, budget=endless, mode=Mode.ODOMETER) as ledger:
+        ledger.require_room([Repeated(ANSWER, 1_000_000)])
+        with pytest.raises(UnsupportedEvent):
+            ledger.require_room([ApproximateDP(epsilon=1.0, delta=1e-6)])
+        with pytest.raises(InvalidInput, match="do not add up"):
+            ledger.require_room([ANSWER, SampledGaussian(sample_rate=0.1, noise_multiplier=1.0)])
+        assert ledger.charges() == []
+
+
+def test_room_in_a_plan(path):
+    with Ledger.open(path, budget=BUDGET, plan=[Repeated(ANSWER, 20)]) as ledger:
+        ledger.charge([Repeated(ANSWER, 15)], release="a")
+        ledger.require_room([Repeated(ANSWER, 5)])
+        with pytest.raises(BudgetExceeded, match="the plan allows 20"):
+            ledger.require_room([Repeated(ANSWER, 6)])

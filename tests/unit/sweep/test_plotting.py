@@ -1,0 +1,97 @@
+"""The picture of a sweep: every point is in it, in its place."""
+
+from __future__ import annotations
+
+import math
+import stat
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from pate.accounting import Guarantee
+from pate.sweep.costing import Cost
+from pate.sweep.grid import read_grid
+from pate.sweep.plotting import draw, side_by_side
+from pate.sweep.results import Results, Row, Share
+
+
+def results_of(*over: str, finished: int | None = None, student: bool = True) -> Results:
+    grid = read_grid("digits", over)
+    rows = tuple(
+        Row(
+            point=point,
+            epsilon=100.0 / float(point.recipe.aggregate.scale or 1),
+            delta=1e-4,
+            neighbours="add-remove",
+            protects="one record added or removed",
+            private=True,
+            drawn="",
+            asked=60,
+            answered=60,
+            labels=None,
+            student=Share(accuracy=0.5, low=0.4, high=0.6, records=300) if student else None,
+        )
+        for point in grid.points[:finished]
+    )
+    cost = Cost(releases=len(rows), guarantee=Guarantee(epsilon=182.0, delta=1e-4))
+    return Results(
+        grid=grid, study="sweep it", rows=rows, cost=cost, planned=(), together=cost, grown=False
+    )
+
+
+@pytest.mark.parametrize("scales", [3, 10, 60])
+def test_few_and_many_points(tmp_path: Path, scales: int) -> None:
+    values = ",".join(str(8 + each) for each in range(scales))
+    draw(results_of("teachers.count=50,100,200", f"aggregate.scale={values}"), tmp_path)
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    for file in tmp_path.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["sweep.png", "sweep.svg"]
+
+
+def test_the_same_points_give_the_same_picture(tmp_path: Path) -> None:
+    results = results_of("teachers.count=50,100", "aggregate.scale=8,16")
+    for name in ("one", "two"):
+        draw(results, tmp_path / name)
+    for kind in ("png", "svg"):
+        one, two = ((tmp_path / n / f"sweep.{kind}").read_bytes() for n in ("one", "two"))
+        assert one == two
+
+
+def test_any_word_can_be_drawn(tmp_path: Path) -> None:
+    draw(results_of("partition.key=$a$,$\\x,ネコ,a_b^c", "aggregate.scale=8,16"), tmp_path)
+    assert (tmp_path / "sweep.png").is_file()
+
+
+def test_without_a_student_there_is_no_picture(tmp_path: Path) -> None:
+    draw(results_of("aggregate.scale=8,16", student=False), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "epsilons",
+    [
+        [3.0],
+        [3.0, 3.0, 3.0],
+        [9.0, 1.0, 2.0, 1.0, 2.0],
+        [9.94, 4.88, 4.92, 9.95, 24.8, 25.8],
+        [1.0, 1.01] * 40,
+        [0.0, 0.0, 1.0],
+        [1.0 + each / 500 for each in range(500)],
+    ],
+)
+def test_no_mark_covers_another_and_all_are_near_their_place(epsilons: list[float]) -> None:
+    places, logarithmic = side_by_side(epsilons)
+    assert logarithmic == (min(epsilons) > 0 and max(epsilons) > 5 * min(epsilons))
+    ranked = [place for _, place in sorted(zip(epsilons, places, strict=True))]
+    assert all(before < after for before, after in pairwise(ranked))
+    scale = math.log if logarithmic else float
+    width = scale(max(epsilons)) - scale(min(epsilons)) or 2.0
+    for epsilon, place in zip(epsilons, places, strict=True):
+        assert abs(scale(place) - scale(epsilon)) <= 0.07 * width or len(set(epsilons)) == 1
+
+
+def test_what_looks_alike_stands_apart() -> None:
+    (one, two, _), _ = side_by_side([9.94, 9.95, 20.0])
+    assert (two - one) / (20.0 - 9.94) == pytest.approx(0.022)
