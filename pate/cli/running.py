@@ -68,10 +68,13 @@ def make_run(
     from pate.pipeline.runner import Run
     from pate.reading import read_recipe
     from pate.stages.catalogue import STAGES
+    from pate.stages.selected import require_made
 
     name, checked = read_recipe(recipe, settings, Recipe)
     options = make_options(data_root, engine, plugin_path, insecure_seed, spend, quiet, json_logs)
-    return Run(folder=out or Path("runs") / name, recipe=checked, stages=STAGES, options=options)
+    run = Run(folder=out or Path("runs") / name, recipe=checked, stages=STAGES, options=options)
+    require_made(run.recipe, run.store)
+    return run
 
 
 def make_options(

@@ -9,7 +9,7 @@ from typing import Any
 
 from pate.compare.measuring import Measure
 from pate.compare.running import Ran
-from pate.stages.evaluate import wilson
+from pate.shares import wilson
 
 NAMES = {
     "pate": "PATE",

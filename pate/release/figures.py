@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
 
 from pate.accounting import (
     Conversion,
@@ -33,6 +32,7 @@ from pate.accounting.events import tally
 from pate.accounting.moments import epsilon_at
 from pate.accounting.terms import Terms
 from pate.errors import InvalidInput, PateError
+from pate.shares import wilson
 
 _ROUNDING = 1e-9  # relative: what another machine's arithmetic may differ by
 _KEYS = ("epsilon", "delta", "moment", "conversion")
@@ -168,13 +168,7 @@ def wrong_with_share(share: Mapping[str, Any]) -> str | None:
     right = round(accuracy * records)
     if not (0 <= right <= records and same(accuracy, right / records)):
         return f"its accuracy is {_short(accuracy)}, which is no share of {records} records"
-    z = float(ndtri(0.975))
-    middle = (right + z * z / 2) / (records + z * z)
-    half = z / (records + z * z) * math.sqrt(right * (records - right) / records + z * z / 4)
-    for name, bound in (
-        ("low", middle - half if right else 0.0),
-        ("high", middle + half if right < records else 1.0),
-    ):
+    for name, bound in zip(("low", "high"), wilson(right, records), strict=True):
         if not same(share[name], bound):
             return f"its {name} is {_short(share[name])}, and the records come to {bound}"
     return None

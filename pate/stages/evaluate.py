@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from pate.artifacts import Artifact, Level
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
+from pate.shares import wilson
 from pate.stages.features import (
     as_student_sees,
     graph_features,
@@ -123,18 +122,6 @@ def _accuracy(said: NDArray[np.int64], truth: NDArray[np.int64]) -> dict[str, fl
     n, right = len(truth), int((said == truth).sum())
     low, high = wilson(right, n)
     return {"accuracy": right / n, "low": low, "high": high, "records": n}
-
-
-def wilson(right: float, records: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927); ``right`` may be a mean over several counts.
-
-    >>> [round(end, 4) for end in wilson(90, 100)], wilson(0, 100)[0], wilson(100, 100)[1]
-    ([0.8256, 0.9448], 0.0, 1.0)
-    """
-    z = float(ndtri(0.975))
-    middle = (right + z * z / 2) / (records + z * z)
-    half = z / (records + z * z) * math.sqrt(right * (records - right) / records + z * z / 4)
-    return middle - half if right else 0.0, middle + half if right < records else 1.0
 
 
 def _per_class(

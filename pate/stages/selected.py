@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pate.accounting import BestOfTries
-from pate.artifacts import Level, fingerprint
+from pate.artifacts import Level, Store, fingerprint
 from pate.errors import InvalidInput, LedgerError
 from pate.pipeline.recipe import Recipe, SelectionSpec
 from pate.pipeline.secret import naming_key
@@ -20,7 +20,7 @@ from pate.pipeline.stage import Context, Options
 from pate.stages.drawing import ANSWER, plan_of
 
 SELECTION = "selection"  # the artifact that a selection lets out
-BY_HAND = (
+_BY_HAND = (
     "[selection] is written by `pate sweep --private-selection`, and cannot be run by hand: remove "
     "the section to run the recipe by itself"
 )
@@ -84,6 +84,12 @@ def mark_of(recipe: Recipe, options: Options, provenance: Mapping[str, str]) -> 
     return fingerprint(key, chosen, options.insecure_seed, drawn_from)
 
 
+def require_made(recipe: Recipe, store: Store) -> None:
+    """Refuses a recipe that says it was chosen where nothing was, before anything is run."""
+    if recipe.selection is not None and not any(store.all(SELECTION)):
+        raise InvalidInput(_BY_HAND)
+
+
 def take_up(context: Context) -> None:
     """Gives the winner the labels that its selection let out; nothing is drawn, and nothing paid.
 
@@ -94,7 +100,7 @@ def take_up(context: Context) -> None:
     mark = mark_of(context.recipe, context.options, context.provenance)
     found = [each for each in context.store.all(SELECTION) if each.facts["winner"] == mark]
     if not found:
-        raise InvalidInput(BY_HAND)
+        raise InvalidInput(_BY_HAND)
     chosen = context.store.open(SELECTION, found[0].manifest["made_from"])
     drawn = str(chosen.facts["drawn"])
     with open_ledger(context.recipe, context.options) as ledger:

@@ -110,8 +110,13 @@ class Cluster:
     def __init__(self, folder, scratch):
         self.scratch = scratch  # where tasks have their directories
         self.process = subprocess.Popen(
-            [sys.executable, "-c", CLUSTER, str(folder)],
-            env=os.environ | {TASKS: str(scratch), "RAY_USAGE_STATS_ENABLED": "0"},
+            [sys.executable, "-c", CLUSTER, str(folder / "ray")],
+            env=os.environ
+            | {
+                TASKS: str(scratch),
+                "RAY_TMPDIR": str(folder),  # where it notes its address
+                "RAY_USAGE_STATS_ENABLED": "0",
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

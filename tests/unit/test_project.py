@@ -30,7 +30,7 @@ LAYERS = [
     ["students", "testing"],
     ["partition", "teachers", "votes", "mechanisms", "encoders", "datasets"],
     ["artifacts", "console", "engines", "foreign", "neighbours", "plugins", "reading", "vision"],
-    ["accounting", "devices", "randomness"],
+    ["accounting", "devices", "randomness", "shares"],
     ["errors"],
 ]
 HEIGHT = {name: -level for level, names in enumerate(LAYERS) for name in names}

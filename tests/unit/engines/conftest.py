@@ -49,7 +49,11 @@ class Cluster:
     def __init__(self, folder):
         self.folder = folder  # Ray's own
         self.tasks = folder / "tasks"  # where tasks have their directories
-        told = {"PATE_TASK_FOLDER": str(self.tasks), "RAY_USAGE_STATS_ENABLED": "0"}
+        told = {
+            "PATE_TASK_FOLDER": str(self.tasks),
+            "RAY_TMPDIR": str(folder),  # where it notes its address: not where a user's Ray does
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-c", CLUSTER, str(folder / "ray")],
             env=os.environ | told,

@@ -1,0 +1,19 @@
+"""A share of records, and the interval that so many records leave for it."""
+
+from __future__ import annotations
+
+import math
+
+from scipy.special import ndtri
+
+
+def wilson(right: float, records: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson 1927); ``right`` may be a mean over several counts.
+
+    >>> [round(end, 4) for end in wilson(90, 100)], wilson(0, 100)[0], wilson(100, 100)[1]
+    ([0.8256, 0.9448], 0.0, 1.0)
+    """
+    z = float(ndtri(0.975))
+    middle = (right + z * z / 2) / (records + z * z)
+    half = z / (records + z * z) * math.sqrt(right * (records - right) / records + z * z / 4)
+    return middle - half if right else 0.0, middle + half if right < records else 1.0
