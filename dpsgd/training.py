@@ -248,8 +248,8 @@ def _release(
 def _study(ledger: Ledger, checkpoint: Path) -> str | None:
     """The study that the run was charged for, whoever brought it to its end."""
     own = releases(checkpoint)
-    marks = (each.study for each in ledger.charges() if each.release in own)
-    return next((mark for mark in marks if mark is not None), None)
+    marks = (study for c in ledger.charges() if c.release in own for study in c.studies)
+    return next(marks, None)
 
 
 def _with_caveats(guarantee: Guarantee, inputs: Inputs) -> Guarantee:

@@ -206,7 +206,7 @@ class BestOfTries(Event):
     shape: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_number("mean_tries", self.mean_tries, above=1, most=_MOST_TRIES)
+        _check_number("mean_tries", self.mean_tries, above=1, most=MOST_TRIES)
         _check_number("shape", self.shape, least=0, most=_MOST_SHAPE)
         object.__setattr__(self, "mean_tries", float(self.mean_tries))
         object.__setattr__(self, "shape", float(self.shape))
@@ -239,7 +239,7 @@ class BestOfTries(Event):
         )
 
 
-_MOST_TRIES, _MOST_SHAPE = 10_000, 10  # on average; far beyond any use
+MOST_TRIES, _MOST_SHAPE = 10_000, 10  # on average; far beyond any use
 
 
 def _check_number(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -31,6 +31,7 @@ from pate.accounting.events import Event, Repeated, event_from_json, event_to_js
 from pate.accounting.guarantee import Guarantee
 from pate.accounting.moments import LogMoments, compose, epsilon_at
 from pate.accounting.odometer import odometer_epsilon
+from pate.accounting.study_book import StudyBook, StudyPlan
 from pate.accounting.terms import Basis, Mode, Terms, agree
 from pate.errors import (
     BudgetExceeded,
@@ -53,7 +54,8 @@ class Charge:
     basis: Basis
     events: tuple[Event, ...]
     charged_at: str
-    study: str | None = None  # the set of runs it was made for
+    studies: tuple[str, ...] = ()  # the sets of releases it is looked at with
+    settings: str | None = None  # a digest of what was asked for, under the data set's key
 
 
 class Ledger:
@@ -83,6 +85,10 @@ class Ledger:
                 f"the ledger at {self.path} was opened by another process; open it anew"
             )
         return self._database
+
+    @property
+    def _book(self) -> StudyBook:
+        return StudyBook(self._connection)
 
     # --- opening ------------------------------------------------------------------------------
 
@@ -149,12 +155,14 @@ class Ledger:
         release: str,
         relies_on: Basis | None = None,
         study: str | None = None,
+        settings: str | None = None,
     ) -> Charge:
         """Pays for a release, durably, or raises and leaves the ledger as it was.
 
         Charging the same ``release`` again for the same events is one charge, so that a crashed
         run can be resumed. ``study`` marks it as one of a set of releases made to be looked at
-        together; it counts like any other, and a repeated charge keeps its first mark.
+        together (:meth:`plan_study`); it counts like any other. ``settings`` is a digest by which
+        another draw with the same settings can be told.
 
         Guarantees:
             One ``BEGIN IMMEDIATE`` transaction reads all that was spent, decides, and writes;
@@ -190,16 +198,19 @@ class Ledger:
                 "INSERT INTO entries (charge, event, count) VALUES (?, ?, ?)",
                 [(number, event_to_json(event), count) for event, count in counts.items()],
             )
+            assert number is not None
             if study is not None:
-                self._mark(number, study)
+                self._book.mark(number, study)
+            if settings is not None:
+                self._book.note_settings(number, settings)
             charged = self._find(release)
             assert charged is not None
             return charged
 
     def mark(self, release: str, *, study: str) -> None:
-        """Says of a charge that a study uses its release; a mark that is there stays as it is.
+        """Says of a charge that a study uses its release; marks that are there stay.
 
-        For what was paid for by itself and is then looked at together with others.
+        For what was paid for by itself, or for another study, and is then looked at with this one.
 
         Guarantees:
             Nothing but the mark is written: what was spent stays the same. Marking twice is
@@ -213,12 +224,40 @@ class Ledger:
                     f"the ledger at {self.path} holds no charge {release!r}; only what was paid "
                     "for can be marked as part of a study"
                 )
-            if charge.study is None:
-                self._mark(charge.number, study)
+            self._book.mark(charge.number, study)
 
-    def _mark(self, number: int | None, study: str) -> None:
-        self._connection.execute(ledger_file.STUDIES)
-        self._connection.execute("INSERT INTO studies VALUES (?, ?)", (number, study))
+    def plan_study(
+        self,
+        study: str,
+        releases: Iterable[Sequence[Event]],
+        *,
+        protects: str,
+        begun: bool = False,
+    ) -> StudyPlan | None:
+        """Fixes what a study will release at most, before its first charge.
+
+        ``protects`` says between which data sets its costs hold. Once something was charged for the
+        study its plan stays as it is, and is returned (None if there never was one): what goes
+        beyond it is then known not to have been planned. ``begun`` says that results of the study
+        are there already, by another ledger.
+
+        Guarantees:
+            One transaction looks for charges of the study and writes the plan, so that no charge
+            can come in between.
+        """
+        _require_name(study)
+        with self._transaction():
+            plan = self._book.plan(study, releases, protects=protects, begun=begun)
+            if plan is not None and plan.protects != protects:
+                raise InvalidInput(
+                    f"the study “{study}” of this data set protects {plan.protects}, and what is "
+                    f"asked for now {protects}: such costs do not add up; choose another --out"
+                )
+            return plan
+
+    def study_plans(self) -> dict[str, StudyPlan]:
+        """What each study set out to release, by its name."""
+        return self._read(self._book.plans)
 
     def require_room(self, events: Iterable[Event]) -> None:
         """Raises as :meth:`charge` would if these were charged now; writes nothing.
@@ -262,8 +301,8 @@ class Ledger:
         """The running figure at the ledger's λ; zero while nothing was charged."""
         return self._guarantee(self._epsilon(self._read(self._tally)))
 
-    def guarantee(self) -> Guarantee:
-        """What may be published about everything charged so far.
+    def guarantee(self, *, more: Iterable[Event] = ()) -> Guarantee:
+        """What may be published about everything charged so far; with ``more``, if that were, too.
 
         Guarantees:
             * filter at a fixed moment: the budget (a lower running figure is not covered, because
@@ -275,7 +314,8 @@ class Ledger:
             return self._guarantee(self._epsilon(tally(self.terms.plan)))
         if self.terms.mode is Mode.FILTER:
             return self.terms.budget
-        counts = self._read(self._tally)
+        before, new = self._read(self._tally), tally(more)
+        counts = {event: before.get(event, 0) + new.get(event, 0) for event in {**before, **new}}
         if not counts:
             return self._guarantee(0.0)
         budget = self.terms.budget
@@ -327,8 +367,8 @@ class Ledger:
             f"JOIN entries ON charge = number {where} ORDER BY number, event",
             values,
         ).fetchall()
-        # After the charges: whatever charge was seen, its mark, of the same transaction, is too.
-        studies = self._studies() if rows else {}
+        # After the charges: whatever charge was seen, its marks, of its transaction, are too.
+        studies, settings = (self._book.marks(), self._book.settings()) if rows else ({}, {})
         return [
             Charge(
                 number=number,
@@ -336,17 +376,11 @@ class Ledger:
                 basis=Basis(basis),
                 events=tuple(Repeated(event_from_json(row[4]), row[5]) for row in entries),
                 charged_at=at,
-                study=studies.get(number),
+                studies=studies.get(number, ()),
+                settings=settings.get(number),
             )
             for (number, release, basis, at), entries in groupby(rows, key=lambda row: row[:4])
         ]
-
-    def _studies(self) -> dict[int, str]:
-        """The marks, by the number of the charge; a ledger without their table has none."""
-        there = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'studies'"
-        if self._connection.execute(there).fetchone() is None:
-            return {}
-        return dict(self._connection.execute("SELECT charge, name FROM studies").fetchall())
 
     def _tally(self) -> dict[Event, int]:
         rows = self._connection.execute("SELECT event, SUM(count) FROM entries GROUP BY event")

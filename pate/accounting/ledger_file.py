@@ -8,6 +8,7 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
+from pate.accounting import study_book
 from pate.errors import LedgerError
 
 _APPLICATION_ID = 0x50415445  # "PATE"
@@ -28,13 +29,6 @@ CREATE TABLE entries (
     event TEXT NOT NULL,
     count INTEGER NOT NULL CHECK (count > 0)
 );
-"""
-# In ledgers of before there were studies it is made with the first charge that is marked.
-STUDIES = """
-CREATE TABLE IF NOT EXISTS studies (
-    charge INTEGER PRIMARY KEY REFERENCES charges (number),
-    name TEXT NOT NULL
-)
 """
 
 
@@ -57,7 +51,7 @@ def create(place: Path, terms: str) -> None:
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
-                connection.executescript("BEGIN;" + _SCHEMA + STUDIES + ";COMMIT;")
+                connection.executescript("BEGIN;" + _SCHEMA + study_book.TABLES + "COMMIT;")
                 connection.execute("INSERT INTO terms VALUES (1, ?)", (terms,))
             finally:
                 connection.close()  # the last connection folds the journal into the file

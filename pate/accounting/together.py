@@ -8,7 +8,9 @@ by its result, has spent what all of them cost together.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,18 +21,42 @@ from pate.accounting.guarantee import Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
 from pate.accounting.moments import compose
 from pate.accounting.shown import upwards
+from pate.accounting.study_book import StudyPlan
 from pate.errors import InvalidInput
 
+_LATER = sys.maxsize  # the number of a charge that is still to come
 _DPSGD = ".dpsgd"  # after the name of a data set, in that of its second ledger
+
+
+NOT_PLANNED = (
+    "what the ledger says of all its releases, because not all of these were planned before the "
+    "first result was there"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyCost:
-    """What a ledger has paid for a study."""
+    """What a study costs in one ledger."""
 
     name: str
-    releases: int
+    releases: int  # that were paid for
+    unpaid: int  # that are planned besides
     guarantee: Guarantee  # of all of them together
+    in_advance: bool  # all costs were fixed before the first result
+
+    def told(self, *, why: bool = True) -> str:
+        """In words; without ``why`` it is not said where the figure comes from.
+
+        >>> whole = Guarantee(epsilon=1.2345, delta=1e-5)
+        >>> StudyCost(name="a", releases=1, unpaid=2, guarantee=whole, in_advance=True).told()
+        'ε = 1.235 at δ = 1e-05 for 3 releases together, 2 of them planned and not made'
+        """
+        number, both = self.releases + self.unpaid, _figure(self.guarantee)
+        left = f", {self.unpaid} of them planned and not made" if self.releases else ""
+        reason = f" ({NOT_PLANNED})" if why and not self.in_advance else ""
+        if number == 1:
+            return f"{both} for 1 release{reason}"
+        return f"{both} for {number} releases together{left if self.unpaid else ''}{reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,26 +65,30 @@ class WholeStudy:
 
     here: StudyCost
     other: StudyCost | None  # in the ledger beside it
-    together: Guarantee | None  # all asked for before any result was seen; None: no promise
-    anyhow: Guarantee | None  # also where some was added later; it covers all in both ledgers
+    together: Guarantee | None  # None: nothing is promised
+
+    @property
+    def parts(self) -> tuple[StudyCost, ...]:
+        return (self.here,) if self.other is None else (self.here, self.other)
 
     @property
     def releases(self) -> int:
-        return self.here.releases + (0 if self.other is None else self.other.releases)
+        return sum(each.releases for each in self.parts)
+
+    @property
+    def in_advance(self) -> bool:
+        return all(each.in_advance for each in self.parts)
 
     def told(self) -> str:
-        """Both figures in words, after "cost".
+        """The figure in words, after "cost".
 
-        >>> cost = StudyCost(name="a", releases=2, guarantee=Guarantee(epsilon=1.0, delta=1e-5))
-        >>> later = Guarantee(epsilon=2.0, delta=1e-5)
-        >>> study = WholeStudy(here=cost, other=None, together=cost.guarantee, anyhow=later)
-        >>> study.told().endswith("result was seen, and ε = 2 at δ = 1e-05 otherwise")
-        True
+        >>> cost = StudyCost(name="a", releases=2, unpaid=0, in_advance=False,
+        ...                  guarantee=Guarantee(epsilon=1.0, delta=1e-5))
+        >>> WholeStudy(here=cost, other=None, together=cost.guarantee).told()[:34]
+        'ε = 1 at δ = 1e-05 together (what '
         """
-        return (
-            f"{_figure(self.together)} together if all were asked for before any result was seen, "
-            f"and {_figure(self.anyhow)} otherwise"
-        )
+        why = "" if self.in_advance else f" ({NOT_PLANNED})"
+        return f"{_figure(self.together)} together{why}"
 
 
 def all_of(guarantees: Iterable[Guarantee], *, replace_one: bool = False) -> Guarantee:
@@ -124,71 +154,104 @@ def study_costs(ledger: Ledger, *, one_teacher: Neighbours | None = None) -> tup
     were dealt out alike: figures of votes are then for that relation.
 
     Guarantees:
-        The log-moments of all its charges, added up (Abadi et al. 2016, Theorem 2.1) and turned
-        into ε at the best λ: that holds where all of the study was fixed before its first result
-        was seen, as one command does. For a study that was added to after a look at results,
-        :meth:`~pate.accounting.Ledger.guarantee` of the ledger is what holds. Releases whose noise
-        was seeded are not private; their figure says so in ``caveats``.
+        * Where the plan in the ledger covers all of its charges
+          (:meth:`~pate.accounting.study_book.StudyPlan.covers`), the log-moments of the whole plan,
+          added up (Abadi et al. 2016, Theorem 2.1) and turned into ε at the best λ. Also of what is
+          not paid for yet: to stop may have been decided by results.
+        * Where it does not, :meth:`~pate.accounting.Ledger.guarantee` of the ledger, which holds
+          however charges were chosen.
+        * Releases whose noise was seeded are not private; their figure says so in ``caveats``.
     """
-    charges: dict[str, list[tuple[Event, ...]]] = {}
-    for charge in ledger.charges():
-        if charge.study is not None:
-            charges.setdefault(charge.study, []).append(charge.events)
+    names = dict.fromkeys(study for charge in ledger.charges() for study in charge.studies)
+    return tuple(study_cost(ledger, name, one_teacher=one_teacher) for name in names)
+
+
+def study_cost(
+    ledger: Ledger,
+    study: str,
+    *,
+    more: Sequence[Sequence[Event]] = (),
+    one_teacher: Neighbours | None = None,
+    by_plan: bool = True,
+) -> StudyCost:
+    """What one study costs in this ledger, as :func:`study_costs` has it.
+
+    ``more`` are releases that are not charged yet: it is what the study costs once they are.
+    Without ``by_plan`` it is the ledger's figure, whatever was planned.
+    """
+    paid = [each for each in ledger.charges() if study in each.studies]
+    plan = ledger.study_plans().get(study) if by_plan else None
+    listed = [(each.number, each.events) for each in paid]
+    if plan is not None and not plan.covers([*listed, *((_LATER, events) for events in more)]):
+        plan = None
+    if plan is None:
+        guarantee = ledger.guarantee(more=(event for events in more for event in events))
+        unpaid = len(more)
+    else:
+        guarantee = _of_plan(ledger, plan)
+        unpaid = max(0, len(plan.releases) - len(paid))
+    if guarantee.neighbours is Neighbours.REPLACE_ONE and one_teacher is not None:
+        guarantee = replace(guarantee, neighbours=one_teacher)
+    if ledger.path.name.endswith(NOT_PRIVATE):
+        guarantee = replace(guarantee, caveats=("none of these releases is private",))
+    return StudyCost(
+        name=study,
+        releases=len(paid),
+        unpaid=unpaid,
+        guarantee=guarantee,
+        in_advance=plan is not None,
+    )
+
+
+def _of_plan(ledger: Ledger, plan: StudyPlan) -> Guarantee:
     terms = ledger.terms.budget
     assert terms.conversion is not None
-    seeded = ledger.path.name.endswith(NOT_PRIVATE)
-    costs = []
-    for name, paid in charges.items():
-        total = compose(event for events in paid for event in events)
-        guarantee = total.guarantee(delta=terms.delta, conversion=terms.conversion)
-        neighbours = guarantee.neighbours.combine(terms.neighbours)
-        if neighbours is Neighbours.REPLACE_ONE and one_teacher is not None:
-            neighbours = one_teacher
-        guarantee = replace(
-            guarantee,
-            neighbours=neighbours,
-            caveats=("none of these releases is private",) if seeded else (),
-        )
-        costs.append(StudyCost(name=name, releases=len(paid), guarantee=guarantee))
-    return tuple(costs)
+    whole = compose(plan.events).guarantee(delta=terms.delta, conversion=terms.conversion)
+    return replace(whole, neighbours=whole.neighbours.combine(terms.neighbours))
 
 
 def whole_studies(
     ledger: Ledger, *, one_teacher: Neighbours | None = None
 ) -> tuple[WholeStudy, ...]:
-    """The studies in a ledger, each with what it cost here and in the ledger beside it, together.
+    """The studies in a ledger, each with what it cost here and in the ledger beside it."""
+    names = dict.fromkeys(study for charge in ledger.charges() for study in charge.studies)
+    place = beside(ledger.path)
+    with Ledger.open(place) if place.exists() else nullcontext() as other:
+        return tuple(whole_study(ledger, other, name, one_teacher=one_teacher) for name in names)
+
+
+def whole_study(
+    ledger: Ledger,
+    other: Ledger | None,
+    study: str,
+    *,
+    more: Sequence[Sequence[Event]] = (),
+    more_there: Sequence[Sequence[Event]] = (),
+    one_teacher: Neighbours | None = None,
+) -> WholeStudy:
+    """What one study costs in this ledger and in the ``other`` of the same data, together.
+
+    ``more`` and ``more_there`` are releases that are not charged yet.
 
     Guarantees:
         What both cost adds up (:func:`all_of`); where figures of the two ledgers are for different
-        neighbours, both are said of one record replaced. ``anyhow`` is what
-        :meth:`~pate.accounting.Ledger.guarantee` says of the ledgers the study is in: it holds
-        however charges were chosen, and is not below what the study alone cost.
+        neighbours, both are said of one record replaced. If either ledger was charged for what was
+        not planned, results of one method may have led to releases of the other: then both count
+        with the figure that holds however charges were chosen.
     """
-    others: dict[str, StudyCost] = {}
-    second: Guarantee | None = None
-    other = beside(ledger.path)
-    if other.exists():
-        with Ledger.open(other) as opened:
-            others = {cost.name: cost for cost in study_costs(opened, one_teacher=one_teacher)}
-            second = _of_all(opened, one_teacher)
-    found = []
-    for cost in study_costs(ledger, one_teacher=one_teacher):
-        with_it = others.get(cost.name)
-        parts, readings = [cost.guarantee], [_of_all(ledger, one_teacher)]
-        if with_it is not None and second is not None:
-            parts.append(with_it.guarantee)
-            readings.append(second)
-        found.append(
-            WholeStudy(here=cost, other=with_it, together=_added(parts), anyhow=_added(readings))
-        )
-    return tuple(found)
-
-
-def _of_all(ledger: Ledger, one_teacher: Neighbours | None) -> Guarantee:
-    whole = ledger.guarantee()
-    if whole.neighbours is Neighbours.REPLACE_ONE and one_teacher is not None:
-        return replace(whole, neighbours=one_teacher)
-    return whole
+    for by_plan in (True, False):
+        here = study_cost(ledger, study, more=more, one_teacher=one_teacher, by_plan=by_plan)
+        there = None
+        if other is not None:
+            there = study_cost(
+                other, study, more=more_there, one_teacher=one_teacher, by_plan=by_plan
+            )
+            if not there.releases + there.unpaid:
+                there = None
+        if here.in_advance and (there is None or there.in_advance):
+            break
+    parts = [here.guarantee] if there is None else [here.guarantee, there.guarantee]
+    return WholeStudy(here=here, other=there, together=_added(parts))
 
 
 def _added(parts: list[Guarantee]) -> Guarantee | None:

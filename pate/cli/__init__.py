@@ -44,6 +44,9 @@ def _root(
     pass
 
 
+_GO_ON = "; run the same command again to go on where it was"
+
+
 def main() -> None:
     """Runs a command; a user's mistake is one sentence and exit code 2, never a traceback."""
-    run_command("pate", app)
+    run_command("pate", app, when_interrupted=lambda: _GO_ON)

@@ -10,7 +10,7 @@ from pate.accounting import Charge, Guarantee, Ledger, Neighbours
 from pate.accounting.data_ledger import NOT_PRIVATE, budget_line
 from pate.accounting.events import Repeated
 from pate.accounting.shown import upwards
-from pate.accounting.together import StudyCost, beside, whole_studies
+from pate.accounting.together import beside, whole_studies
 from pate.cli.summary import wide_console
 
 
@@ -24,13 +24,13 @@ def show_ledger(ledger: Ledger, *, one_teacher: Neighbours | None = None) -> Non
     console = wide_console(140)
     console.print(_table(charges))
     console.print(budget_line(ledger), soft_wrap=True)
-    if any(charge.study is not None for charge in charges):
+    if any(charge.studies for charge in charges):
         for line in _studies(ledger, one_teacher):
             console.print(line, soft_wrap=True)
 
 
 def _table(charges: list[Charge]) -> Table:
-    studied = any(charge.study is not None for charge in charges)
+    studied = any(charge.studies for charge in charges)
     table = Table()
     for heading in ("when", "release", *(["study"] if studied else []), "events"):
         table.add_column(heading)
@@ -38,7 +38,7 @@ def _table(charges: list[Charge]) -> Table:
         events = ", ".join(
             f"{e.count} × {e.event}" if isinstance(e, Repeated) else str(e) for e in charge.events
         )
-        study = [charge.study or ""] if studied else []
+        study = [", ".join(charge.studies)] if studied else []
         table.add_row(charge.charged_at[:19], charge.release[:24], *study, events)
     return table
 
@@ -47,14 +47,11 @@ def _studies(ledger: Ledger, one_teacher: Neighbours | None) -> Iterator[str]:
     """Each study: what it cost here, by the other method, and both together; then what holds."""
     studies = whole_studies(ledger, one_teacher=one_teacher or Neighbours.ADD_REMOVE)
     for study in studies:
-        yield f"{study.here.name}: {_cost(study.here)}"
+        yield f"{study.here.name}: {study.here.told()}"
         if study.other is not None:
-            yield f"  in {beside(ledger.path).name}: {_cost(study.other)}"
+            yield f"  in {beside(ledger.path).name}: {study.other.told()}"
             yield f"  to publish both: {_together(study.together)}"
-    yield (
-        "A study counts against the budget like anything else. What it cost together holds if all "
-        "of it was asked for before any result was seen."
-    )
+    yield "A study counts against the budget like anything else."
     if one_teacher is None and any(study.other is not None for study in studies):
         yield (
             "What both cost is for one record added or removed, where records went to their "
@@ -62,11 +59,6 @@ def _studies(ledger: Ledger, one_teacher: Neighbours | None) -> Iterator[str]:
         )
     if ledger.path.name.endswith(NOT_PRIVATE):
         yield "None of these figures holds: none of these releases is private."
-
-
-def _cost(cost: StudyCost) -> str:
-    releases = f"{cost.releases} release{'s' if cost.releases > 1 else ''}"
-    return f"{releases}, together {_figure(cost.guarantee)}"
 
 
 def _together(total: Guarantee | None) -> str:

@@ -59,7 +59,9 @@ def compare(
     from pate.compare.running import Comparison
     from pate.compare.writing import write_comparison
     from pate.stages.catalogue import STAGES
+    from pate.studies.files import require_own
 
+    require_own(folder, "compare", seeded=seeded)
     ran, cost = Comparison.of(checked, folder, STAGES, options).run()
     rows = make_rows(ran, seeded=seeded)
     notes = make_notes(checked, rows, cost, tuning=said_of_tuning(text), seeded=seeded)
@@ -83,7 +85,7 @@ def _changes(epsilon: str | None, seeds: int | None) -> list[str]:
             values = [float(part) for part in epsilon.split(",")]
         except ValueError:
             raise InvalidInput(
-                f"--epsilon {epsilon} is no list of numbers; write it as 0.5,1,2"
+                f"--epsilon “{epsilon}” is no list of numbers; write it as 0.5,1,2"
             ) from None
         try:
             changes.append(f"compare.epsilons={checked_epsilons(values)}")

@@ -116,6 +116,7 @@ def show_status(
         folder, data_root=data_root, plugin_path=plugin_path, insecure_seed=insecure_seed
     )
     console = wide_console()
+    console.print(f"{folder}: {run.recipe.asked}", soft_wrap=True)
     table = Table(show_header=False)
     for state in run.states():
         table.add_row(state.stage, state.why)

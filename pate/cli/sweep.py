@@ -88,10 +88,15 @@ def sweep(
 
 def _checked(selection: bool, tries: float | None, json: bool) -> float:
     """The mean number of tries; what only makes sense with a selection, or without, is refused."""
+    from pate.accounting.events import MOST_TRIES
+
     if tries is not None and not selection:
         raise InvalidInput("--tries goes with --private-selection; without it every point is run")
-    if tries is not None and not 1 < tries < float("inf"):
-        raise InvalidInput(f"--tries is {tries:g}; it must be a number above 1, the mean of tries")
+    if tries is not None and not 1 < tries <= MOST_TRIES:
+        raise InvalidInput(
+            f"--tries is {tries:g}; it must be a number above 1 and at most {MOST_TRIES}, the mean "
+            "of tries"
+        )
     if selection and json:
         raise InvalidInput("--json goes without --private-selection, which shows no table")
     return _TRIES if tries is None else tries

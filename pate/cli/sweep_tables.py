@@ -32,12 +32,13 @@ def show_sweep(sweep: Sweep, results: Results, *, recipe: str, settings: Sequenc
     console.print(f"{sweep.folder}: ε of each point alone, at δ = {results.deltas}, "
                   f"{results.rows[0].protects}", soft_wrap=True)  # fmt: skip
     console.print(_table(results, console.width))
-    if any(not row.private for row in results.rows):
+    if results.seeded:
         console.print("The noise was seeded: this sweep is NOT PRIVATE.")
     with open_ledger(sweep.grid.points[0].recipe, sweep.options) as ledger:
         console.print(budget_line(ledger), soft_wrap=True)
-    for sentence in warning(results):
-        console.print(sentence, soft_wrap=True)
+    if not results.seeded:
+        for sentence in warning(results):
+            console.print(sentence, soft_wrap=True)
     console.print(f"Tables and picture: {sweep.folder}/sweep.json, .csv, .png, .svg",
                   soft_wrap=True)  # fmt: skip
     console.print("To take one point up (all of it is done), here the first:", soft_wrap=True)
@@ -47,14 +48,8 @@ def show_sweep(sweep: Sweep, results: Results, *, recipe: str, settings: Sequenc
 
 def warning(results: Results) -> tuple[str, str]:
     """What choosing by these accuracies costs, and the ways that account for it."""
-    cost = results.cost
-    assert cost is not None
-    beyond = "" if cost.in_advance else (
-        ", which is what the ledger says of all its releases, because points were added after "
-        "results were there"
-    )  # fmt: skip
     return (
-        f"Choosing the best by these accuracies costs all of them: {cost.told()}{beyond}.",
+        f"Choosing the best by these accuracies costs all of them: {results.cost.told()}.",
         "Accounted ways to choose: `pate sweep --private-selection`, whose ε covers the choice, or "
         "`pate plan`, which looks at no private data.",
     )

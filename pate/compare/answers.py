@@ -13,53 +13,55 @@ from pathlib import Path
 
 from dpsgd.checkpoint import releases
 from dpsgd.workplace import CHECKPOINT
-from pate.accounting import Charge, Event, Ledger
+from pate.accounting import Event, Ledger
 from pate.accounting.events import tally
 from pate.artifacts import Level
-from pate.errors import InvalidInput, SpendNeeded
-from pate.studies.charges import claim, others
+from pate.errors import InvalidInput, LedgerError, SpendNeeded
+from pate.studies.charges import claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """What of one method lies in the folder, by the names under which it is charged."""
+class Models:
+    """The models of DP-SGD in the folder, by the names under which they are charged."""
 
-    ledger: Path
     study: str
     here: frozenset[str]
     own: frozenset[str]  # of the points that are asked for
+    done: frozenset[str]  # of those, the ones that are released
 
-    def came_before(self) -> bool:
-        """Whether some were not fixed together: drawn elsewhere, lost, or charged by themselves."""
-        if not self.ledger.exists():
-            return False
-        with Ledger.open(self.ledger) as ledger:
-            return bool(self._lost(ledger)) or others(ledger, self.own, study=self.study)
+    def require_charged(self, ledger: Path) -> None:
+        """Refuses to go on with models that are released and that the ledger knows nothing of."""
+        paid: set[str] = set()
+        if ledger.exists():
+            with Ledger.open(ledger) as opened:
+                paid = {each.release for each in opened.charges()}
+        if not self.done <= paid:
+            raise LedgerError(
+                f"the ledger at {ledger} lacks the charge of a model that is released in this "
+                "comparison; bring the ledger back from a copy"
+            )
 
-    def claim(self) -> None:
-        """Marks what was charged by itself as part of the study."""
-        if self.ledger.exists():
-            with Ledger.open(self.ledger) as ledger:
-                claim(ledger, self.own, study=self.study)
-
-    def require_consent(self, plans: Iterable[tuple[Event, ...]]) -> None:
+    def require_consent(self, ledger: Path, plans: Iterable[tuple[Event, ...]]) -> None:
         """Refuses to pay again for a model that the study paid for and that is not here.
 
         Names of models are random, so it is known again by what it cost.
         """
-        if not self.ledger.exists():
+        if not ledger.exists():
             return
-        with Ledger.open(self.ledger) as ledger:
-            lost = [tally(each.events) for each in self._lost(ledger)]
+        with Ledger.open(ledger) as opened:
+            of_study = [each for each in opened.charges() if self.study in each.studies]
+        lost = [tally(each.events) for each in of_study if each.release not in self.here]
         if any(tally(plan) in lost for plan in plans):
             raise SpendNeeded(
-                f"the ledger at {self.ledger} has already paid for such a model of this study, and "
-                "it is not in this folder; to train a new one and pay again, add --spend"
+                f"the ledger at {ledger} has already paid for such a model of the study "
+                f"“{self.study}”, and it is not in this folder; go on in the folder where it is, "
+                "or choose an --out of another name, or, to train a new one and pay again, add "
+                "--spend"
             )
 
-    def _lost(self, ledger: Ledger) -> list[Charge]:
-        charges = ledger.charges()
-        return [c for c in charges if c.study == self.study and c.release not in self.here]
+    def claim(self, ledger: Ledger) -> None:
+        """Marks what was charged by itself as part of the study."""
+        claim(ledger, self.own, study=self.study)
 
 
 def models_in(folders: Iterable[Path]) -> frozenset[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pate.compare.costs import Cost, told
+from pate.accounting.together import NOT_PLANNED, WholeStudy
+from pate.compare.costs import told
 from pate.compare.recipe import CompareRecipe
 from pate.compare.rows import Row
 
@@ -26,7 +27,12 @@ _SPREAD = (
 
 
 def make_notes(
-    recipe: CompareRecipe, rows: Sequence[Row], cost: Cost, *, tuning: str | None, seeded: bool
+    recipe: CompareRecipe,
+    rows: Sequence[Row],
+    cost: WholeStudy,
+    *,
+    tuning: str | None,
+    seeded: bool,
 ) -> list[str]:
     """Sentences to stand below the table."""
     by_method = {row.method: row.neighbours or "" for row in rows if row.epsilon is not None}
@@ -40,7 +46,7 @@ def make_notes(
         + (f"The recipe says of it: “{tuning}”" if tuning else "The recipe says nothing of it."),
         _SPREAD if recipe.compare.seeds > 1 else "One repetition has no spread: add --seeds 3.",
         "Times and memory are for you alone: they follow from the private records.",
-        *_costs(cost, own_accountant=accountant != "moments"),
+        *([] if seeded else _costs(cost, own_accountant=accountant != "moments")),
     ]
     if any(row.method == "reference" for row in rows):
         notes.append(
@@ -64,18 +70,13 @@ def _relations(pate: str, dpsgd: str) -> str:
     )
 
 
-def _costs(cost: Cost, *, own_accountant: bool) -> list[str]:
-    later = (
-        " Points were added after results were there, or made before or elsewhere: these are the "
-        "figures that the ledgers publish of all their releases."
-        if cost.grown
-        else ""
-    )
+def _costs(cost: WholeStudy, *, own_accountant: bool) -> list[str]:
+    models = None if cost.other is None else cost.other.guarantee
     return [
         "Each run alone costs the ε of its row, if it was fixed before any result was seen.",
-        f"All PATE students together: {told(cost.pate)}. All DP-SGD models together: "
-        f"{told(cost.dpsgd)}. This table, which rests on all of them: {told(cost.together)}."
-        + later
+        f"All PATE students together: {told(cost.here.guarantee)}. All DP-SGD models together: "
+        f"{told(models)}. This table, which rests on all of them: {told(cost.together)}."
+        + ("" if cost.in_advance else f" These are {NOT_PLANNED}.")
         + (" Ledgers add up log-moments, DP-SGD's too." if own_accountant else ""),
     ]
 

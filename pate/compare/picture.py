@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ _LINES = {  # of what needs no ε: colour and dashes
     "reference": (COLOURS[3], (0, (6, 2, 1.5, 2))),
 }
 _FIRST = (NAMES["pate"], NAMES["dpsgd"])
+_NEAR = 0.06  # of the axis: the room that a label takes
 _NUDGE = 1.012  # marks of two methods at one ε stand side by side
 
 
@@ -48,7 +50,7 @@ def draw(rows: Sequence[Row], folder: Path, *, title: str, private: bool) -> tup
                 axes.axhline(100 * row.accuracy, color=colour, linestyle=dashes, linewidth=1.4,
                              label=f"{row.name}{mark}", zorder=1)  # fmt: skip
         axes.set_xscale("log")
-        axes.set_xticks(sorted(targets), [f"{each:g}" for each in sorted(targets)])
+        axes.set_xticks(sorted(targets), _tick_labels(sorted(targets)))
         axes.minorticks_off()
         if len(targets) == 1:
             (only,) = targets
@@ -67,6 +69,21 @@ def draw(rows: Sequence[Row], folder: Path, *, title: str, private: bool) -> tup
             axes.text(0.5, 0.5, "NOT PRIVATE: seeded noise", transform=axes.transAxes, alpha=0.25,
                       fontsize=22, ha="center", va="center", rotation=20)  # fmt: skip
         return save(figure, folder, "compare")
+
+
+def _tick_labels(targets: Sequence[float]) -> list[str]:
+    """Each ε, but none that would stand in the one before it.
+
+    >>> _tick_labels([0.5, 1, 1.05, 8])
+    ['0.5', '1', '', '8']
+    """
+    labels, last = [], -math.inf
+    width = math.log(targets[-1] / targets[0])
+    for each in map(float, targets):
+        near = math.log(each) - last < _NEAR * width
+        labels.append("" if near else f"{each:g}")
+        last = last if near else math.log(each)
+    return labels
 
 
 def _limits(rows: Sequence[Row]) -> tuple[float, float]:

@@ -111,7 +111,8 @@ def make_rows(ran: Sequence[Ran], *, seeded: bool) -> list[Row]:
     for epsilon in sorted({each.point.epsilon for each in ran}):
         at = [each for each in ran if each.point.epsilon == epsilon]
         rows += [_pate(at, epsilon, seeded=seeded), _dpsgd(at, epsilon, seeded=seeded)]
-    return [*rows, *_without_epsilon([each for each in ran if each.point.baselines])]
+    beside = [each for each in ran if each.point.baselines]
+    return [*rows, *_beside(beside, seeded=seeded)]
 
 
 def _pate(ran: Sequence[Ran], epsilon: float, *, seeded: bool) -> Row:
@@ -159,12 +160,22 @@ def _once(
     )
 
 
-def _without_epsilon(ran: Sequence[Ran]) -> list[Row]:
-    """What the figures are to be held against: two from public data alone, one without privacy."""
+def _beside(ran: Sequence[Ran], *, seeded: bool) -> list[Row]:
+    """What the figures are to be held against: two from public labels, one without privacy.
+
+    Guarantees:
+        Which inputs were asked about is public where it was fixed before the votes were opened.
+        Where answers decided on it, true labels of these inputs cost what PATE's did, and the row
+        says so.
+    """
     rows = []
     informed, reference = [], []
     records = majority = 0
-    for each in ran:
+    follows = any(each.pate.recipe.aggregate.cost_follows_answers for each in ran)
+    guarantees = [
+        each.pate.artifact("account").json("guarantees.json")["guarantee"] for each in ran
+    ]
+    for each, paid in zip(ran, guarantees, strict=True):
         evaluation = each.pate.artifact("evaluate").json("evaluation.json")
         records = evaluation["student"]["records"]
         majority = max(row["records"] for row in evaluation["classes"])
@@ -172,15 +183,29 @@ def _without_epsilon(ran: Sequence[Ran]) -> list[Row]:
         if asked.public_labels:
             told = each.pate.artifact("evaluate-public-labels").json("evaluation.json")
             if told["student"] is not None:
-                share, labels = told["student"], told["labels"]
                 informed.append(
-                    Once(seed=each.point.seed, accuracy=share["accuracy"], labels=labels)
+                    Once(
+                        seed=each.point.seed,
+                        accuracy=told["student"]["accuracy"],
+                        epsilon=paid["epsilon"] if follows else None,
+                        delta=paid["delta"] if follows else None,
+                        labels=told["labels"],
+                    )
                 )
         if asked.reference:
             told = each.pate.artifact("evaluate-reference").json("evaluation.json")["reference"]
             reference.append(Once(seed=each.point.seed, accuracy=told["accuracy"]))
     if informed:
-        rows.append(_row("public-labels", informed, records, publishable=True))
+        rows.append(
+            _row(
+                "public-labels",
+                informed,
+                records,
+                neighbours={paid["neighbours"] for paid in guarantees} if follows else (),
+                publishable=not follows
+                or (not seeded and all(p["publishable"] for p in guarantees)),
+            )
+        )
     constant = Once(seed=0, accuracy=majority / records)
     rows.append(_row("majority", [constant], records, publishable=True))
     if reference:

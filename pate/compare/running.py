@@ -2,7 +2,7 @@
 
     FOLDER/              all of PATE's points, in one store: teachers are trained once a repetition
     FOLDER/dpsgd/POINT/  a folder for each model of DP-SGD
-    FOLDER/private/      what was planned, and what was measured
+    FOLDER/private/      what was measured
 
 In the end ``recipe.json`` is that of the largest ε of the recipe's own seed, so that the folder is
 a run's folder whose report shows the comparison.
@@ -10,31 +10,25 @@ a run's folder whose report shows the comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpsgd.outcome import Outcome, find_outcome, name_of_run
 from dpsgd.training import Options as DpsgdOptions
 from dpsgd.training import train
-from pate.compare.answers import Answers, models_in
-from pate.compare.costs import (
-    Cost,
-    Ledgers,
-    paid_for_dpsgd,
-    paid_for_pate,
-    planned_cost,
-    told,
-)
+from pate.accounting import Ledger
+from pate.accounting.together import NOT_PLANNED, WholeStudy
+from pate.compare.answers import Models, models_in
+from pate.compare.costs import Ledgers, budget_told, paid_for_dpsgd, told
 from pate.compare.measuring import Measure, Measures, warm_up
-from pate.compare.planned import Noted, note_plan
 from pate.compare.points import Point, make_points
 from pate.compare.recipe import CompareRecipe
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
 from pate.pipeline.stage import Options, Stage
-from pate.studies.charges import releases_in
+from pate.studies.charges import claim, drawn_for, is_paid, releases_in, require_paid
 
 _MAKES_THE_STUDENT = (  # what is timed: from data to student, without the account and the test
     "data", "partition", "encoder", "encode", "teach", "vote", "aggregate", "distill",
@@ -83,32 +77,38 @@ class Comparison:
     def measures(self) -> Measures:
         return Measures(self.folder)
 
-    def run(self) -> tuple[list[Ran], Cost]:
+    def run(self) -> tuple[list[Ran], WholeStudy]:
         """Runs what is not done; returns all points, and what they cost by the ledgers.
 
         Guarantees:
-            Nothing is charged before all points are planned and both budgets are known to have
-            room for what is not paid yet. Every charge is marked with the study. What is done is
-            never charged again.
+            Nothing is charged before all points are planned, both ledgers know the plan, and both
+            budgets have room for what is not paid yet. Every charge is marked with the study. What
+            is done is never charged again.
         """
-        points, cost = self._planned()
+        points, protects = self._planned()
         ledgers = self._ledgers(points[0])
-        self._announce(points, cost, ledgers)
-        self._noted(points, ledgers)
+        self._agree(points, ledgers, protects)
         seeds = self.recipe.compare.seeds
         for point in points:
             what = f"ε = {point.epsilon:g}, repetition {point.seed + 1} of {seeds}"
-            self.options.say(f"PATE, {what}")
-            self._pate(point).execute()
-            self.options.say(f"DP-SGD, {what}")
-            self._train(point)
+            run = self._pate(point)
+            self._say(f"PATE, {what}", done=all(state.done for state in run.states()))
+            run.execute()
+            trained = self._trained(point) is not None
+            self._say(f"DP-SGD, {what}", done=trained)
+            if not trained:
+                self._train(point)
         last = max(points, key=lambda point: (point.epsilon, -point.seed))
         self._pate(last).execute()  # nothing is left to do; the folder's recipe is now this one
-        ran = [self._ran(point) for point in points]
-        return ran, ledgers.spent(cost, self._noted(points, ledgers))
+        ran_all = [self._ran(point) for point in points]
+        with ledgers.opened(points) as (pate, dpsgd):
+            return ran_all, ledgers.cost(pate, dpsgd, points=points)
 
-    def _planned(self) -> tuple[list[Point], Cost]:
-        """All points; the data are read first, since plans depend on how many there are."""
+    def _say(self, what: str, *, done: bool) -> None:
+        self.options.say(f"{what}: done before" if done else what)
+
+    def _planned(self) -> tuple[list[Point], str]:
+        """All points, and whom PATE protects; the data are read first, since plans need counts."""
         first = self.recipe.for_pate(max(self.recipe.compare.epsilons), noise=1.0)
         data = self._run(first, seed=0)
         data.execute(until="data")
@@ -120,19 +120,19 @@ class Comparison:
         for point in {each.seed: each for each in points}.values():
             # What can be wrong with shards is found while no ledger has got its terms.
             self._pate(point).execute(until="partition")
-        return points, planned_cost(points)
+        named = bool(data.artifact("data").facts["named"])
+        return points, first.partition.protects(named=named)
 
-    def _noted(self, points: Sequence[Point], ledgers: Ledgers) -> Noted:
-        """What is planned, and if it has grown; once that is on disk, all of it bears the mark."""
-        answers = self._labels(points, ledgers), self._models(points, ledgers)
-        grown = any(each.came_before() for each in answers)
-        noted = note_plan(self.folder, points, charged=ledgers.charged(), grown=grown)
-        for each in answers:
-            each.claim()
-        return noted
+    def _agree(self, points: Sequence[Point], ledgers: Ledgers, protects: str) -> None:
+        """Everything before the first charge: what may be refused is refused, the plan is kept.
 
-    def _announce(self, points: Sequence[Point], cost: Cost, ledgers: Ledgers) -> None:
-        root, options = self.options.data_root, self.options
+        What was charged by itself bears the mark of the study from here on.
+        """
+        runs, models = [self._pate(each) for each in points], self._models(points)
+        for run in runs:
+            require_paid(run)
+        models.require_charged(ledgers.dpsgd)
+        root = self.options.data_root
         untrained = [
             each
             for each in points
@@ -140,19 +140,32 @@ class Comparison:
                 each, self._home(each), data_root=root, seed=self._seeded(each.seed)
             )
         ]
-        if not options.spend:
-            plans = [each.dpsgd_plan.events for each in untrained]
-            self._models(points, ledgers).require_consent(plans)
-        ledgers.require_room(
-            pate=[each for each in points if not paid_for_pate(self._pate(each), ledgers.pate)],
-            dpsgd=untrained,
-        )
-        for_pate, for_dpsgd = ledgers.make(cost)
-        say: Callable[[str], None] = options.say
-        number = f"{cost.releases} release{'s' * (cost.releases > 1)}"
-        say(f"PATE: {number}, together at most {told(cost.pate)} ({for_pate})")
-        say(f"DP-SGD: {number}, together at most {told(cost.dpsgd)} ({for_dpsgd})")
+        if not self.options.spend:
+            models.require_consent(ledgers.dpsgd, [each.dpsgd_plan.events for each in untrained])
+        unpaid = list(points)
+        if ledgers.pate.exists():
+            with Ledger.open(ledgers.pate) as ledger:
+                pairs = zip(points, runs, strict=True)
+                unpaid = [each for each, run in pairs if not is_paid(run, ledger)]
+        ledgers.require_room(pate=unpaid, dpsgd=untrained)
+        with ledgers.opened(points) as (pate, dpsgd):
+            ledgers.plan(points, pate, dpsgd, protects=protects)
+            claim(pate, releases_in(runs[0].store, drawn_for(runs)), study=self.study)
+            models.claim(dpsgd)
+            cost = ledgers.cost(pate, dpsgd, points=points, unpaid=unpaid, untrained=untrained)
+            self._announce(cost, budget_told(pate), budget_told(dpsgd))
+
+    def _announce(self, cost: WholeStudy, for_pate: str, for_dpsgd: str) -> None:
+        say = self.options.say
+        say(f"PATE: at most {cost.here.told(why=False)} ({for_pate})")
+        if cost.other is not None:
+            say(f"DP-SGD: at most {cost.other.told(why=False)} ({for_dpsgd})")
         say(f"both, which a table of all of them costs: at most {told(cost.together)}")
+        if not cost.in_advance:
+            say(
+                f"These are {NOT_PLANNED} (study “{self.study}”); for a study of its own, choose "
+                "an --out of another name."
+            )
 
     def _ledgers(self, point: Point) -> Ledgers:
         options = self.options
@@ -177,18 +190,6 @@ class Comparison:
         insecure = self.options.insecure_seed
         return None if insecure is None else insecure + seed
 
-    def _labels(self, points: Sequence[Point], ledgers: Ledgers) -> Answers:
-        runs = [self._pate(each) for each in points]
-        states = [state for run in runs for state in run.states() if state.stage == "aggregate"]
-        own = {state.made_from for state in states if state.made_from is not None}
-        store = runs[0].store
-        return Answers(
-            ledger=ledgers.pate,
-            study=self.study,
-            here=frozenset(releases_in(store)),
-            own=frozenset(releases_in(store, own)),
-        )
-
     # --- DP-SGD -----------------------------------------------------------------------------------
 
     def _home(self, point: Point) -> Path:
@@ -196,22 +197,27 @@ class Comparison:
         name = name_of_run(point.dpsgd, self._seeded(point.seed))[:8]
         return self.folder / "dpsgd" / f"epsilon-{point.epsilon:g}-seed-{point.seed}-{name}"
 
-    def _models(self, points: Sequence[Point], ledgers: Ledgers) -> Answers:
-        return Answers(
-            ledger=ledgers.dpsgd,
+    def _models(self, points: Sequence[Point]) -> Models:
+        done = [each for each in points if self._trained(each) is not None]
+        return Models(
             study=self.study,
             here=models_in(self.folder.glob("dpsgd/*")),
             own=models_in(self._home(each) for each in points),
+            done=models_in(self._home(each) for each in done),
+        )
+
+    def _trained(self, point: Point) -> Outcome | None:
+        return find_outcome(
+            point.dpsgd,
+            self._home(point),
+            data_root=self.options.data_root,
+            insecure_seed=self._seeded(point.seed),
         )
 
     def _train(self, point: Point) -> Outcome:
-        seed, home = self._seeded(point.seed), self._home(point)
-        root = self.options.data_root
-        done = find_outcome(point.dpsgd, home, data_root=root, insecure_seed=seed)
-        if done is not None:
-            return done
+        seed = self._seeded(point.seed)
         options = DpsgdOptions(
-            data_root=root,
+            data_root=self.options.data_root,
             plugin_path=self.options.plugin_path,
             insecure_seed=seed,
             spend=self.options.spend,
@@ -220,7 +226,7 @@ class Comparison:
         )
         warm_up()
         with self.measures.measured("dpsgd", name_of_run(point.dpsgd, seed)):
-            return train(point.dpsgd, home, options)
+            return train(point.dpsgd, self._home(point), options)
 
     # --- both -------------------------------------------------------------------------------------
 
@@ -230,10 +236,12 @@ class Comparison:
         parts = [self.measures.find(name, made_from[name] or "") for name in _MAKES_THE_STUDENT]
         took = [part for part in parts if part is not None]
         complete = len(took) == len(parts)
+        trained = self._trained(point)
+        assert trained is not None
         return Ran(
             point=point,
             pate=run,
-            dpsgd=self._train(point),
+            dpsgd=trained,
             pate_took=sum(took[1:], took[0]) if complete else None,
             dpsgd_took=self.measures.find(
                 "dpsgd", name_of_run(point.dpsgd, self._seeded(point.seed))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pate.accounting import Guarantee
-from pate.compare.costs import Cost
+from pate.accounting.together import WholeStudy
 from pate.compare.picture import draw
 from pate.compare.recipe import CompareRecipe
 from pate.compare.rows import Row
@@ -28,7 +28,7 @@ def write_comparison(
     name: str,
     recipe: CompareRecipe,
     rows: Sequence[Row],
-    cost: Cost,
+    cost: WholeStudy,
     notes: Sequence[str],
     *,
     seeded: bool,
@@ -40,11 +40,13 @@ def write_comparison(
         "data": recipe.data.name,
         "delta": recipe.compare.delta,
         "seeds": recipe.compare.seeds,
+        "seeded": seeded,
         "rows": [row.as_json() for row in rows],
         "cost": {
-            "pate": _cost(cost.pate),
-            "dpsgd": _cost(cost.dpsgd),
+            "pate": _cost(cost.here.guarantee),
+            "dpsgd": None if cost.other is None else _cost(cost.other.guarantee),
             "together": None if cost.together is None else _cost(cost.together),
+            "planned_in_advance": cost.in_advance,
         },
         "notes": list(notes),
     }

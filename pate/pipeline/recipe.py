@@ -13,6 +13,8 @@ from pate.partition import PartitionSpec
 from pate.students.spec import StudentSpec
 from pate.teachers.spec import TeachersSpec
 
+_NOISES = ("scale", "sigma", "threshold", "sigma1", "sigma2")
+
 
 class PrivacySpec(BaseModel):
     """``[privacy]``: what this run may cost, and what the data set may cost in all.
@@ -71,6 +73,18 @@ class Recipe(BaseModel):
     student: StudentSpec
     evaluate: EvaluateSpec = EvaluateSpec()
     selection: SelectionSpec | None = None
+
+    @property
+    def asked(self) -> str:
+        """What is asked of whom, in a line: it tells runs of one folder apart."""
+        spec = self.aggregate
+        noise = [f"{key} {value:g}" for key in _NOISES if (value := getattr(spec, key)) is not None]
+        told = [f"{self.teachers.count} teachers", f"{spec.mechanism} ({', '.join(noise)})"]
+        if spec.queries is not None:
+            told.append(f"at most {spec.queries} queries")
+        if self.privacy.epsilon is not None:
+            told.append(f"ε at most {self.privacy.epsilon:g}")
+        return ", ".join(told)
 
     @model_validator(mode="after")
     def _the_guarantee_holds(self) -> Self:

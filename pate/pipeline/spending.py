@@ -19,6 +19,11 @@ def ledger_path(recipe: Recipe, data_root: Path, *, seeded: bool = False) -> Pat
     return data_root / "ledgers" / f"{recipe.data.name}.{kind}"
 
 
+def ledger_of(recipe: Recipe, options: Options) -> Path:
+    """Where the ledger is that a run with these options is charged to."""
+    return ledger_path(recipe, options.data_root, seeded=options.insecure_seed is not None)
+
+
 def open_ledger(recipe: Recipe, options: Options, *, moment: float | None = None) -> Ledger:
     """Opens the data set's ledger, or makes it with the recipe's budget.
 
@@ -27,7 +32,7 @@ def open_ledger(recipe: Recipe, options: Options, *, moment: float | None = None
     """
     privacy = recipe.privacy
     return open_data_ledger(
-        ledger_path(recipe, options.data_root, seeded=options.insecure_seed is not None),
+        ledger_of(recipe, options),
         budget=privacy.budget,
         delta=privacy.delta,
         neighbours=Neighbours.REPLACE_ONE,

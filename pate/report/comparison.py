@@ -104,4 +104,5 @@ def _number(value: Any) -> float | None:
 def _makes_sense(row: Contender) -> bool:
     shares = (row.low, row.accuracy, row.high)
     costs = row.epsilon is not None and math.isfinite(row.epsilon) and row.epsilon >= 0
-    return all(0 <= share <= 1 for share in shares) and costs == (row.method in _WITH_EPSILON)
+    free = row.epsilon is None and row.method not in _WITH_EPSILON
+    return all(0 <= share <= 1 for share in shares) and (free or costs)

@@ -22,6 +22,7 @@ def comparison(facts: Facts) -> Markup | None:
     if not rows:
         return None
     terms = rows[0].terms
+    alike = len({row.neighbours for row in rows if row.neighbours}) == 1
     times = "once" if terms.repetitions == 1 else f"{terms.repetitions} times"
     return join(
         tag("h2", "Beside other methods", id="comparison-title"),
@@ -39,15 +40,15 @@ def comparison(facts: Facts) -> Markup | None:
         table(
             "Methods on the same split: mean accuracy, its standard deviation over repetitions, and"
             " the 95 % interval that so many test records leave (Wilson)",
-            ["Method", "ε", "Accuracy", "±", "95 % interval", "Neighbours"],
-            [_row(each) for each in rows],
+            ["Method", "ε", "Accuracy", "±", "95 % interval", *([] if alike else ["Neighbours"])],
+            [_row(each, alike=alike) for each in rows],
             numeric=(1, 2, 3),
         ),
         tag("p", _differences(rows), class_="small"),
     )  # fmt: skip
 
 
-def _row(row: Contender) -> list[Cell | object]:
+def _row(row: Contender, *, alike: bool) -> list[Cell | object]:
     cost = Cell(_NONE, -1.0) if row.epsilon is None else Cell(epsilon(row.epsilon), row.epsilon)
     spread = Cell(_NONE, -1.0) if row.spread is None else Cell(percent(row.spread), row.spread)
     return [
@@ -56,7 +57,7 @@ def _row(row: Contender) -> list[Cell | object]:
         Cell(percent(row.accuracy), row.accuracy),
         spread,
         f"{percent(row.low)} to {percent(row.high)}",
-        _relation(row.neighbours) if row.neighbours else _NONE,
+        *([] if alike else [_relation(row.neighbours) if row.neighbours else _NONE]),
     ]
 
 
@@ -82,7 +83,7 @@ def _cost(terms: Terms) -> str:
 def _differences(rows: tuple[Contender, ...]) -> str:
     relations = {row.neighbours for row in rows if row.neighbours}
     same = (
-        "All ε here are for the same neighbours and may be set side by side."
+        f"All ε here are for {_relation(*relations)} and may be set side by side."
         if len(relations) == 1
         else "These ε are for different neighbours, and not the same promise."
     )

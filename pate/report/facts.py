@@ -151,7 +151,7 @@ def _advice(why: str) -> str:
     for setting, option in (("insecure_seed", "--insecure-seed"), ("plugin", "--plugin-path")):
         if setting in why:
             return f"give the {option} it was run with, or run the recipe again"
-    return "run the recipe again to go on where it was"
+    return "run the recipe again, or the sweep or comparison, to go on where it was"
 
 
 def gather(run: Run) -> Facts:

@@ -7,7 +7,7 @@ say it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,14 +49,21 @@ def tuning_told(run: Run, ledger: Ledger) -> list[str]:
     return told + _trained(ledger) + _compared(run, ledger)
 
 
-def studies_of(charges: Iterable[Charge], own: Iterable[str]) -> set[str]:
+def studies_of(charges: Sequence[Charge], own: Sequence[str]) -> set[str]:
     """The studies that the draws of these names belong to, or other draws with their settings.
 
-    Who draws once more what did best in a study has chosen by its results just the same.
+    Who draws once more, with a study's results at hand, what did best in it has chosen by them just
+    the same: also with other seeds, plug-ins or records.
     """
     begins = tuple(f"{name.rpartition(' ')[0]} " for name in own)
+    drawn = [each for each in charges if each.release.startswith(tuple(own))]
+    settings = {each.settings for each in drawn} - {None}
+    last = max((each.number for each in drawn), default=0)
     return {
-        each.study for each in charges if each.study is not None and each.release.startswith(begins)
+        study
+        for each in charges
+        if each.release.startswith(begins) or (each.settings in settings and each.number < last)
+        for study in each.studies
     }
 
 
@@ -67,9 +74,9 @@ def _compared(run: Run, ledger: Ledger) -> list[str]:
     names = studies_of(charges, _own_names(run))
     relation = run.recipe.partition.neighbours
     return [
-        f"These labels, or others drawn with the same settings, are among {study.releases} "
-        "releases that were made to be compared. Whoever chose them by their results has spent "
-        f"what all of them cost: {study.told()}."
+        f"These labels, or others drawn with the same settings, are among the {study.releases} "
+        f"releases of the study “{study.here.name}”, which were made to be compared. Whoever chose "
+        f"them by their results has spent what all of them cost: {study.told()}."
         for study in whole_studies(ledger, one_teacher=relation)
         if study.here.name in names
     ]

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from pate.accounting import Event, Ledger, event_from_json, event_to_json
-from pate.artifacts import Artifact, Draft, Level, Store
+from pate.artifacts import Artifact, Draft, Level, Store, fingerprint
 from pate.errors import BudgetExceeded, LedgerError, SpendNeeded
+from pate.pipeline.recipe import Recipe
+from pate.pipeline.secret import naming_key
 from pate.pipeline.stage import Context
 
 _CHARGE = "charge.json"
@@ -60,7 +63,10 @@ def release_once(
     if answer is None:
         if pay_first:
             name, study = _begin(context, kind, source, ledger)
-            ledger.charge(events, release=_release_id(kind, context.made_from, name), study=study)
+            release = _release_id(kind, context.made_from, name)
+            ledger.charge(
+                events, release=release, study=study, settings=_settings(context, sources)
+            )
         else:
             if extends is None:
                 require_consent(context, kind, source, ledger, sources=drawn_from)
@@ -75,6 +81,7 @@ def release_once(
                 "extends": extends,
                 "study": study,
                 "sources": drawn_from,
+                "settings": _settings(context, sources),
             }
             draft.save_json(_CHARGE, note)
             draft.facts["charges"] = _named(context, kind, name, extends)
@@ -98,6 +105,45 @@ def paid_answers(context: Context, kind: str, ledger: Ledger) -> dict[str, Artif
         if release in paid:
             found[release] = answer
     return found
+
+
+def require_charged(store: Store, kind: str, drawn: str, *, ledger: Path) -> None:
+    """Refuses to go on with an answer that is released and that the ledger knows nothing of.
+
+    A ledger that was lost, or brought back from an older copy, would count less than was spent.
+    """
+    paid: list[str] = []
+    if ledger.exists():
+        with Ledger.open(ledger) as opened:
+            paid = [each.release for each in opened.charges()]
+    names = charges_behind(store, kind, drawn)
+    known = set(names) <= set(paid)
+    if not names:
+        known = any(each.startswith(_release_id(kind, drawn, "")) for each in paid)
+    if not known:
+        raise LedgerError(
+            f"the ledger at {ledger} lacks the charge of {kind} that are released in {store.root}; "
+            "bring the ledger back from a copy"
+        )
+
+
+def settings_of(recipe: Recipe, data_root: Path) -> str:
+    """A digest of what is asked of whom, under the data set's key.
+
+    It is the same for all draws with these settings, whatever the seeds, the plug-ins, the records
+    and δ: by it a draw is known again that was chosen by the results of another one.
+    """
+    asked = {
+        "partition": recipe.partition.model_dump(mode="json", include={"method", "by"}),
+        "teachers": recipe.teachers.model_dump(mode="json", include={"count", "model", "mix"}),
+        "aggregate": recipe.aggregate.model_dump(mode="json", exclude={"choose_seed"}),
+    }
+    return fingerprint(naming_key(recipe, data_root), asked)[:40]
+
+
+def _settings(context: Context, sources: Collection[str]) -> str | None:
+    """The digest of a draw's settings; an answer chosen among several has none of its own."""
+    return None if sources else settings_of(context.recipe, context.options.data_root)
 
 
 def charges_behind(store: Store, kind: str, drawn: str) -> list[str]:
@@ -164,11 +210,16 @@ def _pay(context: Context, kind: str, answer: Artifact, ledger: Ledger) -> None:
         )
     if release in paid or not events:
         return
-    others = any(each.startswith(_release_id(kind, context.made_from, "")) for each in paid)
-    if others and not context.options.spend:
-        raise SpendNeeded(_paid_elsewhere(ledger))
+    prefix = _release_id(kind, context.made_from, "")
+    if any(each.startswith(prefix) for each in paid) and not context.options.spend:
+        raise SpendNeeded(_paid_elsewhere(ledger, prefix))
     try:
-        ledger.charge(events, release=release, study=_study(context, answer))
+        ledger.charge(
+            events,
+            release=release,
+            study=_study(context, answer),
+            settings=charge.get("settings"),
+        )
     except BudgetExceeded:
         context.store.discard(answer)
         raise
@@ -181,8 +232,9 @@ def require_consent(
     if context.options.spend:
         return
     paid = {each.release for each in ledger.charges()}
-    if any(each.startswith(_release_id(kind, context.made_from, "")) for each in paid):
-        raise SpendNeeded(_paid_elsewhere(ledger))
+    own = _release_id(kind, context.made_from, "")
+    if any(each.startswith(own) for each in paid):
+        raise SpendNeeded(_paid_elsewhere(ledger, own))
     if context.options.study is not None:
         return
     for earlier in (
@@ -202,10 +254,13 @@ def _sources(drawn: Artifact, source: str) -> set[str]:
     return set(drawn.json(_CHARGE).get("sources", ())) or {drawn.manifest["inputs"].get(source)}
 
 
-def _paid_elsewhere(ledger: Ledger) -> str:
+def _paid_elsewhere(ledger: Ledger, prefix: str) -> str:
+    charge = next(each for each in ledger.charges() if each.release.startswith(prefix))
+    study = f" for the study “{charge.studies[0]}”" if charge.studies else ""
     return (
-        f"the ledger at {ledger.path} has already paid for this release, and its answer is not in "
-        "this run; to draw a new one and pay again, add --spend"
+        f"the ledger at {ledger.path} has already paid for this release{study}, and its answer is "
+        "not in this run; go on in the folder where it is, or, to draw a new one and pay again, "
+        "add --spend"
     )
 
 

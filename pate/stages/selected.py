@@ -12,12 +12,13 @@ from typing import Any
 
 from pate.accounting import BestOfTries
 from pate.artifacts import Level, Store, fingerprint
-from pate.errors import InvalidInput, LedgerError
+from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe, SelectionSpec
 from pate.pipeline.secret import naming_key
-from pate.pipeline.spending import open_ledger
+from pate.pipeline.spending import ledger_of
 from pate.pipeline.stage import Context, Options
 from pate.stages.drawing import ANSWER, plan_of
+from pate.stages.releasing import require_charged
 
 SELECTION = "selection"  # the artifact that a selection lets out
 _BY_HAND = (
@@ -102,13 +103,8 @@ def take_up(context: Context) -> None:
     if not found:
         raise InvalidInput(_BY_HAND)
     chosen = context.store.open(SELECTION, found[0].manifest["made_from"])
-    drawn = str(chosen.facts["drawn"])
-    with open_ledger(context.recipe, context.options) as ledger:
-        if not any(each.release.startswith(f"labels {drawn[:40]} ") for each in ledger.charges()):
-            raise LedgerError(
-                f"the ledger at {ledger.path} lacks the charge of this selection; bring the ledger "
-                "back from a copy"
-            )
+    place = ledger_of(context.recipe, context.options)
+    require_charged(context.store, "labels", str(chosen.facts["drawn"]), ledger=place)
     with context.draft(Level.RELEASED) as draft:
         for name in ANSWER:
             draft.save_array(name, chosen.array(name))

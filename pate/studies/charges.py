@@ -6,6 +6,9 @@ from collections.abc import Collection, Iterable
 
 from pate.accounting import Ledger
 from pate.artifacts import Artifact, Store
+from pate.pipeline.runner import Run
+from pate.pipeline.spending import ledger_of
+from pate.stages.releasing import require_charged
 
 
 def release_of(answer: Artifact) -> str:
@@ -22,18 +25,36 @@ def releases_in(store: Store, made_from: Collection[str] | None = None) -> set[s
     return {name for name in found if name is not None}
 
 
-def others(ledger: Ledger, releases: Iterable[str], *, study: str) -> bool:
-    """Whether any of these was charged by itself, or for another study: it came before this one."""
-    wanted = set(releases)
-    return any(each.release in wanted and each.study != study for each in ledger.charges())
+def drawn_for(runs: Iterable[Run]) -> set[str]:
+    """The fingerprints of the labels of some runs, as far as their votes are there."""
+    states = (state for run in runs for state in run.states() if state.stage == "aggregate")
+    return {state.made_from for state in states if state.made_from is not None}
 
 
 def claim(ledger: Ledger, releases: Iterable[str], *, study: str) -> None:
-    """Marks what a study uses and was charged by itself; note first that it was so.
+    """Marks what a study uses and was charged by itself, or for another study.
 
     Whoever releases it later is then asked whether it was chosen by its result.
     """
     wanted = set(releases)
     for each in ledger.charges():
-        if each.release in wanted and each.study is None:
+        if each.release in wanted and study not in each.studies:
             ledger.mark(each.release, study=study)
+
+
+def require_paid(run: Run) -> None:
+    """Where a run's labels are released, their charge must be in the ledger of its data."""
+    state = next(each for each in run.states() if each.stage == "aggregate")
+    if state.done:
+        drawn = str(run.artifact("aggregate").facts["drawn"])
+        require_charged(run.store, "labels", drawn, ledger=ledger_of(run.recipe, run.options))
+
+
+def is_paid(run: Run, ledger: Ledger) -> bool:
+    """Whether a run's labels are released, or paid for and at hand."""
+    state = next(each for each in run.states() if each.stage == "aggregate")
+    if state.done or state.made_from is None:
+        return state.done
+    kept = [run.store.find(f"{s}-labels", state.made_from) for s in ("pending", "begun")]
+    paid = {each.release for each in ledger.charges()}
+    return any(release_of(answer) in paid for answer in kept if answer is not None)

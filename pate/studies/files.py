@@ -43,6 +43,21 @@ def write_table(
     return files
 
 
+def require_own(folder: Path, stem: str, *, seeded: bool) -> None:
+    """Refuses to write a table of seeded noise over one of secure noise, or the other way round."""
+    file = folder / f"{stem}.json"
+    try:
+        found = json.loads(file.read_text())["seeded"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # none, or nothing worth keeping
+    if found is not seeded:
+        kinds = ("secure", "seeded")
+        raise InvalidInput(
+            f"{file} is of {kinds[bool(found)]} noise, and would be written over by one of "
+            f"{kinds[seeded]} noise; choose another --out"
+        )
+
+
 def _cell(value: Any) -> str:
     """A value in a table of plain text.
 

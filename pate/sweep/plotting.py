@@ -43,14 +43,13 @@ def draw(results: Results, folder: Path) -> None:
 
 
 def _title(results: Results) -> str:
-    cost = "" if results.cost is None else f"\nchoosing by them costs {results.cost.told()}"
-    seeded = any(not row.private for row in results.rows)
-    if seeded:
+    cost = f"\nchoosing by them costs {results.cost.told(why=False)}"
+    if results.seeded:
         cost = "\nNOT PRIVATE: the noise was seeded"
     done, points = len(results.rows), len(results.grid.points)
     count = f"{points} points" if results.complete else f"{done} of {points} points"
     data = results.grid.points[0].recipe.data.name
-    return f"{results.study[:60]}, {data}: {count}, 95 % intervals{cost}"
+    return f"{results.cost.name[:60]}, {data}: {count}, 95 % intervals{cost}"
 
 
 def _points(axes: Axes, rows: Sequence[Row], results: Results) -> None:
@@ -60,7 +59,8 @@ def _points(axes: Axes, rows: Sequence[Row], results: Results) -> None:
         axes.set_xscale("log")
     first = results.grid.axes[0]
     groups = [as_setting(value) for value in first.values]
-    numbered, told = len(rows) > _FEW, len(groups) <= _GROUPS
+    numbered = len(rows) > _FEW or len(results.grid.axes) > 2
+    told = len(groups) <= _GROUPS
     for order, value in enumerate(groups):
         turn = order if told else 0
         colour = COLOURS[turn % len(COLOURS)]

@@ -6,18 +6,14 @@ what publishing all of it costs is for its owner to decide.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pate.accounting import Guarantee
-from pate.artifacts import fingerprint
-from pate.errors import InvalidInput
+from pate.accounting.together import StudyCost
 from pate.pipeline.runner import Run
 from pate.studies.files import write_table
-from pate.sweep.costing import Cost
 from pate.sweep.grid import Grid, Point
 
 STEM = "sweep"  # of the files in the folder
@@ -48,7 +44,6 @@ class Row:
     neighbours: str
     protects: str
     private: bool  # False where the noise was seeded
-    drawn: str  # the fingerprint of its labels, by which the ledger names their charge
     asked: int
     answered: int
     labels: Share | None  # how many labels are right, where that is known
@@ -67,7 +62,6 @@ class Row:
             neighbours=str(costs["guarantee"]["neighbours"]),
             protects=str(costs["protects"]),
             private=costs["randomness"] == "private",
-            drawn=str(released.facts["drawn"]),
             asked=int(released.facts["asked"]),
             answered=int(released.facts["answered"]),
             labels=Share.of(found.get("labels")),
@@ -99,12 +93,9 @@ class Results:
     """The finished points in the order given, and what they cost together."""
 
     grid: Grid
-    study: str
     rows: tuple[Row, ...]
-    cost: Cost | None  # None while nothing is released
-    planned: tuple[str, ...]  # every point that was ever planned in this folder, as a digest
-    together: Cost  # of all that was planned before anything was charged
-    grown: bool  # whether points were added after results were there
+    cost: StudyCost
+    seeded: bool
 
     @property
     def complete(self) -> bool:
@@ -121,17 +112,19 @@ class Results:
             "format": _FORMAT,
             "name": self.grid.name,
             "data": self.grid.points[0].recipe.data.name,
-            "study": self.study,
+            "study": cost.name,
             "over": {axis.key: list(axis.values) for axis in self.grid.axes},
             "points": len(self.grid.points),
             "complete": self.complete,
+            "seeded": self.seeded,
             "rows": [row.as_json(self.grid) for row in self.rows],
-            "together": None
-            if cost is None
-            else _together(cost) | {"fixed_in_advance": cost.in_advance, "unpaid": cost.unpaid},
-            "planned": list(self.planned),
-            "planned_together": _together(self.together),
-            "grown": self.grown,
+            "together": {
+                "releases": cost.releases,
+                "unpaid": cost.unpaid,
+                "epsilon": cost.guarantee.epsilon,
+                "delta": cost.guarantee.delta,
+                "planned_in_advance": cost.in_advance,
+            },
         }
 
     def write(self, folder: Path) -> None:
@@ -146,43 +139,6 @@ _COLUMNS = ("epsilon", "delta", "teachers", "asked", "answered", "labels_right",
             "low", "high", "records")  # fmt: skip
 
 
-def _together(cost: Cost) -> dict[str, Any]:
-    epsilon, delta = cost.guarantee.epsilon, cost.guarantee.delta
-    return {"releases": cost.releases, "epsilon": epsilon, "delta": delta}
-
-
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     labels, student = row["labels"] or {}, row["student"] or {}
     return {**row, **student, **row["settings"], "labels_right": labels.get("accuracy")}
-
-
-def digests(points: Sequence[Point]) -> tuple[str, ...]:
-    """What tells one point from another, whatever the command that named it."""
-    return tuple(fingerprint(point.recipe.model_dump(mode="json"))[:20] for point in points)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
-    """What an earlier command planned in a folder."""
-
-    planned: tuple[str, ...]
-    together: Cost
-    grown: bool
-
-
-def read_planned(folder: Path) -> Before | None:
-    """Which points were planned in this folder before, at what cost; None where none were."""
-    file = folder / f"{STEM}.json"
-    try:
-        before = json.loads(file.read_text())
-        cost = before["planned_together"]
-        together = Guarantee(epsilon=float(cost["epsilon"]), delta=float(cost["delta"]))
-        return Before(
-            planned=tuple(map(str, before["planned"])),
-            together=Cost(releases=int(cost["releases"]), guarantee=together),
-            grown=bool(before["grown"]),
-        )
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(f"{file} is damaged; remove it to have it written anew") from error

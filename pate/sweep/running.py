@@ -7,14 +7,13 @@ all points are planned and the budget is known to have room for them.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
-from pate.pipeline.spending import open_ledger
-from pate.studies.charges import claim, others, releases_in
-from pate.sweep.costing import Planned, charged_before, cost_so_far, plan_sweep
+from pate.studies.files import require_own
+from pate.sweep.costing import Planned, cost_so_far, plan_sweep
 from pate.sweep.grid import Point
 from pate.sweep.plotting import draw
-from pate.sweep.results import Before, Results, Row, digests, read_planned
+from pate.sweep.results import STEM, Results, Row
 from pate.sweep.sweeping import Sweep, enough_labels
 
 _BETWEEN_PICTURES = 20.0  # seconds: a picture takes a second, a small point less than that
@@ -32,18 +31,20 @@ def run_sweep(sweep: Sweep) -> Results:
         charged again.
     """
     say = sweep.options.say
+    require_own(sweep.folder, STEM, seeded=sweep.options.insecure_seed is not None)
     planned = plan_sweep(sweep)
-    say(_announced(sweep, planned))
-    results = _before(sweep, planned)
-    _keep(sweep, results)
+    for line in _announced(sweep, planned):
+        say(line)
+    rows = [_row(sweep, point) for point in sweep.grid.points if _finished(sweep, point)]
+    results = _kept(sweep, rows)
     drawn = 0.0
-    finished = {row.point.number for row in results.rows}
+    finished = {row.point.number for row in rows}
     for point in sweep.in_order:
         if point.number in finished:
             continue
         say(f"point {point.number} of {len(sweep.grid.points)}: {point}")
-        results = _with(sweep, results, _run(sweep, point))
-        _keep(sweep, results)
+        rows.append(_run(sweep, point))
+        results = _kept(sweep, rows)
         if time.monotonic() - drawn > _BETWEEN_PICTURES:
             draw(results, sweep.folder)
             drawn = time.monotonic()
@@ -52,36 +53,28 @@ def run_sweep(sweep: Sweep) -> Results:
     return results
 
 
-def _announced(sweep: Sweep, planned: Planned) -> str:
-    points = len(sweep.grid.points)
-    paid = planned.all.releases - len(planned.unpaid)
-    told = f"{points} point{'s' * (points > 1)}: at most {planned.all.told()}"
-    return f"{told}; {paid} of them paid for before" if paid else told
-
-
-def _before(sweep: Sweep, now: Planned) -> Results:
-    """What an earlier command finished, and whether this one adds points to what it planned.
-
-    What was planned and never charged for was never seen, either: it is forgotten.
-    """
-    with open_ledger(sweep.grid.points[0].recipe, sweep.options) as ledger:
-        charged, elsewhere = charged_before(sweep, ledger)
-    own = digests(sweep.grid.points)
-    before = read_planned(sweep.folder)
-    if before is None or not charged:
-        before = Before(planned=own, together=now.all, grown=charged)
-    grown = before.grown or elsewhere or not set(own) <= set(before.planned)
-    rows = tuple(_row(sweep, point) for point in sweep.grid.points if _finished(sweep, point))
-    results = Results(
-        grid=sweep.grid,
-        study=sweep.study,
-        rows=(),
-        cost=None,
-        planned=tuple(dict.fromkeys([*before.planned, *own])),
-        together=before.together,
-        grown=grown,
+def _announced(sweep: Sweep, planned: Planned) -> Iterator[str]:
+    points, cost = len(sweep.grid.points), planned.cost
+    what = f"{points} point{'s' * (points > 1)}"
+    paid = planned.releases - len(planned.unpaid)
+    if cost.in_advance:
+        told = f"{what}: the study costs at most {cost.told()}"
+        yield f"{told}; {paid} of these points' releases are paid for" if paid else told
+        return
+    yield (
+        f"{what}, of whose releases {len(planned.unpaid)} are to be paid for; not all of the study "
+        f"“{cost.name}” was planned before its first result, so looking at it then costs "
+        f"{cost.told()}; for a study of its own, choose another --out"
     )
-    return _with(sweep, results, *rows) if rows else results
+
+
+def _kept(sweep: Sweep, rows: Sequence[Row]) -> Results:
+    """All rows in order, with what the study has come to; the tables in the folder hold them."""
+    ordered = tuple(sorted(rows, key=lambda row: row.point.number))
+    seeded = sweep.options.insecure_seed is not None
+    results = Results(grid=sweep.grid, rows=ordered, cost=cost_so_far(sweep), seeded=seeded)
+    results.write(sweep.folder)
+    return results
 
 
 def _finished(sweep: Sweep, point: Point) -> bool:
@@ -104,27 +97,6 @@ def _run(sweep: Sweep, point: Point) -> Row:
 def _row(sweep: Sweep, point: Point) -> Row:
     run = sweep.run(point)
     return Row.of(point, run, student=enough_labels(run))
-
-
-def _with(sweep: Sweep, results: Results, *rows: Row) -> Results:
-    """The results with more rows, and with what all of them cost together by now.
-
-    A row that was charged by itself, or for another study, came before this one: that stays so.
-    """
-    ordered = sorted([*results.rows, *rows], key=lambda row: row.point.number)
-    drawn = {row.drawn for row in ordered}
-    with open_ledger(sweep.grid.points[0].recipe, sweep.options) as ledger:
-        grown = results.grown or others(ledger, releases_in(sweep.store, drawn), study=sweep.study)
-        cost = cost_so_far(sweep, ledger, drawn=drawn, planned=results.together, grown=grown)
-    return replace(results, rows=tuple(ordered), cost=cost, grown=grown)
-
-
-def _keep(sweep: Sweep, results: Results) -> None:
-    """Writes the tables, and only then marks what was charged by itself as part of the study."""
-    results.write(sweep.folder)
-    drawn = {row.drawn for row in results.rows}
-    with open_ledger(sweep.grid.points[0].recipe, sweep.options) as ledger:
-        claim(ledger, releases_in(sweep.store, drawn), study=sweep.study)
 
 
 def _leave_first(sweep: Sweep) -> None:

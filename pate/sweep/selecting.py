@@ -20,7 +20,10 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -137,8 +140,9 @@ class _Selection:
         for run in self._runs:  # all of them, so that nothing tells which will be picked
             if not _voted(run):
                 run.execute(until="vote")
-        released = self._released() or self._release()
-        forget(first.store, self._made_from)
+        with _alone(self.folder):
+            released = self._released() or self._release()
+            forget(first.store, self._made_from)
         winner = self._winner(int(released.facts["candidate"]))
         run = replace(first, recipe=winner)
         run.execute()
@@ -322,6 +326,23 @@ class _Selection:
         released = self._released()
         assert released is not None
         return released
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time tries: what one of two removes in the end the other would miss."""
+    handle = os.open(folder / Level.PRIVATE.folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidInput(
+                f"another process is selecting in {folder}; wait until it has ended, and run the "
+                "same command again"
+            ) from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def _voted(run: Run) -> bool:

@@ -64,8 +64,10 @@ def weights(student):
     return torch.cat([v.double().flatten() for v in student.module.state_dict().values()])
 
 
-# Points of accuracy above a fit to the same 40 labels, the mean of three seeds.
-GAINS = {"fixmatch": 0.07, "mixmatch": 0.08, "gan": 0.04}
+# Points of accuracy above a fit to the same 40 labels: seeds, and what their mean must pass.
+# Eight seeds of FixMatch gave 0.082 ± 0.030 (standard deviation), so a mean of five lies below 0.04
+# once in a thousand times, and that of a method without any gain above it as seldom.
+GAINS = {"fixmatch": (5, 0.04), "mixmatch": (3, 0.08), "gan": (3, 0.04)}
 SETTINGS = {
     "fixmatch": {"epochs": 20, "batch_size": 64},
     "mixmatch": {"epochs": 30, "batch_size": 64},
@@ -77,12 +79,13 @@ SETTINGS = {
 def test_it_beats_a_fit_to_the_same_labels(method):
     augment = "none" if method == "gan" else "auto"
     plain = {"epochs": 60, "lr": 3e-3, "optimizer": "adamw", "augment": augment, "average": 0.99}
-    gains = []
-    for seed in range(3):
+    gains: list[float] = []
+    seeds, least = GAINS[method]
+    for seed in range(seeds):
         data, basis = digits_data(seed), {"model": "small-cnn", "seed": seed}
         found = train_student(StudentSpec(method=method, **basis, **SETTINGS[method]), data)
         gains.append(accuracy(found) - accuracy(train_student(StudentSpec(**basis, **plain), data)))
-    assert np.mean(gains) > GAINS[method], gains
+    assert np.mean(gains) > least, gains
 
 
 @pytest.mark.parametrize("method", METHODS)

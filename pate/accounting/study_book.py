@@ -1,0 +1,141 @@
+"""Studies in a ledger's file: which charges are looked at together, and what was planned.
+
+A *study* is a set of releases whose results are looked at together (a sweep, a comparison). What it
+costs at the best λ holds where its costs were fixed before its first result was there. So its plan
+is written down here, beside the charges, before the first of them: no file in a run's folder, and
+no second process, can change later what was planned.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pate.accounting.events import Event, event_from_json, event_to_json, tally
+
+# In ledgers of before there were studies they are made with the first of them.
+TABLES = """
+CREATE TABLE IF NOT EXISTS studies (
+    charge INTEGER NOT NULL REFERENCES charges (number),
+    name TEXT NOT NULL,
+    PRIMARY KEY (charge, name)
+);
+CREATE TABLE IF NOT EXISTS settings (
+    charge INTEGER PRIMARY KEY REFERENCES charges (number),
+    digest TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS plans (
+    study TEXT PRIMARY KEY,
+    protects TEXT NOT NULL,
+    after INTEGER NOT NULL,
+    releases TEXT NOT NULL
+);
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPlan:
+    """What a study set out to release, fixed before its first charge."""
+
+    study: str
+    protects: str  # between which data sets its costs hold, in words
+    after: int  # the number of the last charge that came before it
+    releases: tuple[tuple[Event, ...], ...]
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return tuple(event for release in self.releases for event in release)
+
+    def covers(self, charges: Iterable[tuple[int, Sequence[Event]]]) -> bool:
+        """Whether all these charges (number and events) were planned.
+
+        Guarantees:
+            The *costs* must have been fixed in advance: no charge is older than the plan, and none
+            is beyond what it counts. What was computed under them may have been chosen as results
+            came in (adaptive composition: Mironov 2017, Proposition 1; Abadi et al. 2016, Theorem
+            2.1).
+        """
+        listed = list(charges)
+        planned = tally(self.events)
+        spent = tally(event for _, events in listed for event in events)
+        return all(number > self.after for number, _ in listed) and all(
+            count <= planned.get(event, 0) for event, count in spent.items()
+        )
+
+
+class StudyBook:
+    """The tables of one connection; whoever writes holds a transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def mark(self, charge: int, study: str) -> None:
+        self._make()
+        self._connection.execute("INSERT OR IGNORE INTO studies VALUES (?, ?)", (charge, study))
+
+    def note_settings(self, charge: int, digest: str) -> None:
+        self._make()
+        self._connection.execute("INSERT INTO settings VALUES (?, ?)", (charge, digest))
+
+    def plan(
+        self, study: str, releases: Iterable[Sequence[Event]], *, protects: str, begun: bool
+    ) -> StudyPlan | None:
+        """Writes down a plan, in the place of an earlier one of which nothing was charged yet.
+
+        Where something was, the plan that was there stays, and is returned; None if there is none.
+        """
+        self._make()
+        charged = "SELECT 1 FROM studies WHERE name = ? LIMIT 1"
+        if not begun and self._connection.execute(charged, (study,)).fetchone() is None:
+            text = json.dumps([[event_to_json(event) for event in each] for each in releases])
+            self._connection.execute(
+                "INSERT OR REPLACE INTO plans "
+                "SELECT ?, ?, COALESCE(MAX(number), 0), ? FROM charges",
+                (study, protects, text),
+            )
+        return self.plans().get(study)
+
+    def _make(self) -> None:
+        for statement in TABLES.split(";"):  # one by one: a script would end the transaction
+            self._connection.execute(statement)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def marks(self) -> dict[int, tuple[str, ...]]:
+        """The studies of each charge, by its number, in the order of their marks."""
+        found: dict[int, tuple[str, ...]] = {}
+        if self._there():
+            for charge, name in self._connection.execute(
+                "SELECT charge, name FROM studies ORDER BY rowid"
+            ):
+                found[charge] = (*found.get(charge, ()), name)
+        return found
+
+    def settings(self) -> dict[int, str]:
+        """The digests of settings, by the number of the charge."""
+        if not self._there():
+            return {}
+        return dict(self._connection.execute("SELECT charge, digest FROM settings").fetchall())
+
+    def plans(self) -> dict[str, StudyPlan]:
+        if not self._there():
+            return {}
+        rows = self._connection.execute("SELECT study, protects, after, releases FROM plans")
+        return {
+            study: StudyPlan(
+                study=study,
+                protects=protects,
+                after=after,
+                releases=tuple(tuple(map(event_from_json, each)) for each in json.loads(text)),
+            )
+            for study, protects, after, text in rows.fetchall()
+        }
+
+    def _there(self) -> bool:
+        """A ledger in which there never was a study may lack the tables."""
+        wanted = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'plans'"
+        return self._connection.execute(wanted).fetchone() is not None
