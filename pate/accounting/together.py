@@ -49,10 +49,10 @@ class StudyCost:
 
         >>> whole = Guarantee(epsilon=1.2345, delta=1e-5)
         >>> StudyCost(name="a", releases=1, unpaid=2, guarantee=whole, in_advance=True).told()
-        'ε = 1.235 at δ = 1e-05 for 3 releases together, 2 of them planned and not made'
+        'ε = 1.235 at δ = 1e-05 for 3 releases together, 2 of them not made yet'
         """
         number, both = self.releases + self.unpaid, _figure(self.guarantee)
-        left = f", {self.unpaid} of them planned and not made" if self.releases else ""
+        left = f", {self.unpaid} of them not made yet" if self.releases else ""
         reason = f" ({NOT_PLANNED})" if why and not self.in_advance else ""
         if number == 1:
             return f"{both} for 1 release{reason}"

@@ -2,6 +2,7 @@
 
 recipe     what is compared, as TOML
 points     a recipe of either kind for each ε and repetition; PATE's noise is found for it
+answers    which models in the folder were paid for, and which charges paid for others
 costs      what all of it costs, before anything is charged and after
 measuring  how long work took and how much memory, kept with the run
 running    does it all, or goes on where it was

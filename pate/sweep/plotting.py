@@ -80,15 +80,15 @@ def _points(axes: Axes, rows: Sequence[Row], results: Results) -> None:
             [place for place, _ in own], centres, yerr=[below, above], fmt=mark, color=colour,
             markersize=5.5, elinewidth=1.0, capsize=2.0, alpha=0.9, label=_short(value),
         )  # fmt: skip
-        for (place, row), centre in zip(own, centres, strict=True) if len(rows) <= _MANY else ():
+        for place, row in own if len(rows) <= _MANY else ():
             text = str(row.point.number) if numbered else _others(row)
-            axes.annotate(text, (place, centre), xytext=(5, 3), color=colour,
-                          textcoords="offset points", fontsize=7)  # fmt: skip
+            axes.annotate(text, (place, 100 * _share(row).high), xytext=(0, 2), color=colour,
+                          textcoords="offset points", fontsize=7, ha="center")  # fmt: skip
     _ticks(axes, rows, logarithmic=logarithmic)
     if not told:
         return
     others = ", ".join(_short(axis.key) for axis in results.grid.axes[1:])
-    beside = "numbers: the points of the table" if numbered else others and f"beside: {others}"
+    beside = "numbers: the points of the table" if numbered else others and f"above: {others}"
     said = f"\n({beside})" if beside and len(rows) <= _MANY else ""
     title = f"{_short(first.key)}{said}"
     axes.legend(title=title, fontsize=8, title_fontsize=8, loc="center left",

@@ -61,10 +61,12 @@ def _announced(sweep: Sweep, planned: Planned) -> Iterator[str]:
         told = f"{what}: the study costs at most {cost.told()}"
         yield f"{told}; {paid} of these points' releases are paid for" if paid else told
         return
+    unpaid = len(planned.unpaid)
     yield (
-        f"{what}, of whose releases {len(planned.unpaid)} are to be paid for; not all of the study "
-        f"“{cost.name}” was planned before its first result, so looking at it then costs "
-        f"{cost.told()}; for a study of its own, choose another --out"
+        f"{what}, {unpaid or 'none'} to be paid for; not all of the study “{cost.name}” was planned "
+        f"before its first result. To look at it costs {cost.told(why=False)}, what the ledger says "
+        "of all its releases"
+        + ("; for a study of its own, choose another --out." if unpaid else ".")
     )
 
 

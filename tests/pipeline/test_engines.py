@@ -132,7 +132,11 @@ def made_in(project: Any) -> dict[str, bytes]:
     for charge in charges:
         assert charge.startswith("private/pending-")
         manifest = json.loads(files[charge.replace("charge", "manifest")])
+        assert all(
+            json.loads(files[charge])["name"] in each for each in manifest["facts"]["charges"]
+        )
         del files[charge], manifest["files"]["charge.json"], manifest["seal"]
+        del manifest["facts"]["charges"]
         files[charge.replace("charge", "manifest")] = json.dumps(manifest).encode()
     return files
 

@@ -17,8 +17,8 @@ from pate.accounting import (
     Repeated,
     SampledGaussian,
     event_to_json,
+    study_book,
 )
-from pate.accounting import ledger as ledger_module
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, UnsupportedEvent
 
 BUDGET = Guarantee(epsilon=2.0, delta=1e-5)
@@ -76,12 +76,12 @@ def test_a_mark_is_kept_and_costs_nothing(path, tmp_path):
     with Ledger.open(path, budget=BUDGET) as marked, \
             Ledger.open(tmp_path / "other", budget=BUDGET) as other:  # fmt: skip
         told = marked.charge([Repeated(ANSWER, 10)], release="a", study="sweep one")
-        assert told.study == "sweep one"
-        assert marked.charge([Repeated(ANSWER, 5)], release="b").study is None
+        assert told.studies == ("sweep one",)
+        assert marked.charge([Repeated(ANSWER, 5)], release="b").studies == ()
         other.charge([Repeated(ANSWER, 15)], release="all")
         assert marked.spent() == other.spent()
     with Ledger.open(path) as again:
-        assert [charge.study for charge in again.charges()] == ["sweep one", None]
+        assert [charge.studies for charge in again.charges()] == [("sweep one",), ()]
 
 
 def test_a_repeated_charge_keeps_its_first_mark(path):
@@ -91,7 +91,7 @@ def test_a_repeated_charge_keeps_its_first_mark(path):
         assert ledger.charge([Repeated(ANSWER, 10)], release="a", study="two") == first
         assert ledger.charge([Repeated(ANSWER, 10)], release="a") == first
         assert ledger.charge([Repeated(ANSWER, 10)], release="b", study="two") == bare
-        assert [charge.study for charge in ledger.charges()] == ["one", None]
+        assert [charge.studies for charge in ledger.charges()] == [("one",), ()]
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\x1b[31m"])
@@ -110,7 +110,7 @@ def test_a_charge_is_marked_afterwards_and_costs_no_more(path):
         for _ in range(2):  # the second time changes nothing
             ledger.mark("a", study="two")
             ledger.mark("b", study="two")
-        assert [charge.study for charge in ledger.charges()] == ["two", "one"]
+        assert [charge.studies for charge in ledger.charges()] == [("two",), ("one", "two")]
         assert ledger.spent() == spent
 
 
@@ -122,18 +122,18 @@ def test_only_what_was_paid_for_is_marked_and_by_a_printable_name(path):
         for name in ("", "a\nb"):
             with pytest.raises(InvalidInput, match="printable"):
                 ledger.mark("a", study=name)
-        assert [charge.study for charge in ledger.charges()] == [None]
+        assert [charge.studies for charge in ledger.charges()] == [()]
 
 
 def test_a_charge_of_an_older_ledger_is_marked(old):
     with Ledger.open(old) as ledger:
         ledger.mark("before", study="sweep")
-        assert [charge.study for charge in ledger.charges()] == ["sweep"]
+        assert [charge.studies for charge in ledger.charges()] == [("sweep",)]
 
 
 def test_an_older_ledger_reads_and_pays_as_before(old):
     with Ledger.open(old) as ledger:
-        assert [(c.release, c.study) for c in ledger.charges()] == [("before", None)]
+        assert [(c.release, c.studies) for c in ledger.charges()] == [("before", ())]
         assert ledger.charges()[0].basis is Basis.FIXED_MOMENT
         spent = ledger.spent().epsilon
         assert spent > 0
@@ -147,8 +147,8 @@ def test_an_older_ledger_learns_marks_with_the_first(old):
         ledger.charge([Repeated(ANSWER, 10)], release="marked", study="sweep")
         ledger.charge([Repeated(ANSWER, 10)], release="more", study="sweep")
         for each in (ledger, reader):  # one that was open all the while reads them too
-            assert [c.study for c in each.charges()] == [None, "sweep", "sweep"]
-    assert tables(old) == ["charges", "entries", "studies", "terms"]
+            assert [c.studies for c in each.charges()] == [(), ("sweep",), ("sweep",)]
+    assert tables(old) == ["charges", "entries", "plans", "settings", "studies", "terms"]
     connection = sqlite3.connect(old)
     assert connection.execute("PRAGMA user_version").fetchone() == (1,)  # read by what is older
     connection.close()
@@ -163,7 +163,7 @@ def test_a_refused_charge_leaves_no_mark_and_no_table(old):
 def test_a_mark_that_cannot_be_written_undoes_the_charge(path, monkeypatch):
     """Unmarked, the charge could be released as if its run had been fixed beforehand."""
     with Ledger.open(path, budget=BUDGET) as ledger:
-        monkeypatch.setattr(ledger_module.ledger_file, "STUDIES", "CREATE TABLE nonsense (")
+        monkeypatch.setattr(study_book, "TABLES", "CREATE TABLE nonsense (")
         with pytest.raises(LedgerError):
             ledger.charge([ANSWER], release="a", study="sweep")
         monkeypatch.undo()
@@ -213,3 +213,79 @@ def test_room_in_a_plan(path):
         ledger.require_room([Repeated(ANSWER, 5)])
         with pytest.raises(BudgetExceeded, match="the plan allows 20"):
             ledger.require_room([Repeated(ANSWER, 6)])
+
+
+# --- plans --------------------------------------------------------------------------------------
+
+FINER = GaussianNoisyMaxAnswer(sigma=60.0)
+WHO = {"protects": "one record added or removed"}
+
+
+def test_a_plan_may_change_until_something_is_charged(path):
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        ledger.charge([Repeated(ANSWER, 3)], release="before")
+        ledger.plan_study("s", [[ANSWER]], **WHO)
+        plan = ledger.plan_study("s", [[Repeated(ANSWER, 10)], [FINER]], **WHO)
+        assert plan is not None
+        assert plan.releases == ((Repeated(ANSWER, 10),), (FINER,))
+        assert plan.after == 1
+        ledger.charge([Repeated(ANSWER, 10)], release="a", study="s")
+        assert ledger.plan_study("s", [[Repeated(FINER, 50)]], **WHO) == plan
+        assert ledger.plan_study("other", [[FINER]], **WHO) != plan
+    with Ledger.open(path) as again:
+        assert again.study_plans()["s"] == plan
+
+
+def test_no_plan_is_made_up_for_what_was_charged_without_one(path):
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        ledger.charge([ANSWER], release="a", study="s")
+        assert ledger.plan_study("s", [[ANSWER]], **WHO) is None
+        assert ledger.plan_study("t", [[ANSWER]], begun=True, **WHO) is None
+        assert ledger.study_plans() == {}
+
+
+@pytest.mark.parametrize(
+    ("charges", "covered"),
+    [
+        ([(5, [Repeated(ANSWER, 10)])], True),
+        ([(5, [Repeated(ANSWER, 4)]), (6, [Repeated(ANSWER, 6)]), (9, [FINER])], True),
+        ([(5, [Repeated(ANSWER, 11)])], False),
+        ([(5, [ANSWER]), (6, [FINER]), (7, [FINER])], False),
+        ([(5, [GaussianNoisyMaxAnswer(sigma=100.5)])], False),
+        ([(4, [ANSWER])], False),  # older than the plan
+        ([], True),
+    ],
+)
+def test_what_a_plan_covers(charges, covered):
+    releases = ((Repeated(ANSWER, 10),), (FINER,))
+    plan = study_book.StudyPlan(study="s", protects="one record", after=4, releases=releases)
+    assert plan.covers(charges) is covered
+
+
+def test_two_relations_do_not_share_a_study(path):
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        ledger.plan_study("s", [[ANSWER]], **WHO)
+        ledger.plan_study("s", [[ANSWER]], protects="one record replaced")  # nothing was charged
+        ledger.plan_study("s", [[ANSWER]], **WHO)
+        ledger.charge([ANSWER], release="a", study="s")
+        with pytest.raises(InvalidInput, match="do not add up; choose another --out"):
+            ledger.plan_study("s", [[ANSWER]], protects="one record replaced")
+        assert ledger.study_plans()["s"].protects == WHO["protects"]
+
+
+def test_settings_are_kept_with_their_charge(path):
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        ledger.charge([ANSWER], release="a", settings="3fa2")
+        ledger.charge([ANSWER], release="b")
+        ledger.charge([ANSWER], release="a", settings="other")  # the same charge, again
+        assert [charge.settings for charge in ledger.charges()] == ["3fa2", None]
+
+
+def test_the_figure_of_more_is_that_of_a_ledger_that_has_it(path, tmp_path):
+    endless = Guarantee(epsilon=float("inf"), delta=1e-5, moment=3.0)
+    with Ledger.open(path, budget=endless, mode=Mode.ODOMETER) as ledger, \
+            Ledger.open(tmp_path / "o", budget=endless, mode=Mode.ODOMETER) as other:  # fmt: skip
+        ledger.charge([Repeated(ANSWER, 10)], release="a")
+        other.charge([Repeated(ANSWER, 20_010), FINER], release="all")
+        assert ledger.guarantee(more=[Repeated(ANSWER, 20_000), FINER]) == other.guarantee()
+        assert ledger.guarantee() == ledger.guarantee(more=[]) != other.guarantee()

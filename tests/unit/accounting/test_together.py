@@ -21,7 +21,14 @@ from pate.accounting import (
     compose,
 )
 from pate.accounting.composition import gaussian_epsilon
-from pate.accounting.together import all_of, beside, for_replacement, study_costs
+from pate.accounting.together import (
+    all_of,
+    beside,
+    for_replacement,
+    study_cost,
+    study_costs,
+    whole_studies,
+)
 from pate.errors import InvalidInput
 
 ADD, REPLACE = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE
@@ -144,18 +151,81 @@ def opened(path, **more):
     return Ledger.open(path, budget=Guarantee(**terms), mode=Mode.ODOMETER)
 
 
+def plan(ledger, study, *releases):
+    ledger.plan_study(study, releases, protects="one record added or removed")
+
+
+@pytest.mark.parametrize("how", ["no plan", "beyond it", "before it", "another cost"])
+def test_a_study_that_was_not_planned_costs_what_the_ledger_says(tmp_path, how):
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as ledger:
+        ledger.charge([Repeated(ANSWER, 5)], release="alone")
+        if how != "no plan":
+            plan(ledger, "s", [Repeated(ANSWER, 10)])
+        if how == "before it":
+            ledger.mark("alone", study="s")
+        events = [FINER] if how == "another cost" else [Repeated(ANSWER, 5)]
+        ledger.charge(events, release="a", study="s")
+        if how == "beyond it":
+            ledger.charge([Repeated(ANSWER, 6)], release="b", study="s")
+        (cost,) = study_costs(ledger)
+        assert not cost.in_advance
+        assert cost.guarantee == ledger.guarantee()
+        assert "what the ledger says of all its releases" in cost.told()
+
+
+def test_a_study_is_told_before_it_is_charged(tmp_path):
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as ledger:
+        plan(ledger, "s", [Repeated(ANSWER, 10)], [FINER])
+        planned = study_cost(ledger, "s", more=[[Repeated(ANSWER, 10)], [FINER]])
+        assert (planned.releases, planned.unpaid, planned.in_advance) == (0, 2, True)
+        ledger.charge([Repeated(ANSWER, 10)], release="a", study="s")
+        ledger.charge([FINER], release="b", study="s")
+        assert study_cost(ledger, "s").guarantee == planned.guarantee
+        more = study_cost(ledger, "s", more=[[ANSWER]])
+        ledger.charge([ANSWER], release="c", study="s")
+        after = study_cost(ledger, "s")
+    assert (more.releases, more.unpaid, more.in_advance) == (2, 1, False)
+    assert more.guarantee == after.guarantee
+    assert after.guarantee.epsilon > planned.guarantee.epsilon
+
+
+def test_what_one_method_did_unplanned_counts_for_both(tmp_path):
+    """Results of one method may have led to releases of the other."""
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as votes, \
+            opened(tmp_path / "mine.dpsgd.ledger", neighbours=ADD) as steps:  # fmt: skip
+        plan(votes, "s", [Repeated(ANSWER, 10)])
+        plan(steps, "s", [Repeated(STEP, 100)])
+        votes.charge([Repeated(ANSWER, 10)], release="a", study="s")
+        steps.charge([Repeated(STEP, 100)], release="a", study="s")
+        (planned,) = whole_studies(votes, one_teacher=ADD)
+        votes.charge([Repeated(ANSWER, 10)], release="b", study="s")
+        (later,) = whole_studies(votes, one_teacher=ADD)
+        figures = votes.guarantee().epsilon + steps.guarantee().epsilon
+    assert planned.in_advance
+    assert not later.in_advance
+    assert (planned.releases, later.releases) == (2, 3)
+    assert later.together.epsilon == pytest.approx(figures, rel=1e-12)
+    assert planned.together.epsilon < later.together.epsilon
+
+
 def test_a_study_costs_what_its_charges_do_at_the_best_moment(tmp_path):
     with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as ledger:
         assert study_costs(ledger) == ()
         ledger.charge([Repeated(ANSWER, 100)], release="before")
         assert study_costs(ledger) == ()
+        plan(ledger, "sweep b", [Repeated(ANSWER, 300)], [Repeated(ANSWER, 200), FINER])
+        plan(ledger, "sweep a", [Repeated(ANSWER, 50)])
         ledger.charge([Repeated(ANSWER, 300)], release="a", study="sweep b")
+        (begun,) = study_costs(ledger)
         ledger.charge([Repeated(ANSWER, 50)], release="other", study="sweep a")
         ledger.charge([Repeated(ANSWER, 200), FINER], release="c", study="sweep b")
         first, second = study_costs(ledger)
         spent = ledger.spent().epsilon
-    assert (first.name, first.releases) == ("sweep b", 2)
-    assert (second.name, second.releases) == ("sweep a", 1)
+    assert (begun.releases, begun.unpaid) == (1, 1)
+    assert begun.guarantee == first.guarantee  # to stop may have been decided by results
+    assert (first.name, first.releases, first.unpaid) == ("sweep b", 2, 0)
+    assert (second.name, second.releases, second.unpaid) == ("sweep a", 1, 0)
+    assert first.in_advance
     best = compose([Repeated(ANSWER, 500), FINER]).guarantee(delta=1e-5)
     assert first.guarantee == best
     assert first.guarantee.moment != 3.0
@@ -166,6 +236,7 @@ def test_a_study_costs_what_its_charges_do_at_the_best_moment(tmp_path):
 def test_a_study_is_never_cheaper_than_it_is(tmp_path, count):
     """Gaussians together are one Gaussian, whose ε is known exactly."""
     with opened(tmp_path / "mine.ledger") as ledger:
+        plan(ledger, "all", *([Gaussian(noise_multiplier=8.0)] for _ in range(count)))
         for number in range(count):
             ledger.charge([Gaussian(noise_multiplier=8.0)], release=str(number), study="all")
         (cost,) = study_costs(ledger)
@@ -178,6 +249,7 @@ def test_a_study_is_never_cheaper_than_it_is(tmp_path, count):
 
 def test_a_study_is_converted_as_its_ledger_is(tmp_path):
     with opened(tmp_path / "mine.ledger", conversion=Conversion.CLASSIC, delta=1e-3) as ledger:
+        plan(ledger, "s", [Repeated(ANSWER, 100)])
         ledger.charge([Repeated(ANSWER, 100)], release="a", study="s")
         (cost,) = study_costs(ledger)
     classic = compose([Repeated(ANSWER, 100)]).guarantee(delta=1e-3, conversion=Conversion.CLASSIC)
