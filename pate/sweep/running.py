@@ -63,9 +63,9 @@ def _announced(sweep: Sweep, planned: Planned) -> Iterator[str]:
         return
     unpaid = len(planned.unpaid)
     yield (
-        f"{what}, {unpaid or 'none'} to be paid for; not all of the study “{cost.name}” was planned "
-        f"before its first result. To look at it costs {cost.told(why=False)}, what the ledger says "
-        "of all its releases"
+        f"{what}, {unpaid or 'none'} to be paid for; not all of the study “{cost.name}” was "
+        f"planned before its first result. To look at it costs {cost.told(why=False)}, what the "
+        "ledger says of all its releases"
         + ("; for a study of its own, choose another --out." if unpaid else ".")
     )
 
