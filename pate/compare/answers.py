@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpsgd.checkpoint import releases
+from dpsgd.outcome import STAGE
 from dpsgd.workplace import CHECKPOINT
 from pate.accounting import Event, Ledger
 from pate.accounting.events import tally
 from pate.artifacts import Level
+from pate.artifacts.manifest import MANIFEST
 from pate.errors import InvalidInput, LedgerError, SpendNeeded
+from pate.stages.releasing import releases_in_ledger
 from pate.studies.charges import claim
 
 
@@ -27,19 +30,6 @@ class Models:
     study: str
     here: frozenset[str]
     own: frozenset[str]  # of the points that are asked for
-    done: frozenset[str]  # of those, the ones that are released
-
-    def require_charged(self, ledger: Path) -> None:
-        """Refuses to go on with models that are released and that the ledger knows nothing of."""
-        paid: set[str] = set()
-        if ledger.exists():
-            with Ledger.open(ledger) as opened:
-                paid = {each.release for each in opened.charges()}
-        if not self.done <= paid:
-            raise LedgerError(
-                f"the ledger at {ledger} lacks the charge of a model that is released in this "
-                "comparison; bring the ledger back from a copy"
-            )
 
     def require_consent(self, ledger: Path, plans: Iterable[tuple[Event, ...]]) -> None:
         """Refuses to pay again for a model that the study paid for and that is not here.
@@ -62,6 +52,29 @@ class Models:
     def claim(self, ledger: Ledger) -> None:
         """Marks what was charged by itself as part of the study."""
         claim(ledger, self.own, study=self.study)
+
+
+def require_charged(homes: Iterable[Path], ledger: Path, *, seeded: Path) -> None:
+    """Refuses to go on with models that are released and that no ledger knows of.
+
+    ``homes`` are their folders, ``ledger`` and ``seeded`` the files for secure and seeded noise.
+    A model whose names are not to be found counts as one that was not charged.
+    """
+    paid = releases_in_ledger(ledger) | releases_in_ledger(seeded)
+    for home in homes:
+        if not any(home.glob(f"{Level.RELEASED.folder}/{STAGE}/*/{MANIFEST}")):
+            continue  # begun at most
+        names = models_in([home])
+        if not names:
+            raise LedgerError(
+                f"{home} holds a model without its {CHECKPOINT}, by which the ledger knows it; "
+                "bring that back from a copy"
+            )
+        if not names <= paid:
+            raise LedgerError(
+                f"the ledger at {ledger} lacks the charge of the model that is released in {home}; "
+                "bring the ledger back from a copy"
+            )
 
 
 def models_in(folders: Iterable[Path]) -> frozenset[str]:

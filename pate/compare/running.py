@@ -14,17 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dpsgd.ledgers import ledger_path as dpsgd_ledger_path
 from dpsgd.outcome import Outcome, find_outcome, name_of_run
 from dpsgd.training import Options as DpsgdOptions
 from dpsgd.training import train
 from pate.accounting import Ledger
 from pate.accounting.together import NOT_PLANNED, WholeStudy
-from pate.compare.answers import Models, models_in
+from pate.compare.answers import Models, models_in, require_charged
 from pate.compare.costs import Ledgers, budget_told, paid_for_dpsgd, told
 from pate.compare.measuring import Measure, Measures, warm_up
 from pate.compare.points import Point, make_points
 from pate.compare.recipe import CompareRecipe
-from pate.errors import InvalidInput
+from pate.errors import InvalidInput, LedgerError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
 from pate.pipeline.stage import Options, Stage
@@ -102,7 +103,13 @@ class Comparison:
         self._pate(last).execute()  # nothing is left to do; the folder's recipe is now this one
         ran_all = [self._ran(point) for point in points]
         with ledgers.opened(points) as (pate, dpsgd):
-            return ran_all, ledgers.cost(pate, dpsgd, points=points)
+            cost = ledgers.cost(pate, dpsgd, points=points)
+        if not cost.here.releases or cost.other is None or not cost.other.releases:
+            raise LedgerError(
+                f"the ledgers of {self.recipe.data.name} know nothing of this comparison, which is "
+                "finished; bring them back from a copy"
+            )
+        return ran_all, cost
 
     def _say(self, what: str, *, done: bool) -> None:
         self.options.say(f"{what}: done before" if done else what)
@@ -129,9 +136,12 @@ class Comparison:
         What was charged by itself bears the mark of the study from here on.
         """
         runs, models = [self._pate(each) for each in points], self._models(points)
-        for run in runs:
-            require_paid(run)
-        models.require_charged(ledgers.dpsgd)
+        require_paid(runs[0])
+        first, homes = points[0].dpsgd, self.folder.glob("dpsgd/*")
+        secure, seeded = (
+            dpsgd_ledger_path(first, self.options.data_root, seed) for seed in (None, 0)
+        )
+        require_charged(homes, secure, seeded=seeded)
         root = self.options.data_root
         untrained = [
             each
@@ -198,12 +208,10 @@ class Comparison:
         return self.folder / "dpsgd" / f"epsilon-{point.epsilon:g}-seed-{point.seed}-{name}"
 
     def _models(self, points: Sequence[Point]) -> Models:
-        done = [each for each in points if self._trained(each) is not None]
         return Models(
             study=self.study,
             here=models_in(self.folder.glob("dpsgd/*")),
             own=models_in(self._home(each) for each in points),
-            done=models_in(self._home(each) for each in done),
         )
 
     def _trained(self, point: Point) -> Outcome | None:

@@ -71,16 +71,19 @@ def require_own_choice(finished: Finished, *, chosen_beforehand: bool) -> list[s
         relation = finished.recipe.partition.neighbours
         whole = whole_studies(ledger, one_teacher=relation) if names else ()
         studies = [each for each in whole if each.here.name in names]
-    for each in studies:
-        if not chosen_beforehand:
-            raise InvalidInput(
-                f"this run is one of {each.releases} releases of the study “{each.here.name}”, or "
-                f"has the settings of one, which cost {each.told()}, and whoever chose it by their "
-                "results has spent that; choose by `pate sweep --private-selection`, or, if it was "
-                "chosen before any of these results was seen, add --chosen-beforehand"
-            )
     if not studies:
         return []
+    if not chosen_beforehand:
+        told = ", and ".join(
+            f"one of {each.releases} release{'s' * (each.releases > 1)} of the study "
+            f"“{each.here.name}”, or has the settings of one, which cost {each.told()}"
+            for each in studies
+        )
+        raise InvalidInput(
+            f"this run is {told}, and whoever chose it by their results has spent that; choose by "
+            "`pate sweep --private-selection`, or, if it was chosen before any of these results "
+            "was seen, add --chosen-beforehand"
+        )
     return [
         "Its owner says that it was chosen before any of their results was seen, which is what its "
         "own ε needs."

@@ -74,9 +74,9 @@ def _compared(run: Run, ledger: Ledger) -> list[str]:
     names = studies_of(charges, _own_names(run))
     relation = run.recipe.partition.neighbours
     return [
-        f"These labels, or others drawn with the same settings, are among the {study.releases} "
-        f"releases of the study “{study.here.name}”, which were made to be compared. Whoever chose "
-        f"them by their results has spent what all of them cost: {study.told()}."
+        f"These labels, or others drawn with the same settings, are among {study.releases} "
+        "releases that were made to be compared. Whoever chose them by their results has spent "
+        f"what all of them cost: {study.told()}."
         for study in whole_studies(ledger, one_teacher=relation)
         if study.here.name in names
     ]

@@ -8,7 +8,7 @@ in two folders or after a crash, cannot share a payment.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from pate.accounting import Event, Ledger, event_from_json, event_to_json
@@ -107,36 +107,44 @@ def paid_answers(context: Context, kind: str, ledger: Ledger) -> dict[str, Artif
     return found
 
 
-def require_charged(store: Store, kind: str, drawn: str, *, ledger: Path) -> None:
-    """Refuses to go on with an answer that is released and that the ledger knows nothing of.
+def require_charged(store: Store, kind: str, drawn: Iterable[str], *, ledger: Path) -> None:
+    """Refuses to go on with answers that are released and that the ledger knows nothing of.
 
-    A ledger that was lost, or brought back from an older copy, would count less than was spent.
+    ``drawn`` are the fingerprints that they were drawn for. A ledger that was lost, or brought back
+    from an older copy, would count less than was spent.
     """
-    paid: list[str] = []
-    if ledger.exists():
-        with Ledger.open(ledger) as opened:
-            paid = [each.release for each in opened.charges()]
-    names = charges_behind(store, kind, drawn)
-    known = set(names) <= set(paid)
-    if not names:
-        known = any(each.startswith(_release_id(kind, drawn, "")) for each in paid)
-    if not known:
-        raise LedgerError(
-            f"the ledger at {ledger} lacks the charge of {kind} that are released in {store.root}; "
-            "bring the ledger back from a copy"
-        )
+    paid = releases_in_ledger(ledger)
+    for each in drawn:
+        names, begin = charges_behind(store, kind, each), _release_id(kind, each, "")
+        known = paid.issuperset(names) if names else any(one.startswith(begin) for one in paid)
+        if not known:
+            raise LedgerError(
+                f"the ledger at {ledger} lacks the charge of {kind} that are released in "
+                f"{store.root}; bring the ledger back from a copy"
+            )
+
+
+def releases_in_ledger(ledger: Path) -> set[str]:
+    """The names of all charges in a ledger's file; none where there is no file."""
+    if not ledger.exists():
+        return set()
+    with Ledger.open(ledger) as opened:
+        return {each.release for each in opened.charges()}
 
 
 def settings_of(recipe: Recipe, data_root: Path) -> str:
     """A digest of what is asked of whom, under the data set's key.
 
-    It is the same for all draws with these settings, whatever the seeds, the plug-ins, the records
-    and δ: by it a draw is known again that was chosen by the results of another one.
+    It is the same for all draws with these settings, whatever the seeds, the plug-ins, the records,
+    δ and how many are asked: by it a draw is known again that was chosen by the results of another.
     """
+    how_to_run = {"seed", "timeout", "cpus", "gpus", "batched", "retries", "on_error"}
     asked = {
         "partition": recipe.partition.model_dump(mode="json", include={"method", "by"}),
-        "teachers": recipe.teachers.model_dump(mode="json", include={"count", "model", "mix"}),
-        "aggregate": recipe.aggregate.model_dump(mode="json", exclude={"choose_seed"}),
+        "teachers": recipe.teachers.model_dump(mode="json", exclude=how_to_run),
+        "aggregate": recipe.aggregate.model_dump(
+            mode="json", exclude={"choose_seed", "queries", "answers"}
+        ),
     }
     return fingerprint(naming_key(recipe, data_root), asked)[:40]
 

@@ -104,7 +104,7 @@ def take_up(context: Context) -> None:
         raise InvalidInput(_BY_HAND)
     chosen = context.store.open(SELECTION, found[0].manifest["made_from"])
     place = ledger_of(context.recipe, context.options)
-    require_charged(context.store, "labels", str(chosen.facts["drawn"]), ledger=place)
+    require_charged(context.store, "labels", [str(chosen.facts["drawn"])], ledger=place)
     with context.draft(Level.RELEASED) as draft:
         for name in ANSWER:
             draft.save_array(name, chosen.array(name))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from pate.accounting import Ledger
 from pate.artifacts import Artifact, Store
 from pate.pipeline.runner import Run
-from pate.pipeline.spending import ledger_of
+from pate.pipeline.spending import ledger_path
 from pate.stages.releasing import require_charged
 
 
@@ -43,11 +43,19 @@ def claim(ledger: Ledger, releases: Iterable[str], *, study: str) -> None:
 
 
 def require_paid(run: Run) -> None:
-    """Where a run's labels are released, their charge must be in the ledger of its data."""
-    state = next(each for each in run.states() if each.stage == "aggregate")
-    if state.done:
-        drawn = str(run.artifact("aggregate").facts["drawn"])
-        require_charged(run.store, "labels", drawn, ledger=ledger_of(run.recipe, run.options))
+    """All labels that are released in a run's folder are paid for, in the ledgers of its data.
+
+    Also those of points that are not asked for now: what they cost is part of what is looked at.
+    """
+    found = list(run.store.all("aggregate"))
+    for seeded in (False, True):
+        drawn = [
+            str(each.facts["drawn"])
+            for each in found
+            if (each.facts["randomness"] != "private") is seeded
+        ]
+        place = ledger_path(run.recipe, run.options.data_root, seeded=seeded)
+        require_charged(run.store, "labels", drawn, ledger=place)
 
 
 def is_paid(run: Run, ledger: Ledger) -> bool:

@@ -44,8 +44,7 @@ def plan_sweep(sweep: Sweep) -> Planned:
     points = sweep.one_of_each("aggregate")
     runs = [sweep.run(point) for point in points]
     plans = [planned(run, point) for run, point in zip(runs, points, strict=True)]
-    for run in runs:
-        require_paid(run)
+    require_paid(runs[0])
     first = points[0].recipe
     conversion = Conversion(first.privacy.conversion)
     # The λ of a ledger that this sweep is the first to use: the best one for all of its plans.

@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import stat
@@ -19,7 +20,10 @@ import numpy as np
 import pytest
 
 from pate.accounting import Guarantee, Ledger
-from pate.accounting.events import Repeated
+from pate.accounting.events import Repeated, tally
+from pate.accounting.shown import upwards
+from pate.accounting.together import NOT_PLANNED
+from pate.report.numbers import epsilon as shown_epsilon
 
 EPSILONS, SEEDS, DELTA = (4.0, 8.0), 2, 1e-4
 RECIPE = """# Digits, small.
@@ -61,6 +65,7 @@ learning_rate = 2.0
 pytestmark = pytest.mark.xdist_group("compare")  # one comparison for all of them
 
 WORDS = ("compare", "mine.toml", "--engine", "serial")
+LEDGERS = ("digits.ledger", "digits.dpsgd.ledger")  # of PATE, and of DP-SGD
 
 
 def write(project, text=RECIPE):
@@ -83,10 +88,18 @@ def compare(project):
     return done.stdout
 
 
+# Which inputs are answered, and so how far is asked, the votes decide.
+CONFIDENT = """mechanism = "confident"
+threshold = 15.0
+sigma1 = 12.0
+sigma2 = 8.0
+"""
+
+
 def ledgers(project):
     """The charges of both methods."""
     found = []
-    for name in ("digits.ledger", "digits.dpsgd.ledger"):
+    for name in LEDGERS:
         path = project.folder / "data" / "ledgers" / name
         if not path.exists():
             found.append([])
@@ -176,10 +189,20 @@ def test_true_labels_are_those_of_the_inputs_that_were_asked_about(made):
 def test_every_charge_is_marked_on_both_sides(made):
     for charges in ledgers(made):
         assert len(charges) == len(EPSILONS) * SEEDS
-        assert {charge.study for charge in charges} == {"compare mine"}
+        assert {charge.studies for charge in charges} == {("compare mine",)}
     shown = made.call("ledger", "show", "runs/mine").stdout
     assert "compare mine" in shown
     assert "4 releases" in shown
+
+
+def test_both_ledgers_knew_the_plan_before_the_first_charge(made):
+    for name, charges in zip(LEDGERS, ledgers(made), strict=True):
+        with Ledger.open(made.folder / "data" / "ledgers" / name) as ledger:
+            plan = ledger.study_plans()["compare mine"]
+        assert plan.after == 0
+        assert len(plan.releases) == len(EPSILONS) * SEEDS
+        paid = tally(event for charge in charges for event in charge.events)
+        assert tally(plan.events) == paid
 
 
 def test_a_model_says_that_it_is_of_a_study(made):
@@ -242,7 +265,8 @@ def test_both_guarantees_follow_from_the_ledgers_and_meet_the_target_from_below(
 def test_what_all_cost_together_is_said_and_right(made):
     cost = made.content["cost"]
     (first, *_), (second, *_) = ledgers(made)
-    assert first.study == second.study
+    assert first.studies == second.studies
+    assert cost["planned_in_advance"] is True
     # By hand: Gaussian answers of several noises add up as n/σ².
     events = [event for charge in ledgers(made)[0] for event in charge.events]
     total = sum(event.count / event.event.sigma**2 for event in events)
@@ -285,6 +309,72 @@ def test_running_it_again_costs_nothing_and_says_the_same(made):
     assert ledgers(made) == before
 
 
+def test_what_is_done_is_said_to_be(made):
+    assert "done before" not in made.said
+    said = made.call(*WORDS).stdout
+    for method in ("PATE", "DP-SGD"):
+        for epsilon in EPSILONS:
+            for number in range(SEEDS):
+                what = f"{method}, ε = {epsilon:g}, repetition {number + 1} of {SEEDS}"
+                assert f"{what}\n" in made.said
+                assert f"{what}: done before\n" in said
+
+
+@pytest.mark.parametrize("name", LEDGERS)
+def test_a_comparison_whose_ledger_is_lost_is_refused_and_none_is_made(made, name):
+    ledger = made.folder / "data" / "ledgers" / name
+    table = (made.place / "compare.json").read_bytes()
+    ledger.rename(made.folder / "away")
+    try:
+        for more in ((), ("--spend",), ("--epsilon", "4,8,16")):
+            done = made.call(*WORDS, *more, code=2)
+            assert done.stderr.count("\n") == 1
+            assert f"data/ledgers/{name} lacks the charge of" in done.stderr
+            assert "bring the ledger back from a copy" in done.stderr
+            assert not ledger.exists()
+    finally:
+        (made.folder / "away").replace(ledger)
+    assert ledger.with_name("digits.key").exists()  # it is the charges that were missed
+    assert (made.place / "compare.json").read_bytes() == table
+    assert json.loads(made.call(*WORDS, "--json").stdout) == made.content
+
+
+@pytest.mark.parametrize("name", LEDGERS)
+def test_an_older_copy_of_a_ledger_is_no_ledger_of_what_is_released(project, name):
+    """Of two points one is missing: the copy was made between them."""
+    write(project)
+    ledger = project.folder / "data" / "ledgers" / name
+    told_by(project, "--epsilon", "4")
+    shutil.copy(ledger, project.folder / "copy")
+    told_by(project, "--epsilon", "4,8")
+    shutil.copy(project.folder / "copy", ledger)
+    said = project.call(*ONCE, "--epsilon", "4,8", code=2).stderr
+    assert said.count("\n") == 1
+    assert f"data/ledgers/{name} lacks the charge of" in said
+    assert "bring the ledger back from a copy" in said
+
+
+def test_what_is_in_the_folder_and_not_asked_for_must_be_paid_for_too(project):
+    """Also a model whose checkpoint is gone: nobody could tell under which name it was charged."""
+    write(project)
+    told_by(project, "--epsilon", "4")
+    kept = [project.folder / "data" / "ledgers" / name for name in LEDGERS]
+    for ledger in kept:
+        ledger.rename(ledger.with_suffix(".away"))
+    said = project.call(*ONCE, "--epsilon", "8", code=2).stderr
+    assert f"data/ledgers/{LEDGERS[0]} lacks the charge of labels" in said
+    kept[0].with_suffix(".away").rename(kept[0])
+    said = project.call(*ONCE, "--epsilon", "8", code=2).stderr
+    assert f"data/ledgers/{LEDGERS[1]} lacks the charge of the model" in said
+    (checkpoint,) = project.folder.glob("runs/mine/dpsgd/*/private/*/checkpoint.safetensors")
+    checkpoint.unlink()
+    for epsilon in ("4", "8"):
+        said = project.call(*ONCE, "--epsilon", epsilon, code=2).stderr
+        assert said.count("\n") == 1
+        assert "without its checkpoint.safetensors" in said
+    assert not kept[1].exists()
+
+
 def test_the_folder_is_a_run_of_the_largest_epsilon_with_a_report(made):
     recipe = json.loads((made.place / "recipe.json").read_text())
     assert recipe["privacy"]["epsilon"] == 8.0
@@ -300,36 +390,21 @@ def test_the_folder_is_a_run_of_the_largest_epsilon_with_a_report(made):
     assert f"{100 * reference['accuracy']:.1f}" not in re.findall(r"\d+\.\d", section)
 
 
-def test_points_that_are_added_later_are_said_to_be(project):
-    write(project)
-    words = (*WORDS, "--seeds", "1", "--json")
-    told = json.loads(project.call(*words, "--epsilon", "4").stdout)
-    assert not any("Points were added" in note for note in told["notes"])
-    assert told["rows"][0]["spread"] is None  # of one repetition there is none
-    told = json.loads(project.call(*words, "--epsilon", "4,8").stdout)
-    assert [row["target"] for row in told["rows"] if row["method"] == "pate"] == [4, 8]
-    assert any("Points were added after results were there" in note for note in told["notes"])
-    with Ledger.open(project.folder / "data" / "ledgers" / "digits.ledger") as ledger:
-        assert told["cost"]["pate"]["epsilon"] == pytest.approx(ledger.guarantee().epsilon)
-    assert [len(charges) for charges in ledgers(project)] == [2, 2]  # one more on either side
-    again = json.loads(project.call(*words, "--epsilon", "4").stdout)  # what was seen stays seen
-    assert any("Points were added after results were there" in note for note in again["notes"])
-
-
-GROWN = "Points were added after results were there"
 ONCE = (*WORDS, "--seeds", "1", "--json")
 
 
 def told_by(project, *words):
     """What a comparison with one repetition says, and whether all of it was fixed in advance."""
     told = json.loads(project.call(*ONCE, *words).stdout)
-    return told, not any(GROWN in note for note in told["notes"])
+    fixed = told["cost"]["planned_in_advance"]
+    assert any(NOT_PLANNED in note for note in told["notes"]) is not fixed  # in words, too
+    return told, fixed
 
 
 def readings(project):
     """What the ledgers publish of all their releases."""
     found = {}
-    for method, name in (("pate", "digits.ledger"), ("dpsgd", "digits.dpsgd.ledger")):
+    for method, name in zip(("pate", "dpsgd"), LEDGERS, strict=True):
         with Ledger.open(project.folder / "data" / "ledgers" / name) as ledger:
             found[method] = ledger.guarantee().epsilon
     return found
@@ -338,6 +413,77 @@ def readings(project):
 def require_readings(project, told):
     for method, reading in readings(project).items():
         assert told["cost"][method]["epsilon"] == pytest.approx(reading)
+
+
+def figures(said):
+    """The ε that are announced: of PATE, of DP-SGD, and of both together."""
+    heads = (
+        "PATE: at most",
+        "DP-SGD: at most",
+        "both, which a table of all of them costs: at most",
+    )
+    return [re.search(rf"^{head} ε = (\S+) at", said, re.MULTILINE)[1] for head in heads]
+
+
+def test_points_that_are_added_later_cost_what_the_ledgers_say(project):
+    write(project)
+    told, fixed = told_by(project, "--epsilon", "4")
+    assert fixed
+    assert told["seeded"] is False
+    assert told["rows"][0]["spread"] is None  # of one repetition there is none
+    alone = readings(project)
+    assert all(told["cost"][method]["epsilon"] < alone[method] for method in alone)
+    before = files_of(project)
+    # A seeded one in the same folder would take its place.
+    done = project.call(*ONCE, "--epsilon", "4,8", "--insecure-seed", "1", code=2)
+    assert "is of secure noise, and would be written over by one of seeded noise" in done.stderr
+    assert len([line for line in done.stderr.splitlines() if "NOT PRIVATE" not in line]) == 1
+    assert files_of(project) == before
+    said = project.call(*WORDS, "--seeds", "1", "--epsilon", "4,8").stdout
+    told = json.loads((project.folder / "runs/mine/compare.json").read_text())
+    cost = told["cost"]
+    assert [row["target"] for row in told["rows"] if row["method"] == "pate"] == [4, 8]
+    assert [len(charges) for charges in ledgers(project)] == [2, 2]  # one more on either side
+    assert cost["planned_in_advance"] is False
+    require_readings(project, told)
+    assert cost["together"]["epsilon"] == pytest.approx(sum(readings(project).values()))
+    assert cost["together"]["delta"] == pytest.approx(2 * DELTA)
+    # What is said before the first charge is what holds after the last one.
+    beforehand = said[: said.index("PATE, ε = 4")]
+    wanted = [cost[part]["epsilon"] for part in ("pate", "dpsgd", "together")]
+    assert figures(beforehand) == [upwards(each) for each in wanted]
+    assert f"These are {NOT_PLANNED} (study “compare mine”)" in beforehand
+    assert told_by(project, "--epsilon", "4")[1] is False  # what was seen stays seen
+
+
+def files_of(project):
+    """All files of runs and ledgers, and what is in them."""
+    places = [each for name in ("runs", "data") for each in (project.folder / name).rglob("*")]
+    return {str(each): each.read_bytes() for each in places if each.is_file()}
+
+
+def test_true_labels_of_inputs_that_answers_decided_on_cost_what_the_answers_do(project):
+    """How far was asked is known from answers, which were paid for."""
+    write(project, RECIPE.replace('mechanism = "gnmax"\n', CONFIDENT))
+    told, fixed = told_by(project, "--epsilon", "4,8")
+    assert fixed
+    *_, pate = [row for row in told["rows"] if row["method"] == "pate"]
+    (informed,) = [row for row in told["rows"] if row["method"] == "public-labels"]
+    assert 0 < pate["epsilon"] <= pate["target"] == 8
+    assert informed["epsilon"] == pate["epsilon"]
+    assert informed["neighbours"] == pate["neighbours"] == "add-remove"
+    assert informed["publishable"] is True
+    (once,), (paid,) = informed["runs"], pate["runs"]
+    assert (once["epsilon"], once["delta"]) == (paid["epsilon"], paid["delta"])
+    project.call("report", "runs/mine")
+    text = (project.folder / "runs/mine/report.html").read_text()
+    section = text[text.index('id="comparison"') : text.index('id="provenance"')]
+    row = re.search(r"<tr>\s*<t[hd][^>]*>true public labels.*?</tr>", section, re.DOTALL)
+    assert row is not None
+    assert shown_epsilon(pate["epsilon"]) in row[0]
+    seeded, _ = told_by(project, "--epsilon", "4", "--insecure-seed", "1", "--out", "runs/seeded")
+    (informed,) = [row for row in seeded["rows"] if row["method"] == "public-labels"]
+    assert informed["publishable"] is False  # it rests on answers that are not private
 
 
 def test_a_comparison_of_the_same_name_elsewhere_is_part_of_the_study(project):
@@ -349,7 +495,6 @@ def test_a_comparison_of_the_same_name_elsewhere_is_part_of_the_study(project):
     told, fixed = told_by(project, "--out", "a/c", "--epsilon", "4")
     assert not fixed
     require_readings(project, told)
-    assert json.loads((project.folder / "a/c/private/planned.json").read_text())["grown"] is True
 
 
 def test_a_lost_model_is_not_paid_for_again_unasked(project):
@@ -360,7 +505,7 @@ def test_a_lost_model_is_not_paid_for_again_unasked(project):
     model.rename(project.folder / "away")
     said = project.call(*ONCE, "--epsilon", "4,8", code=3).stderr
     assert said.count("\n") == 1
-    assert "has already paid for such a model of this study" in said
+    assert "has already paid for such a model of the study “compare mine”" in said
     assert "add --spend" in said
     assert [len(charges) for charges in ledgers(project)] == [2, 2]
     told, fixed = told_by(project, "--epsilon", "4,8", "--spend")
@@ -374,15 +519,15 @@ def test_what_was_run_before_is_marked_and_was_not_fixed_with_the_rest(project):
     """Points of both methods in the comparison's folder, paid for by themselves."""
     write(project)
     told_by(project, "--epsilon", "4")
-    (project.folder / "runs/mine/private/planned.json").unlink()
     for file in (project.folder / "data" / "ledgers").glob("*.ledger"):
         with contextlib.closing(sqlite3.connect(file)) as database, database:
             database.execute("DELETE FROM studies")
-    assert [[charge.study for charge in charges] for charges in ledgers(project)] == [[None]] * 2
+            database.execute("DELETE FROM plans")
+    assert [[charge.studies for charge in charges] for charges in ledgers(project)] == [[()]] * 2
     for _ in range(2):  # it is marked now, and stays what it was
         told, fixed = told_by(project, "--epsilon", "4,8")
-        marks = [[charge.study for charge in charges] for charges in ledgers(project)]
-        assert marks == [["compare mine"] * 2] * 2
+        marks = [[charge.studies for charge in charges] for charges in ledgers(project)]
+        assert marks == [[("compare mine",)] * 2] * 2
         assert not fixed
         require_readings(project, told)
 
@@ -451,7 +596,7 @@ def test_killed_and_run_again_it_pays_once_and_knows_its_times(project):
     compare(project)
     for charges in ledgers(project):
         assert len(charges) == len(EPSILONS) * SEEDS
-        assert {charge.study for charge in charges} == {"compare mine"}
+        assert {charge.studies for charge in charges} == {("compare mine",)}
     content = json.loads((place / "compare.json").read_text())
     priced = [row for row in content["rows"] if row["method"] in ("pate", "dpsgd")]
     assert all(row["seconds"] > 0 and row["peak_memory_mb"] > 50 for row in priced)
@@ -493,9 +638,16 @@ def test_seeded_noise_is_said_to_be_none_and_publishes_nothing(project):
     for row in content["rows"]:
         assert row["publishable"] is (row["method"] in ("majority", "public-labels"))
     assert content["notes"][0] == "The noise was seeded: nothing in this table is private."
+    assert content["seeded"] is True
+    assert not any("cost" in note or "together" in note for note in content["notes"])
     assert ledgers(project) == [[], []]  # the private ledgers were not touched
     project.call("report", "runs/mine", "--insecure-seed", "1")
     assert 'id="comparison"' not in (project.folder / "runs/mine/report.html").read_text()
+    before = files_of(project)
+    said = project.call(*ONCE, "--epsilon", "4", code=2).stderr  # secure noise in its place
+    assert said.count("\n") == 1
+    assert "is of seeded noise, and would be written over by one of secure noise" in said
+    assert files_of(project) == before
 
 
 @pytest.mark.parametrize(
@@ -505,7 +657,7 @@ def test_seeded_noise_is_said_to_be_none_and_publishes_nothing(project):
         (("mine.toml", "--epsilon", "1,-2"), "--epsilon 1,-2: ε = -2 is no target"),
         (("mine.toml", "--epsilon", "nan"), "ε = nan is no target"),
         (("mine.toml", "--epsilon", "inf"), "ε = inf is no target"),
-        (("mine.toml", "--epsilon", "one,2"), "--epsilon one,2 is no list of numbers"),
+        (("mine.toml", "--epsilon", "one,2"), "--epsilon “one,2” is no list of numbers"),
         (("mine.toml", "--epsilon", ""), "is no list of numbers"),
         (("mine.toml", "--epsilon", "1,2,1.0"), "ε = 1 is named twice"),
         (("mine.toml", "--seeds", "0"), "--seeds 0: give a whole number"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -103,7 +104,7 @@ def tiny(project: Any) -> Any:
 def test_one_charge_and_the_winner_is_an_ordinary_run(tiny: Any) -> None:
     said = choose(tiny).stdout
     (charge,) = paid(tiny)
-    assert charge.study is None
+    assert charge.studies == ()
     ((event, count),) = tally(charge.events).items()
     assert (count, event.mean_tries, event.shape) == (1, 5.0, 0.0)
     assert isinstance(event, BestOfTries)
@@ -265,6 +266,60 @@ def test_what_is_under_way_is_in_private(tiny: Any, monkeypatch: pytest.MonkeyPa
     choose(tiny)
     assert seen[0] == ([], [], 0o700, [], None)
     assert all(each == seen[0] for each in seen)
+
+
+# --- two at once --------------------------------------------------------------------------------
+
+
+def in_private(project: Any) -> dict[str, bytes]:
+    """Everything in the private folder."""
+    files = (project.run_folder / "private").rglob("*")
+    return {str(each): each.read_bytes() for each in files if each.is_file()}
+
+
+def test_one_process_at_a_time_selects_in_a_folder(tiny: Any) -> None:
+    private = tiny.run_folder / "private"
+    private.mkdir(parents=True, mode=0o700)
+    handle = os.open(private, os.O_RDONLY)  # as another selection holds it
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        for _ in range(2):
+            done = choose(tiny, code=2)
+            assert len(done.stderr.splitlines()) == 1
+            assert "another process is selecting in runs/tiny" in done.stderr
+            assert paid(tiny) == []
+            assert traces(tiny) == []
+            assert not (tiny.run_folder / "released").exists()
+    finally:
+        os.close(handle)
+    choose(tiny)
+    assert len(paid(tiny)) == 1
+    assert len(aggregates(tiny)) == 1
+
+
+def test_a_second_selection_touches_nothing_of_the_first(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while the first one tries: courses, answers and scores stay what they were."""
+    refused = []
+
+    def scored(one: Any, answer: Any) -> float:
+        before = in_private(tiny)
+        if not refused:
+            words = ("sweep", "tiny.toml", *OVER, "--private-selection", "--tries", "5", *WORDS)
+            refused.append(tiny.pate(*words, code=2).stderr)
+        assert in_private(tiny) == before
+        assert paid(tiny) == []
+        return 0.5
+
+    monkeypatch.setattr(trying, "_scored", scored)
+    monkeypatch.setattr(trying, "draw_tries", lambda mean, shape, *, rng: 3)
+    choose(tiny)
+    (said,) = refused
+    assert len(said.splitlines()) == 1
+    assert "another process is selecting" in said
+    assert len(paid(tiny)) == 1
+    assert traces(tiny) == []
 
 
 # --- kill -9 ------------------------------------------------------------------------------------
@@ -608,8 +663,6 @@ def test_leftovers_of_a_killed_release_are_swept(released: Any, tmp_path: Path) 
         (each / "file").write_text("half")
     held = tmp_path / ".pate-release-held"
     held.mkdir()
-    import fcntl
-
     handle = os.open(held, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     released.call("release", "runs/tiny", str(tmp_path / "out"), "--plugin-path", "plugins")

@@ -7,6 +7,7 @@ import dataclasses
 import html
 import re
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ import pytest
 
 import dpsgd.training
 from dpsgd.recipe import Recipe as TrainingRecipe
-from pate.accounting import Ledger, Neighbours, compose
+from dpsgd.run_plan import plan_run
+from pate.accounting import Event, LaplaceNoisyMaxAnswer, Ledger, Neighbours, Repeated, compose
+from pate.accounting.data_ledger import open_data_ledger
 from pate.accounting.shown import upwards
-from pate.accounting.together import all_of, study_costs
+from pate.accounting.together import NOT_PLANNED, all_of, study_costs
 from pate.cli.running import make_run
 from pate.errors import BudgetExceeded, SpendNeeded
 from pate.reading import read_recipe
@@ -52,15 +55,34 @@ delta = 1e-3
 
 
 def run(project: Any, *settings: str, study: str | None = STUDY, until: str = "account",
-        spend: bool = False, out: str | None = None) -> list[str]:  # fmt: skip
+        spend: bool = False, out: str | None = None,
+        plugins: str = "plugins") -> list[str]:  # fmt: skip
     """One point: the recipe with some settings, as part of a study."""
     with contextlib.chdir(project.folder):
         made = make_run(
             "tiny.toml", list(settings), project.folder / (out or "runs/tiny"), None, "serial",
-            project.folder / "plugins", None, spend, True, False,
+            project.folder / plugins, None, spend, True, False,
         )  # fmt: skip
         options = dataclasses.replace(made.options, study=study, data_root=project.folder / "data")
         return dataclasses.replace(made, options=options).execute(until=until)
+
+
+def votes_of(scale: float, queries: int = 12) -> list[Event]:
+    """What a release of the tiny recipe costs."""
+    return [Repeated(LaplaceNoisyMaxAnswer(scale=scale), queries)]
+
+
+def plan(path: Path, *releases: list[Event], neighbours: Neighbours) -> None:
+    """Writes the plan of the study into a ledger, as a sweep or a comparison does."""
+    moment = compose(event for each in releases for event in each).guarantee(delta=1e-3).moment
+    with open_data_ledger(
+        path, budget=None, delta=1e-3, neighbours=neighbours, moment=moment
+    ) as ledger:
+        ledger.plan_study(STUDY, releases, protects="one record added or removed")
+
+
+def plan_votes(project: Any, *scales: float) -> None:
+    plan(project.ledger, *map(votes_of, scales), neighbours=Neighbours.REPLACE_ONE)
 
 
 def charges(project: Any, kind: str = "labels") -> list[Any]:
@@ -79,8 +101,8 @@ def test_points_need_no_word_and_are_marked(project: Any) -> None:
     run(project, "aggregate.scale=3.0")
     run(project, "aggregate.queries=20")
     with Ledger.open(project.ledger) as ledger:
-        marks = [charge.study for charge in ledger.charges()]
-    assert marks == [STUDY] * 6  # labels and a sanitised figure each
+        marks = [charge.studies for charge in ledger.charges()]
+    assert marks == [(STUDY,)] * 6  # labels and a sanitised figure each
     assert run(project, "aggregate.scale=3.0") == []  # found done, also later without the study
     assert run(project, "aggregate.scale=3.0", study=None) == []
     assert len(charges(project)) == 3
@@ -91,14 +113,14 @@ def test_outside_a_study_the_word_is_needed_as_before(project: Any) -> None:
     with pytest.raises(SpendNeeded, match="with other settings"):
         run(project, "aggregate.scale=3.0", study=None)
     run(project, "aggregate.scale=3.0", study=None, spend=True)
-    assert [charge.study for charge in charges(project)] == [STUDY, None]
+    assert [charge.studies for charge in charges(project)] == [(STUDY,), ()]
 
 
 def test_interactive_points_are_marked_too(project: Any) -> None:
     project.write(aggregate=INTERACTIVE)
     run(project, until="aggregate")
     run(project, "aggregate.threshold=4.0", until="aggregate")
-    assert [charge.study for charge in charges(project)] == [STUDY] * 2
+    assert [charge.studies for charge in charges(project)] == [(STUDY,)] * 2
 
 
 @pytest.mark.parametrize("aggregate", [{}, INTERACTIVE], ids=["at once", "in rounds"])
@@ -123,7 +145,7 @@ def test_points_draw_their_own_answers(project: Any) -> None:
     run(project, "aggregate.queries=25")
     point = charges(project)[-1]
     assert sum(each.count for each in point.events) == 25
-    assert point.study == STUDY
+    assert point.studies == (STUDY,)
 
 
 @pytest.mark.parametrize("aggregate", [{}, INTERACTIVE], ids=["at once", "in rounds"])
@@ -142,7 +164,7 @@ def test_a_draw_keeps_the_mark_of_the_study_it_was_made_for(
             run(project, until="aggregate")
     assert charges(project) == []
     run(project, study=None, until="aggregate")
-    assert [charge.study for charge in charges(project)] == [STUDY]
+    assert [charge.studies for charge in charges(project)] == [(STUDY,)]
 
 
 def test_a_study_that_goes_on_with_a_draw_marks_it(
@@ -156,7 +178,7 @@ def test_a_study_that_goes_on_with_a_draw_marks_it(
         with pytest.raises(KeyboardInterrupt):
             run(project, study=None, until="aggregate")
     run(project, until="aggregate")
-    assert [charge.study for charge in charges(project)] == [STUDY]
+    assert [charge.studies for charge in charges(project)] == [(STUDY,)]
 
 
 def test_a_study_stops_at_the_budget(project: Any) -> None:
@@ -164,18 +186,33 @@ def test_a_study_stops_at_the_budget(project: Any) -> None:
     run(project, "aggregate.scale=4.0")
     with pytest.raises(BudgetExceeded):
         run(project, "aggregate.scale=0.5")
-    assert [charge.study for charge in charges(project)] == [STUDY]
+    assert [charge.studies for charge in charges(project)] == [(STUDY,)]
 
 
-def train(project: Any, noise: float, study: str | None) -> None:
+def read_training(project: Any, noise: float) -> TrainingRecipe:
     (project.folder / "training.toml").write_text(TRAINING)
     with contextlib.chdir(project.folder):
         settings = [f"privacy.noise_multiplier={noise}"]
-        _, recipe = read_recipe("training.toml", settings, TrainingRecipe)
+        return read_recipe("training.toml", settings, TrainingRecipe)[1]
+
+
+def train(project: Any, noise: float, study: str | None) -> None:
+    recipe = read_training(project, noise)
+    with contextlib.chdir(project.folder):
         options = dpsgd.training.Options(
             data_root=project.folder / "data", study=study, say=lambda text: None
         )
         dpsgd.training.train(recipe, project.folder / "runs" / "tiny" / "dpsgd", options)
+
+
+def plan_lots(project: Any, *noises: float) -> None:
+    """Writes down what models with such noise cost, by 90 private records."""
+    plans = [plan_run(read_training(project, noise), records=90) for noise in noises]
+    plan(steps_of(project), *(list(each.events) for each in plans), neighbours=ADD)
+
+
+def steps_of(project: Any) -> Path:
+    return project.ledger.with_name("tiny.dpsgd.ledger")
 
 
 def test_ledger_show_adds_up_studies_of_both_methods(project: Any) -> None:
@@ -183,42 +220,61 @@ def test_ledger_show_adds_up_studies_of_both_methods(project: Any) -> None:
     run(project, study=None)
     before = project.call("ledger", "show", "runs/tiny").stdout
     assert "study" not in before.lower()
+    plan_votes(project, 3.0, 4.0)
     run(project, "aggregate.scale=3.0")
     run(project, "aggregate.scale=4.0")
     alone = project.call("ledger", "show", "runs/tiny").stdout
     assert "to publish both" not in alone
+    plan_lots(project, 2.0, 3.0)
     train(project, 2.0, STUDY)
     train(project, 3.0, STUDY)  # no word needed in the same folder
     with pytest.raises(SpendNeeded):
-        train(project, 4.0, None)
-    train_ledger = project.ledger.with_name("tiny.dpsgd.ledger")
-    with Ledger.open(project.ledger) as ledger, Ledger.open(train_ledger) as steps:
-        assert [c.study for c in steps.charges()] == [STUDY] * 2
-        marked = [e for c in ledger.charges() if c.study for e in c.events]
+        train(project, 5.0, None)
+    with Ledger.open(project.ledger) as ledger, Ledger.open(steps_of(project)) as steps:
+        assert [c.studies for c in steps.charges()] == [(STUDY,)] * 2
+        marked = [e for c in ledger.charges() if c.studies for e in c.events]
+        trained = [e for c in steps.charges() for e in c.events]
         (votes,), (lots,) = (study_costs(ledger, one_teacher=ADD), study_costs(steps))
+    assert votes.in_advance
+    assert lots.in_advance
     assert votes.guarantee.epsilon == compose(marked).guarantee(delta=1e-3).epsilon
+    assert lots.guarantee.epsilon == compose(trained).guarantee(delta=1e-3).epsilon
     both = all_of([votes.guarantee, lots.guarantee])
 
     told = project.call("ledger", "show", "runs/tiny").stdout
-    assert f"{STUDY}: 2 releases, together ε {upwards(votes.guarantee.epsilon)} at δ 0.001" in told
-    assert f"in tiny.dpsgd.ledger: 2 releases, together ε {upwards(lots.guarantee.epsilon)}" in told
+    assert f"\n{STUDY}: {figure(votes.guarantee)} for 2 releases together\n" in told
+    assert f"in tiny.dpsgd.ledger: {figure(lots.guarantee)} for 2 releases together\n" in told
     assert f"to publish both: ε {upwards(both.epsilon)} at δ 0.002, for one record added" in told
     assert "counts against the budget like anything else" in told
     assert "by hash" not in told  # the recipe is known
     by_file = project.call("ledger", "show", "data/ledgers/tiny.ledger").stdout
     assert "by hash" in by_file
     turned = project.call("ledger", "show", "data/ledgers/tiny.dpsgd.ledger").stdout
-    assert f"in tiny.ledger: 2 releases, together ε {upwards(votes.guarantee.epsilon)}" in turned
+    assert f"in tiny.ledger: {figure(votes.guarantee)} for 2 releases together\n" in turned
     rows = [line for line in told.splitlines() if "labels " in line]
     assert [STUDY in row for row in rows] == [False, True, True]
+
+
+def test_what_was_not_planned_by_one_method_is_shown_of_both(project: Any) -> None:
+    plan_votes(project, 3.0)
+    plan_lots(project, 2.0)
+    run(project, "aggregate.scale=3.0", "privacy.sanitise=false")
+    train(project, 2.0, STUDY)
+    assert NOT_PLANNED not in project.call("ledger", "show", "runs/tiny").stdout
+    train(project, 3.0, STUDY)
+    with Ledger.open(project.ledger) as ledger, Ledger.open(steps_of(project)) as steps:
+        votes, lots = ledger.guarantee(), steps.guarantee()
+    told = project.call("ledger", "show", "runs/tiny").stdout
+    assert f"{STUDY}: {figure(votes)} for 1 release ({NOT_PLANNED})\n" in told
+    assert f"{figure(lots)} for 2 releases together ({NOT_PLANNED})\n" in told
+    assert f"to publish both: ε {upwards(votes.epsilon + lots.epsilon)} at δ 0.002" in told
 
 
 def test_ledger_show_restates_lots_for_a_shuffled_partition(project: Any) -> None:
     project.write(partition={"method": "shuffle"})
     run(project)
     train(project, 8.0, STUDY)
-    steps_file = project.ledger.with_name("tiny.dpsgd.ledger")
-    with Ledger.open(project.ledger) as ledger, Ledger.open(steps_file) as steps:
+    with Ledger.open(project.ledger) as ledger, Ledger.open(steps_of(project)) as steps:
         (votes,), (lots,) = study_costs(ledger), study_costs(steps)
     both = all_of([votes.guarantee, lots.guarantee], replace_one=True)
     told = project.call("ledger", "show", "runs/tiny").stdout
@@ -237,8 +293,9 @@ def finish(project: Any, *settings: str, **more: Any) -> None:
     run(project, "privacy.sanitise=false", *settings, until="evaluate", **more)
 
 
-def let_out(project: Any, folder: str, *words: str, code: int = 0) -> Any:
-    return project.call("release", folder, "out", "--plugin-path", "plugins", *words, code=code)
+def let_out(project: Any, folder: str, *words: str, code: int = 0, out: str = "out",
+            plugins: str = "plugins") -> Any:  # fmt: skip
+    return project.call("release", folder, out, "--plugin-path", plugins, *words, code=code)
 
 
 def card_of(project: Any) -> str:
@@ -254,7 +311,7 @@ def test_the_best_of_a_study_drawn_once_more_is_of_the_study(project: Any) -> No
     finish(project, "aggregate.scale=3.0")
     finish(project, "aggregate.scale=4.0")
     finish(project, "aggregate.scale=3.0", study=None, out="runs/again", spend=True)
-    assert [charge.study for charge in charges(project)] == [STUDY, STUDY, None]
+    assert [charge.studies for charge in charges(project)] == [(STUDY,), (STUDY,), ()]
     refused = let_out(project, "runs/again", code=2).stderr
     assert "one of 2 releases of the study" in refused
     assert len(refused.splitlines()) == 1
@@ -265,6 +322,13 @@ def test_the_best_of_a_study_drawn_once_more_is_of_the_study(project: Any) -> No
     assert "* Its owner says that it was chosen before any of their results was seen" in card
 
 
+def test_what_leaves_does_not_tell_the_name_of_a_folder(project: Any) -> None:
+    finish(project, "aggregate.scale=3.0")
+    let_out(project, "runs/tiny", "--chosen-beforehand")
+    for file in ("MODEL_CARD.md", "release.json", "report.html"):
+        assert STUDY not in html.unescape((project.folder / "out" / file).read_text())
+
+
 def test_the_settings_of_no_point_are_let_out_with_a_note(project: Any) -> None:
     finish(project, "aggregate.scale=3.0")
     finish(project, "aggregate.scale=4.0", study=None, out="runs/other")
@@ -272,6 +336,64 @@ def test_the_settings_of_no_point_are_let_out_with_a_note(project: Any) -> None:
     card = card_of(project)
     assert "* 1 other release was drawn from this data set before." in card
     assert "to be compared" not in card
+
+
+def other_plugins(project: Any) -> str:
+    """Plug-ins elsewhere, with which the same settings give other votes."""
+    code = (project.folder / "plugins/centroids.py").read_text()
+    (project.folder / "elsewhere").mkdir()
+    changed = code.replace("shrink=0.0", "shrink=0.3")
+    (project.folder / "elsewhere/centroids.py").write_text(changed)
+    return "elsewhere"
+
+
+def other_draw(project: Any, how: str) -> dict[str, Any]:
+    """How to draw with the settings of a study and from other votes, or from the same again."""
+    if how == "plug-ins":
+        return {"plugins": other_plugins(project)}
+    return {"spend": True}
+
+
+@pytest.mark.parametrize("how", ["plug-ins", "the same votes"])
+def test_settings_of_a_study_drawn_after_it_are_of_the_study(project: Any, how: str) -> None:
+    finish(project, "aggregate.scale=3.0")
+    finish(project, "aggregate.scale=4.0")
+    more = other_draw(project, how)
+    finish(project, "aggregate.scale=3.0", study=None, out="runs/after", **more)
+    first, _, last = charges(project)
+    assert first.settings == last.settings is not None
+    assert last.studies == ()
+    assert (first.release.split()[1] == last.release.split()[1]) is (how == "the same votes")
+    plugins = more.get("plugins", "plugins")
+    refused = let_out(project, "runs/after", plugins=plugins, code=2).stderr
+    (line,) = refused.splitlines()
+    assert f"one of 2 releases of the study “{STUDY}”, or has the settings of one" in line
+    assert "--chosen-beforehand" in line
+    let_out(project, "runs/after", "--chosen-beforehand", plugins=plugins)
+    assert "Its owner says that it was chosen before" in card_of(project)
+
+
+def test_settings_of_a_study_drawn_before_it_are_of_none(project: Any) -> None:
+    """What was drawn before there was a result was not chosen by it."""
+    plugins = other_plugins(project)
+    finish(project, "aggregate.scale=3.0", study=None, out="runs/before", plugins=plugins)
+    finish(project, "aggregate.scale=3.0")
+    finish(project, "aggregate.scale=4.0")
+    first, second, _ = charges(project)
+    assert first.settings == second.settings is not None
+    assert (first.studies, second.studies) == ((), (STUDY,))
+    let_out(project, "runs/before", plugins=plugins)
+    card = card_of(project)
+    assert "to be compared" not in card
+    assert "Its owner says" not in card
+
+
+def test_another_draw_of_the_votes_of_a_study_is_of_the_study_at_any_time(project: Any) -> None:
+    """Two draws of the same votes: whoever lets out the first may have seen the second."""
+    finish(project, "aggregate.scale=3.0", study=None, out="runs/before")
+    finish(project, "aggregate.scale=3.0", spend=True)
+    refused = let_out(project, "runs/before", code=2).stderr
+    assert f"one of 1 release of the study “{STUDY}”" in refused
 
 
 def test_draws_with_the_same_settings_are_counted(project: Any) -> None:
@@ -291,22 +413,26 @@ def test_draws_with_the_same_settings_are_counted(project: Any) -> None:
     assert "2 other releases" in (project.folder / "runs/second/report.html").read_text()
 
 
-def test_the_page_and_the_summary_tell_of_a_study(project: Any) -> None:
+@pytest.mark.parametrize("planned", [True, False])
+def test_the_page_and_the_summary_tell_of_a_study(project: Any, planned: bool) -> None:
     finish(project, study=None)
     page = project.run_folder / "report.html"
     project.call("report", "runs/tiny", "--plugin-path", "plugins")
     assert "to be compared" not in page.read_text()
+    if planned:
+        plan_votes(project, 3.0, 4.0)
     finish(project, "aggregate.scale=3.0")
     finish(project, "aggregate.scale=4.0")
     with Ledger.open(project.ledger) as ledger:
-        (cost,) = study_costs(ledger)
-        later = ledger.guarantee()
-    told = f"{figure(cost.guarantee)} together if all were asked for before any result was seen"
+        whole = ledger.guarantee()
+    if planned:
+        whole = compose([*votes_of(3.0), *votes_of(4.0)]).guarantee(delta=1e-3)
+    why = "" if planned else f" ({NOT_PLANNED})"
+    told = f"what all of them cost: {figure(whole)} together{why}."
     project.call("report", "runs/tiny", "--plugin-path", "plugins")
     text = html.unescape(page.read_text())
-    assert "among 2 releases that were made to be compared" in text
-    assert f"{told}, and {figure(later)} otherwise" in text
-    assert STUDY not in text  # the name is of a folder
+    assert "are among 2 releases that were made to be compared" in text
+    assert told in text
     again = project.call_run(
         "--set", "aggregate.scale=4.0", "--set", "privacy.sanitise=false",
         "--set", "student.model=sklearn.tree:DecisionTreeClassifier",
@@ -315,39 +441,54 @@ def test_the_page_and_the_summary_tell_of_a_study(project: Any) -> None:
 
 
 def test_a_refusal_says_what_holds_where_points_were_added(project: Any) -> None:
-    for scale in (3.0, 4.0, 5.0):
-        finish(project, f"aggregate.scale={scale}")
-    with Ledger.open(project.ledger) as ledger:
-        (cost,), later = study_costs(ledger), ledger.guarantee()
-    assert later.epsilon > cost.guarantee.epsilon
+    plan_votes(project, 3.0, 4.0)
+    finish(project, "aggregate.scale=3.0")
+    finish(project, "aggregate.scale=4.0")
+    planned = compose([*votes_of(3.0), *votes_of(4.0)]).guarantee(delta=1e-3)
     refused = let_out(project, "runs/tiny", code=2).stderr
-    assert f"cost {figure(cost.guarantee)} together if all were asked for before" in refused
-    assert f"and {figure(later)} otherwise" in refused
+    assert f"one of 2 releases of the study “{STUDY}”" in refused
+    assert f"which cost {figure(planned)} together, and" in refused
+    finish(project, "aggregate.scale=5.0")
+    with Ledger.open(project.ledger) as ledger:
+        later = ledger.guarantee()
+    assert later.epsilon > planned.epsilon
+    refused = let_out(project, "runs/tiny", code=2).stderr
+    assert "one of 3 releases" in refused
+    assert f"which cost {figure(later)} together ({NOT_PLANNED}), and" in refused
 
 
 @pytest.mark.parametrize("method", ["hash", "shuffle"])
 def test_what_a_comparison_costs_counts_both_methods(project: Any, method: str) -> None:
     project.write(partition={"method": method})
+    plan_votes(project, 2.0, 3.0)
+    plan_lots(project, 8.0)
     finish(project)
     finish(project, "aggregate.scale=3.0")
     train(project, 8.0, STUDY)
-    steps_file = project.ledger.with_name("tiny.dpsgd.ledger")
     relation = ADD if method == "hash" else Neighbours.REPLACE_ONE
-    with Ledger.open(project.ledger) as ledger, Ledger.open(steps_file) as steps:
-        parts = [study_costs(each, one_teacher=relation)[0].guarantee for each in (ledger, steps)]
+    with Ledger.open(project.ledger) as ledger, Ledger.open(steps_of(project)) as steps:
+        costs = [study_costs(each, one_teacher=relation)[0] for each in (ledger, steps)]
         trained = steps.guarantee()
-        wholes = [dataclasses.replace(ledger.guarantee(), neighbours=relation), trained]
-    both, later = (all_of(each, replace_one=method == "shuffle") for each in (parts, wholes))
+    assert all(each.in_advance for each in costs)
+    both = all_of([each.guarantee for each in costs], replace_one=method == "shuffle")
     refused = let_out(project, "runs/tiny", code=2).stderr
     assert "one of 3 releases of the study" in refused
-    assert f"cost {figure(both)} together if all were asked for" in refused
-    assert f"and {figure(later)} otherwise" in refused
+    assert f"cost {figure(both)} together, and" in refused
     let_out(project, "runs/tiny", "--chosen-beforehand")
     card = card_of(project)
     assert "Over **all PATE releases** of tiny" in card
-    assert f"what all of them cost: {figure(both)} together" in card.replace("\\", "")
+    assert f"what all of them cost: {figure(both)} together." in card.replace("\\", "")
     assert "1 release of this data set by DP-SGD" in card
     assert f"{figure(trained)} in all" in card
+
+    train(project, 9.0, STUDY)  # beyond the plan
+    with Ledger.open(project.ledger) as ledger, Ledger.open(steps_of(project)) as steps:
+        wholes = [dataclasses.replace(ledger.guarantee(), neighbours=relation), steps.guarantee()]
+    later = all_of(wholes, replace_one=method == "shuffle")
+    assert later.epsilon > both.epsilon
+    refused = let_out(project, "runs/tiny", code=2, out="later").stderr
+    assert "one of 4 releases of the study" in refused
+    assert f"cost {figure(later)} together ({NOT_PLANNED}), and" in refused
 
 
 def test_models_of_no_study_are_told_of_too(project: Any) -> None:

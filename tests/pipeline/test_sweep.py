@@ -21,9 +21,13 @@ import pytest
 from pate.accounting import Guarantee, LaplaceNoisyMaxAnswer, Ledger, Repeated, compose
 from pate.accounting.shown import upwards
 from pate.accounting.terms import moment_for
+from pate.accounting.together import NOT_PLANNED, StudyCost, study_cost
+from pate.errors import LedgerError
 
+CHECKED = {"scale": None, "threshold": 3.0, "sigma1": 4.0, "sigma2": 4.0}
 OVER = ("--over", "teachers.count=4,6", "--over", "aggregate.scale=2.0,4.0,8.0")
 TWO = ("--over", "aggregate.scale=2.0,4.0")
+STUDY = "sweep tiny-sweep"
 DELTA = 1e-3
 
 # Notes every training and every fit of a student in a file of its own, and may take its time.
@@ -59,6 +63,43 @@ def charges(project: Any) -> list[Any]:
         return []
     with Ledger.open(project.ledger) as ledger:
         return ledger.charges()
+
+
+def of_ledger(project: Any) -> float:
+    """The ε of all releases of the data set, however they were chosen."""
+    with Ledger.open(project.ledger) as ledger:
+        return ledger.guarantee().epsilon
+
+
+def study(project: Any, name: str = STUDY) -> StudyCost:
+    with Ledger.open(project.ledger) as ledger:
+        return study_cost(ledger, name)
+
+
+def planned_scales(project: Any, name: str = STUDY) -> list[float]:
+    """What the ledger says was planned."""
+    with Ledger.open(project.ledger) as ledger:
+        events = ledger.study_plans()[name].events
+    return [each.event.scale for each in events]
+
+
+def unplanned(project: Any, *, releases: int) -> dict[str, Any]:
+    """What sweep.json says of a study that was not all planned in advance."""
+    return {"releases": releases, "unpaid": 0, "epsilon": of_ledger(project), "delta": DELTA,
+            "planned_in_advance": False}  # fmt: skip
+
+
+def told_unplanned(project: Any) -> str:
+    return f"cost ε = {upwards(of_ledger(project))} at δ = 0.001 together ({NOT_PLANNED})"
+
+
+def refused_of(project: Any, folder: str, scale: str) -> str:
+    """The line that refuses to let out the point of this scale."""
+    words = ("--set", "privacy.sanitise=false", "--set", f"aggregate.scale={scale}")
+    project.call_run("--out", folder, *words)
+    words = ("--plugin-path", "plugins", "--data-root", "data")
+    (line,) = project.call("release", folder, "out", *words, code=2).stderr.splitlines()
+    return line
 
 
 def cost_of(scales: list[float], queries: int = 12) -> float:
@@ -97,7 +138,7 @@ def test_teachers_once_releases_paid_and_marked_and_nothing_twice(noting: Any) -
     assert said.count("teach: running") == said.count("vote: running") == 2
     assert said.count("aggregate: running") == fits(noting, "student") == 6
     paid = charges(noting)
-    assert [each.study for each in paid] == ["sweep tiny-sweep"] * 6
+    assert [each.studies for each in paid] == [(STUDY,)] * 6
     assert sorted(str(each.events) for each in paid) == sorted(
         str((Repeated(LaplaceNoisyMaxAnswer(scale=scale), 12),)) for scale in (2.0, 4.0, 8.0) * 2
     )
@@ -113,8 +154,11 @@ def test_teachers_once_releases_paid_and_marked_and_nothing_twice(noting: Any) -
         assert row["teachers"] == row["settings"]["teachers.count"]
         assert row["student"]["low"] <= row["student"]["accuracy"] <= row["student"]["high"]
         assert row["labels"]["records"] == 12
-    assert found["together"]["epsilon"] == pytest.approx(cost_of([2.0, 4.0, 8.0] * 2))
-    assert found["together"]["releases"] == 6
+    assert found["together"] == {
+        "releases": 6, "unpaid": 0, "epsilon": pytest.approx(cost_of([2.0, 4.0, 8.0] * 2)),
+        "delta": DELTA, "planned_in_advance": True,
+    }  # fmt: skip
+    assert found["seeded"] is False
 
     for kind in ("json", "csv", "png", "svg"):
         assert stat.S_IMODE((folder / f"sweep.{kind}").stat().st_mode) == 0o600
@@ -132,7 +176,7 @@ def test_teachers_once_releases_paid_and_marked_and_nothing_twice(noting: Any) -
     before = {file.name: file.read_bytes() for file in folder.glob("sweep.*")}
     again = sweep(noting, *OVER).stdout
     assert "running" not in again
-    assert "6 of them paid for before" in again
+    assert "6 of these points' releases are paid for" in again
     assert (fits(noting, "teachers"), fits(noting, "student")) == (10, 6)
     assert charges(noting) == paid
     assert {file.name: file.read_bytes() for file in folder.glob("sweep.*")} == before
@@ -141,14 +185,14 @@ def test_teachers_once_releases_paid_and_marked_and_nothing_twice(noting: Any) -
 def test_the_warning_says_what_all_of_it_costs(project: Any) -> None:
     said = sweep(project, *TWO).stdout
     told = f"ε = {upwards(cost_of([2.0, 4.0]))} at δ = 0.001 for 2 releases together"
-    assert f"2 points: at most {told}" in said
+    assert f"2 points: the study costs at most {told}" in said
     assert f"Choosing the best by these accuracies costs all of them: {told}." in said
     assert "--private-selection" in said
     assert "`pate plan`" in said
     # What all of it costs is said before the first release is drawn.
     assert said.index("at most") < said.index("aggregate: running")
     shown = project.call("ledger", "show", "data/ledgers/tiny.ledger").stdout
-    assert "sweep tiny-sweep: 2 releases" in shown
+    assert f"sweep tiny-sweep: {told}" in shown
 
 
 def test_one_point_is_taken_up_as_it_is(project: Any) -> None:
@@ -170,7 +214,7 @@ def test_points_of_one_release_pay_once(project: Any) -> None:
     said = sweep(project, "--over", "student.seed=1,2,3").stdout
     assert len(charges(project)) == 1
     assert said.count("aggregate: running") == 1
-    assert "for 1 release." in said
+    assert f"ε = {upwards(cost_of([2.0]))} at δ = 0.001 for 1 release." in said
     found = swept(project)
     assert len(found["rows"]) == 3
     assert found["together"]["epsilon"] == pytest.approx(cost_of([2.0]))
@@ -197,6 +241,8 @@ def test_seeded_noise_is_not_private(project: Any) -> None:
     assert not project.ledger.exists()
     assert [row["private"] for row in swept(project)["rows"]] == [False, False]
     assert "--insecure-seed 3" in done.stdout  # a point is taken up with the same seed
+    assert swept(project)["seeded"] is True
+    assert "Choosing the best" not in done.stdout  # no figure of it would hold
 
 
 def test_a_budget_too_small_is_refused_before_anything_is_charged(noting: Any) -> None:
@@ -240,20 +286,24 @@ def test_labels_too_few_for_a_student_leave_a_row_without_one(project: Any) -> N
 
 def test_points_added_after_a_look_are_covered_by_the_ledger_alone(project: Any) -> None:
     sweep(project, *TWO)
-    assert swept(project)["together"]["fixed_in_advance"] is True
+    assert swept(project)["together"]["planned_in_advance"] is True
     fewer = sweep(project, "--over", "aggregate.scale=4.0").stdout  # was planned with the others
-    assert "because points were added" not in fewer
+    assert NOT_PLANNED not in fewer
     assert swept(project)["together"]["releases"] == 2  # one more was looked at
+    assert swept(project)["together"]["planned_in_advance"] is True
     said = sweep(project, "--over", "aggregate.scale=4.0,8.0").stdout
-    assert "because points were added after results were there" in said
-    with Ledger.open(project.ledger) as ledger:
-        whole = ledger.guarantee().epsilon
-    assert swept(project)["together"] == {
-        "releases": 3, "epsilon": whole, "delta": DELTA, "fixed_in_advance": False, "unpaid": 0,
-    }  # fmt: skip
+    whole = of_ledger(project)
+    told = f"ε = {upwards(whole)} at δ = 0.001 for 3 releases together"
+    assert f"costs all of them: {told} ({NOT_PLANNED})." in said
+    # The same figure is said before the new point is drawn.
+    first = said.splitlines()[0]
+    assert first.startswith(f"2 points, 1 to be paid for; not all of the study “{STUDY}” was ")
+    assert f"To look at it costs {told}" in first
+    assert swept(project)["together"] == unplanned(project, releases=3)
     assert whole > cost_of([2.0, 4.0, 8.0])
     again = sweep(project, "--over", "aggregate.scale=4.0,8.0").stdout
-    assert "because points were added" in again  # it stays so
+    assert NOT_PLANNED in again  # it stays so
+    assert swept(project)["together"] == unplanned(project, releases=3)
 
 
 def test_a_sweep_of_the_same_name_elsewhere_is_part_of_the_study(project: Any) -> None:
@@ -261,18 +311,16 @@ def test_a_sweep_of_the_same_name_elsewhere_is_part_of_the_study(project: Any) -
         sweep(project, *TWO, "--out", f"{place}/it", *(["--spend"] if place == "two" else []))
         found = json.loads((project.folder / place / "it" / "sweep.json").read_text())
     assert len(charges(project)) == 4
-    assert found["together"]["releases"] == 4
-    assert found["together"]["fixed_in_advance"] is False
+    assert found["together"] == unplanned(project, releases=4)
 
 
-def test_a_point_that_was_run_before_was_not_fixed_with_the_others(project: Any) -> None:
+def test_a_point_that_was_run_before_was_not_planned_with_the_others(project: Any) -> None:
     out = ("--out", "runs/tiny-sweep")
     project.call_run(*out, "--set", "privacy.sanitise=false")
     for _ in range(2):  # it is marked now, and stays what it was
         sweep(project, *TWO)
-        assert [each.study for each in charges(project)] == ["sweep tiny-sweep"] * 2
-        together = swept(project)["together"]
-        assert (together["releases"], together["fixed_in_advance"]) == (2, False)
+        assert [each.studies for each in charges(project)] == [(STUDY,)] * 2
+        assert swept(project)["together"] == unplanned(project, releases=2)
     words = ("--plugin-path", "plugins", "--data-root", "data")
     refused = project.call("release", "runs/tiny-sweep", "out", *words, code=2)
     assert "--chosen-beforehand" in refused.stderr
@@ -295,18 +343,36 @@ def test_a_run_that_was_killed_and_is_finished_by_a_sweep_is_part_of_it(
         patch.setattr(releasing, "_pay", killed)
         project.call_run("--out", "runs/tiny-sweep", "--set", "privacy.sanitise=false", code=9)
     sweep(project, *TWO)
-    assert [each.study for each in charges(project)] == ["sweep tiny-sweep"] * 2
-    if after == "paid":
-        assert swept(project)["together"]["fixed_in_advance"] is False
+    assert [each.studies for each in charges(project)] == [(STUDY,)] * 2
+    # What was drawn and not paid for was seen by nobody.
+    assert swept(project)["together"]["planned_in_advance"] is (after == "drawn")
 
 
-def test_what_another_study_paid_for_keeps_its_mark(project: Any) -> None:
-    sweep(project, "--over", "aggregate.scale=2.0")
-    (project.folder / "runs/tiny-sweep").rename(project.folder / "runs/other")
-    sweep(project, *TWO, "--out", "runs/other")
-    assert [each.study for each in charges(project)] == ["sweep tiny-sweep", "sweep other"]
-    together = swept(project, "other")["together"]
-    assert (together["releases"], together["fixed_in_advance"]) == (2, False)
+def test_a_point_of_another_study_is_of_both(project: Any) -> None:
+    sweep(project, "--over", "aggregate.scale=2.0", "--out", "t/a")
+    alone = study(project, "sweep a")
+    assert alone.in_advance
+    (project.folder / "t/a").rename(project.folder / "t/b")
+    said = sweep(project, *TWO, "--out", "t/b").stdout
+    assert said.count("aggregate: running") == 1
+    assert [each.studies for each in charges(project)] == [("sweep a", "sweep b"), ("sweep b",)]
+    assert "not all of the study “sweep b” was planned before its first result" in said
+    found = json.loads((project.folder / "t/b/sweep.json").read_text())
+    assert found["together"] == unplanned(project, releases=2)
+    assert study(project, "sweep a") == alone
+    refused = refused_of(project, "t/b", "4.0")
+    assert "one of 2 releases of the study “sweep b”" in refused
+    assert told_unplanned(project) in refused
+
+
+def test_a_point_of_two_studies_is_refused_with_the_cost_of_both(project: Any) -> None:
+    sweep(project, "--over", "aggregate.scale=2.0", "--out", "t/a")
+    (project.folder / "t/a").rename(project.folder / "t/b")
+    sweep(project, *TWO, "--out", "t/b")
+    refused = refused_of(project, "t/b", "2.0")
+    assert "“sweep a”" in refused
+    assert "“sweep b”" in refused
+    assert told_unplanned(project) in refused
 
 
 def test_stopped_after_a_look_it_costs_what_was_planned(
@@ -328,14 +394,14 @@ def test_stopped_after_a_look_it_costs_what_was_planned(
         patch.setattr(running, "_run", killed)
         sweep(project, *three, code=9)
     assert len(charges(project)) == 1
-    whole = {"releases": 3, "epsilon": pytest.approx(cost_of([2.0, 4.0, 8.0])), "delta": DELTA,
-             "fixed_in_advance": True}  # fmt: skip
-    assert swept(project)["together"] == whole | {"unpaid": 2}
+    whole = {"epsilon": pytest.approx(cost_of([2.0, 4.0, 8.0])), "delta": DELTA,
+             "planned_in_advance": True}  # fmt: skip
+    assert swept(project)["together"] == whole | {"releases": 1, "unpaid": 2}
     said = sweep(project, "--over", "aggregate.scale=2.0,4.0").stdout
-    assert swept(project)["together"] == whole | {"unpaid": 1}
-    assert "for 3 releases together, 1 of them planned and not made." in said
+    assert swept(project)["together"] == whole | {"releases": 2, "unpaid": 1}
+    assert "for 3 releases together, 1 of them not made yet." in said
     sweep(project, *three)
-    assert swept(project)["together"] == whole | {"unpaid": 0}
+    assert swept(project)["together"] == whole | {"releases": 3, "unpaid": 0}
 
 
 def test_what_was_planned_and_never_paid_for_is_forgotten(
@@ -346,11 +412,36 @@ def test_what_was_planned_and_never_paid_for_is_forgotten(
     with monkeypatch.context() as patch:
         patch.setattr(running, "_run", lambda *arguments: sys.exit(9))
         sweep(project, "--over", "aggregate.scale=2.0,4.0,8.0", code=9)
+    assert charges(project) == []
+    assert planned_scales(project) == [2.0, 4.0, 8.0]  # before anything is drawn
     sweep(project, *TWO)
+    assert planned_scales(project) == [2.0, 4.0]
     assert swept(project)["together"] == {
         "releases": 2, "epsilon": pytest.approx(cost_of([2.0, 4.0])), "delta": DELTA,
-        "fixed_in_advance": True, "unpaid": 0,
+        "planned_in_advance": True, "unpaid": 0,
     }  # fmt: skip
+
+
+def test_once_something_is_charged_the_plan_stays(
+    project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the first charge, before its point is in a table."""
+    from pate.stages import releasing
+
+    pay = releasing._pay
+
+    def killed(*arguments: Any) -> None:
+        pay(*arguments)
+        raise SystemExit(9)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(releasing, "_pay", killed)
+        sweep(project, *TWO, code=9)
+    assert len(charges(project)) == 1
+    assert swept(project)["rows"] == []
+    sweep(project, "--over", "aggregate.scale=2.0,8.0")
+    assert planned_scales(project) == [2.0, 4.0]
+    assert swept(project)["together"] == unplanned(project, releases=2)
 
 
 def test_lost_answers_are_not_paid_for_again_unasked(project: Any) -> None:
@@ -361,7 +452,7 @@ def test_lost_answers_are_not_paid_for_again_unasked(project: Any) -> None:
     assert len(charges(project)) == 2
     sweep(project, *TWO, "--spend")
     assert len(charges(project)) == 4
-    assert swept(project)["together"]["fixed_in_advance"] is False
+    assert swept(project)["together"] == unplanned(project, releases=4)
 
 
 @pytest.mark.parametrize("paid", [1, 2])
@@ -387,8 +478,8 @@ def test_a_charge_without_its_release_is_not_counted_twice(
     assert len(charges(project)) == paid
     assert len(swept(project)["rows"]) == paid - 1
     said = sweep(project, *words).stdout
-    assert f"{paid} of them paid for before" in said
-    assert swept(project)["together"]["fixed_in_advance"] is True
+    assert f"{paid} of these points' releases are paid for" in said
+    assert swept(project)["together"]["planned_in_advance"] is True
     assert len(charges(project)) == 2
     assert swept(project)["complete"] is True
 
@@ -428,7 +519,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(noting: Any) -> None:
     assert [row for row in found["rows"] if row in left["rows"]] == left["rows"]
     assert charges(noting)[: len(paid)] == paid
     assert len(charges(noting)) == len({each.release for each in charges(noting)}) == 6
-    assert found["together"]["fixed_in_advance"] is True
+    assert found["together"]["planned_in_advance"] is True
     assert said.count("aggregate: running") <= 6 - len(left["rows"])
     for row in left["rows"]:
         assert f"point {row['point']} of 6:" not in said
@@ -466,12 +557,148 @@ def test_a_mistake_is_one_line(project: Any, words: tuple[str, ...], said: str) 
     assert charges(project) == []
 
 
-def test_a_damaged_file_of_an_earlier_sweep_is_named(project: Any) -> None:
+# --- what was planned is known from the ledger alone ----------------------------------------------
+
+
+@pytest.mark.parametrize("mechanism", ["confident", "interactive"])
+def test_what_is_charged_is_what_was_planned(project: Any, mechanism: str) -> None:
+    """Also where answers depend on checks, or are asked for in rounds."""
+    project.write(aggregate=CHECKED | {"mechanism": mechanism})
+    sweep(project, "--over", "aggregate.sigma2=3.0,4.0")
+    cost = study(project)
+    assert (cost.releases, cost.unpaid, cost.in_advance) == (2, 0, True)
+    spent = [event for each in charges(project) for event in each.events]
+    assert cost.guarantee.epsilon == compose(spent).guarantee(delta=DELTA).epsilon
+    assert cost.guarantee.epsilon < of_ledger(project)
+    assert swept(project)["together"]["epsilon"] == cost.guarantee.epsilon
+
+
+@pytest.mark.parametrize("left", [None, "{", "[]", "{}"])
+def test_a_table_that_is_lost_or_damaged_is_written_anew(project: Any, left: str | None) -> None:
     sweep(project, *TWO)
-    (project.folder / "runs/tiny-sweep/sweep.json").write_text("{")
-    done = sweep(project, *TWO, code=2)
+    file = project.folder / "runs/tiny-sweep/sweep.json"
+    before = file.read_bytes()
+    file.unlink()
+    if left is not None:
+        file.write_text(left)
+    sweep(project, *TWO)
+    assert file.read_bytes() == before
+    file.unlink()
+    sweep(project, "--over", "aggregate.scale=2.0,4.0,8.0")
+    assert swept(project)["together"] == unplanned(project, releases=3)
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["lost", "an older copy"])
+def test_without_the_charges_of_its_points_a_sweep_does_not_go_on(
+    project: Any, tmp_path: Path, older: bool
+) -> None:
+    if older:
+        project.call_run("--out", "runs/before", "--set", "aggregate.scale=8.0")
+        shutil.copy(project.ledger, tmp_path / "copy")
+    sweep(project, *TWO)
+    table = (project.folder / "runs/tiny-sweep/sweep.json").read_bytes()
+    kept = project.ledger.rename(tmp_path / "kept")
+    if older:
+        shutil.copy(tmp_path / "copy", project.ledger)
+    assert project.ledger.with_suffix(".key").is_file()
+    ledgers = sorted(file.name for file in project.ledger.parent.iterdir())
+    for words in (TWO, ("--over", "aggregate.scale=2.0,4.0,8.0")):
+        done = sweep(project, *words, code=LedgerError.exit_code)
+        (line,) = done.stderr.splitlines()
+        assert "data/ledgers/tiny.ledger lacks the charge of labels" in line
+        assert "bring the ledger back from a copy" in line
+        assert sorted(file.name for file in project.ledger.parent.iterdir()) == ledgers
+    assert (project.folder / "runs/tiny-sweep/sweep.json").read_bytes() == table
+    if older:
+        assert kept.read_bytes() != project.ledger.read_bytes()
+        assert {each.studies for each in charges(project)} == {()}
+    kept.replace(project.ledger)  # brought back, it goes on
+    assert "running" not in sweep(project, *TWO).stdout
+    assert (project.folder / "runs/tiny-sweep/sweep.json").read_bytes() == table
+
+
+def test_without_the_charges_of_earlier_points_a_sweep_does_not_go_on(project: Any) -> None:
+    """Results of the study are in the folder, so nothing new can be planned before them."""
+    sweep(project, *TWO)
+    project.ledger.unlink()
+    done = sweep(project, "--over", "aggregate.scale=8.0", code=LedgerError.exit_code)
+    assert "bring the ledger back from a copy" in done.stderr
+
+
+def test_teachers_that_were_changed_after_results_were_not_planned(project: Any) -> None:
+    sweep(project, *TWO)
+    assert study(project).in_advance
+    code = (project.folder / "plugins/centroids.py").read_text()
+    project.plugin("centroids", code.replace("shrink=0.0", "shrink=0.3"))
+    said = sweep(project, *TWO).stdout
+    assert said.count("aggregate: running") == 2
+    assert [each.studies for each in charges(project)] == [(STUDY,)] * 4
+    assert swept(project)["together"] == unplanned(project, releases=4)
+    assert of_ledger(project) > cost_of([2.0, 4.0] * 2)
+    assert f"for 4 releases together ({NOT_PLANNED})" in said
+
+
+def test_teachers_that_were_changed_before_any_result_cost_nothing_more(
+    project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pate.sweep import running
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "_run", lambda *arguments: sys.exit(9))
+        sweep(project, *TWO, code=9)
+    code = (project.folder / "plugins/centroids.py").read_text()
+    project.plugin("centroids", code.replace("shrink=0.0", "shrink=0.3"))
+    sweep(project, *TWO)
+    assert swept(project)["together"]["planned_in_advance"] is True
+    assert swept(project)["together"]["epsilon"] == pytest.approx(cost_of([2.0, 4.0]))
+
+
+@pytest.mark.parametrize("first", ["secure", "seeded"])
+def test_seeded_noise_and_secure_noise_do_not_share_a_folder(project: Any, first: str) -> None:
+    seed = ("--insecure-seed", "3")
+    sweep(project, *TWO, *(seed if first == "seeded" else ()))
+    folder = project.folder / "runs/tiny-sweep"
+    before = {file.name: file.read_bytes() for file in folder.glob("sweep.*")}
+    paid = charges(project)
+    done = sweep(project, *TWO, *(seed if first == "secure" else ()), code=2)
+    *_, line = done.stderr.splitlines()  # after a warning, where a seed is given
+    assert line.startswith(f"pate: runs/tiny-sweep/sweep.json is of {first} noise")
+    assert "choose another --out" in line
+    assert done.stdout == ""
+    assert {file.name: file.read_bytes() for file in folder.glob("sweep.*")} == before
+    assert charges(project) == paid
+    seeded = project.ledger.with_suffix(".not-private.ledger")
+    assert seeded.exists() is (first == "seeded")
+
+
+def test_a_seeded_sweep_in_between_changes_nothing(project: Any) -> None:
+    seed = ("--insecure-seed", "3")
+    sweep(project, *TWO)
+    table = swept(project)
+    sweep(project, *TWO, *seed, code=2)
+    # One of the same name elsewhere, over more values: its charges are in a ledger of its own.
+    sweep(project, "--over", "aggregate.scale=2.0,4.0,8.0", *seed, "--out", "other/tiny-sweep")
+    sweep(project, *TWO)
+    assert swept(project) == table
+    assert len(charges(project)) == 2
+    said = sweep(project, "--over", "aggregate.scale=2.0,4.0,8.0").stdout
+    assert NOT_PLANNED in said
+    assert swept(project)["together"] == unplanned(project, releases=3)
+
+
+def test_one_study_protects_in_one_way(project: Any) -> None:
+    sweep(project, *TWO, "--set", "partition.method=hash")
+    paid, table = charges(project), swept(project)
+    words = ("--over", "aggregate.scale=8.0", "--set", "partition.method=shuffle")
+    done = sweep(project, *words, code=2)
     (line,) = done.stderr.splitlines()
-    assert "sweep.json is damaged; remove it" in line
+    assert "protects one record added or removed" in line
+    assert "one record replaced: such costs do not add up; choose another --out" in line
+    assert charges(project) == paid
+    assert swept(project) == table
+    assert "teach: running" not in done.stdout
+    sweep(project, *words, "--out", "runs/other")
+    assert [each.studies for each in charges(project)] == [(STUDY,)] * 2 + [("sweep other",)]
 
 
 def test_private_selection_is_handed_over(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -515,4 +742,4 @@ def test_digits_as_they_come(tmp_path: Path) -> None:
     assert rows[2]["student"]["accuracy"] > rows[3]["student"]["accuracy"]  # less noise
     assert rows[2]["labels"]["accuracy"] > 0.7
     with Ledger.open(tmp_path / "data" / "ledgers" / "digits.ledger") as ledger:
-        assert [each.study for each in ledger.charges()] == ["sweep swept"] * 4
+        assert [each.studies for each in ledger.charges()] == [("sweep swept",)] * 4

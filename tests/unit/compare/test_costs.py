@@ -1,32 +1,37 @@
-"""What a comparison costs: plans, room in budgets, and what was added later."""
+"""What a comparison costs: plans in both ledgers, room in budgets, and what was added later."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+import sqlite3
+from contextlib import closing, contextmanager
 
 import pytest
 
-from pate.accounting import Guarantee, Ledger, Neighbours, compose
+from dpsgd.outcome import STAGE
+from pate.accounting import Gaussian, Guarantee, Ledger, Neighbours, compose
 from pate.accounting.calibrate import gnmax
-from pate.accounting.events import Repeated
-from pate.compare.answers import Answers
-from pate.compare.costs import Cost, Ledgers, planned_cost, told
-from pate.compare.planned import Noted, note_plan
+from pate.accounting.events import Repeated, tally
+from pate.artifacts.manifest import MANIFEST
+from pate.compare import answers
+from pate.compare.answers import Models, require_charged
+from pate.compare.costs import Ledgers, budget_told, told
 from pate.compare.points import make_points
 from pate.compare.recipe import CompareRecipe
-from pate.errors import BudgetExceeded, SpendNeeded
-from pate.pipeline.recipe import EvaluateSpec
+from pate.errors import BudgetExceeded, InvalidInput, LedgerError, SpendNeeded
+
+STUDY = "compare mine"
+HASHED, SHUFFLED = "one record added or removed", "one record replaced"
 
 
-@pytest.fixture
-def recipe():
+def made_recipe(partition):
     return CompareRecipe.model_validate(
         {
             "kind": "compare",
             "data": {"name": "digits"},
             "compare": {"epsilons": [1, 2], "seeds": 2, "delta": 1e-4},
             "pate": {
+                "partition": {"method": partition},
                 "teachers": {"count": 20, "model": "ridge"},
                 "aggregate": {"mechanism": "gnmax", "queries": 50},
                 "student": {"model": "ridge"},
@@ -37,53 +42,103 @@ def recipe():
 
 
 @pytest.fixture
-def points(recipe):
-    return make_points(recipe, public=100, private=1000)
+def points():
+    return make_points(made_recipe("hash"), public=100, private=1000)
+
+
+@pytest.fixture
+def shuffled():
+    return make_points(made_recipe("shuffle"), public=100, private=1000)
 
 
 @pytest.fixture
 def ledgers(points, tmp_path):
-    return Ledgers.of(points[0], data_root=tmp_path, seed=None, study="compare mine")
+    return Ledgers.of(points[0], data_root=tmp_path, seed=None, study=STUDY)
 
 
-def noted(points, *, grown=False):
-    return Noted(
-        pate=tuple(event for point in points for event in point.pate_plan.events),
-        dpsgd=tuple(event for point in points for event in point.dpsgd_plan.events),
-        grown=grown,
-    )
+@contextmanager
+def opened(ledgers, points, *, planned=True):
+    """Both ledgers, in which all points are planned."""
+    with ledgers.opened(points) as (pate, dpsgd):
+        if planned:
+            ledgers.plan(points, pate, dpsgd, protects=HASHED)
+        yield pate, dpsgd
 
 
-def figure(epsilon, neighbours, delta=1e-5):
-    return Guarantee(epsilon=epsilon, delta=delta, neighbours=neighbours)
+def pay(ledger, points, *, study=STUDY, first=0):
+    """Charges what these points cost in PATE's ledger, or in DP-SGD's."""
+    ours = ledger.path.name == "digits.ledger"
+    for number, point in enumerate(points, first):
+        plan = point.pate_plan if ours else point.dpsgd_plan
+        ledger.charge(plan.events, release=f"r{number}", study=study)
 
 
-def test_both_together_add_up():
-    pate, dpsgd = (figure(each, Neighbours.ADD_REMOVE) for each in (1.5, 2.0))
-    both = Cost(pate=pate, dpsgd=dpsgd, releases=1).together
-    assert both is not None
-    assert (both.epsilon, both.delta) == (3.5, 2e-5)
-    assert both.neighbours is Neighbours.ADD_REMOVE
+def planned_events(points):
+    return [[event for each in points for event in each.pate_plan.events],
+            [event for each in points for event in each.dpsgd_plan.events]]  # fmt: skip
 
 
-def test_figures_for_other_neighbours_are_restated_first():
-    pate = figure(1.5, Neighbours.REPLACE_ONE)
-    both = Cost(pate=pate, dpsgd=figure(2.0, Neighbours.ADD_REMOVE), releases=1).together
-    assert both is not None
-    assert both.epsilon == pytest.approx(1.5 + 2 * 2.0)
-    assert both.delta == pytest.approx(1e-5 + (1 + math.exp(2.0)) * 1e-5)
-    assert both.neighbours is Neighbours.REPLACE_ONE
-    lost = Cost(pate=pate, dpsgd=figure(20.0, Neighbours.ADD_REMOVE), releases=1)
-    assert lost.together is None  # δ comes to more than one
-    assert "more than any ε promises" in told(lost.together)
+def cost_of(ledgers, points, **more):
+    """What the ledgers say of the study, opened anew."""
+    with Ledger.open(ledgers.pate) as pate, Ledger.open(ledgers.dpsgd) as dpsgd:
+        return ledgers.cost(pate, dpsgd, points=points, **more)
 
 
-def test_all_that_is_planned_costs_more_than_one_and_less_than_the_sum(points):
-    cost = planned_cost(points)
-    assert cost.releases == 4
-    for whole in (cost.pate, cost.dpsgd):
-        assert 2 < whole.epsilon < 6
-        assert whole.neighbours is Neighbours.ADD_REMOVE
+def readings(ledgers):
+    """What both ledgers publish of all their releases."""
+    with Ledger.open(ledgers.pate) as pate, Ledger.open(ledgers.dpsgd) as dpsgd:
+        return [pate.guarantee().epsilon, dpsgd.guarantee().epsilon]
+
+
+def parts(cost):
+    return [each.guarantee.epsilon for each in cost.parts]
+
+
+# --- what both cost -------------------------------------------------------------------------------
+
+
+def test_all_that_is_planned_costs_more_than_one_and_less_than_the_sum(points, ledgers):
+    with opened(ledgers, points) as (pate, dpsgd):
+        cost = ledgers.cost(pate, dpsgd, points=points, unpaid=points, untrained=points)
+        assert cost == ledgers.cost(pate, dpsgd, points=points)  # all of it is in the plans
+    assert cost.in_advance
+    for each, events in zip(cost.parts, planned_events(points), strict=True):
+        assert (each.releases, each.unpaid) == (0, 4)
+        assert 2 < each.guarantee.epsilon < 6
+        assert each.guarantee.epsilon == compose(events).guarantee(delta=1e-4).epsilon
+        assert each.guarantee.neighbours is Neighbours.ADD_REMOVE
+
+
+def test_both_together_add_up(points, ledgers):
+    with opened(ledgers, points):
+        pass
+    cost = cost_of(ledgers, points)
+    assert cost.together.epsilon == pytest.approx(sum(parts(cost)))
+    assert cost.together.delta == 2e-4
+    assert cost.together.neighbours is Neighbours.ADD_REMOVE
+
+
+def test_figures_for_other_neighbours_are_restated_first(shuffled, ledgers):
+    with opened(ledgers, shuffled):
+        pass
+    cost = cost_of(ledgers, shuffled)
+    pate, dpsgd = parts(cost)
+    assert cost.here.guarantee.neighbours is Neighbours.REPLACE_ONE
+    assert cost.together.epsilon == pytest.approx(pate + 2 * dpsgd)
+    assert cost.together.delta == pytest.approx(1e-4 + (1 + math.exp(dpsgd)) * 1e-4)
+    assert cost.together.neighbours is Neighbours.REPLACE_ONE
+
+
+def test_a_restated_figure_may_promise_nothing(shuffled, ledgers):
+    with opened(ledgers, shuffled * 80):
+        pass
+    cost = cost_of(ledgers, shuffled)
+    assert (1 + math.exp(parts(cost)[1])) * 1e-4 > 1  # δ comes to more than one
+    assert cost.together is None
+    assert "more than any ε promises" in told(cost.together)
+
+
+# --- budgets --------------------------------------------------------------------------------------
 
 
 def test_room_is_asked_of_both_ledgers_and_nothing_is_written(points, ledgers):
@@ -100,119 +155,208 @@ def test_room_is_asked_of_both_ledgers_and_nothing_is_written(points, ledgers):
 
 
 def test_ledgers_are_made_without_a_budget_and_say_so(points, ledgers):
-    cost = planned_cost(points)
-    assert ledgers.make(cost) == (
-        "digits.ledger: without a budget",
-        "digits.dpsgd.ledger: without a budget",
-    )
-    with Ledger.open(ledgers.pate) as ledger:
-        assert ledger.terms.budget.moment == cost.pate.moment
-    assert not ledgers.charged()
+    with opened(ledgers, points, planned=False) as both:
+        assert [budget_told(each) for each in both] == [
+            "digits.ledger: without a budget",
+            "digits.dpsgd.ledger: without a budget",
+        ]
+        for each, events in zip(both, planned_events(points), strict=True):
+            best = compose(events).guarantee(delta=1e-4)
+            assert each.terms.budget.moment == best.moment
+            assert each.charges() == []
+            assert each.study_plans() == {}
+    with Ledger.open(
+        ledgers.pate.with_name("other"), budget=Guarantee(epsilon=3, delta=1e-4)
+    ) as it:
+        assert budget_told(it) == "other: within the budget of ε = 3"
 
 
-def test_what_was_paid_is_what_the_study_charged(points, ledgers):
-    cost = planned_cost(points)
-    ledgers.make(cost)
-    with Ledger.open(ledgers.pate) as ledger:
-        for number in range(8):  # twice what is planned: answers that were lost, and paid again
-            plan = points[number % 4].pate_plan
-            ledger.charge(plan.events, release=f"r{number}", study="compare mine")
-        ledger.charge([Repeated(gnmax(5.0), 9)], release="other")  # of no study: not of this table
-    assert ledgers.charged()
-    spent = ledgers.spent(cost, noted(points))
-    twice = planned_cost([*points, *points])
-    assert spent.pate.epsilon == pytest.approx(twice.pate.epsilon)
-    assert spent.dpsgd.epsilon == cost.dpsgd.epsilon  # never less than what is planned
-    with Ledger.open(ledgers.pate) as ledger:
-        reading = ledger.guarantee().epsilon
-    assert ledgers.spent(cost, noted(points, grown=True)).pate.epsilon == pytest.approx(reading)
-    assert reading > spent.pate.epsilon
-
-
-@pytest.mark.parametrize("grown", [False, True])
-def test_what_was_paid_and_what_was_planned_are_compared_at_one_delta(points, ledgers, grown):
+def test_figures_are_at_the_delta_of_the_ledger(points, ledgers):
     """At its own, smaller δ a plan has the larger ε, and is still not what was paid."""
-    cost = planned_cost(points)
-    budget = Guarantee(epsilon=50.0, delta=1e-2)
     ledgers.pate.parent.mkdir()
     for path in (ledgers.pate, ledgers.dpsgd):
-        with Ledger.open(path, budget=budget) as ledger:
-            reading = ledger.guarantee()
-    with Ledger.open(ledgers.pate) as ledger:
-        for number in range(5):  # one more than is planned
-            plan = points[number % 4].pate_plan
-            ledger.charge(plan.events, release=f"r{number}", study="compare mine")
-        events = [event for charge in ledger.charges() for event in charge.events]
-    spent = ledgers.spent(cost, noted(points, grown=grown))
-    for whole in (spent.pate, spent.dpsgd):
-        assert whole.delta == 1e-2
-        assert whole.neighbours is Neighbours.ADD_REMOVE
-    if grown:
-        assert spent.pate.epsilon == spent.dpsgd.epsilon == reading.epsilon
-        return
-    paid = compose(events).guarantee(delta=1e-2).epsilon
-    assert spent.pate.epsilon == pytest.approx(paid)
-    assert paid < cost.pate.epsilon  # at the δ of the recipe
-    planned = compose(noted(points).dpsgd).guarantee(delta=1e-2).epsilon
-    assert spent.dpsgd.epsilon == pytest.approx(planned)
+        with Ledger.open(path, budget=Guarantee(epsilon=50.0, delta=1e-2)):
+            pass
+    with opened(ledgers, points) as (pate, _):
+        pay(pate, points)
+    for each, events in zip(cost_of(ledgers, points).parts, planned_events(points), strict=True):
+        assert each.guarantee.delta == 1e-2
+        assert each.guarantee.epsilon == compose(events).guarantee(delta=1e-2).epsilon
+        assert each.guarantee.epsilon < compose(events).guarantee(delta=1e-4).epsilon
+        assert each.guarantee.neighbours is Neighbours.ADD_REMOVE
+    with Ledger.open(ledgers.pate) as pate:
+        pay(pate, points[:1], first=4)  # one more than is planned
+    later = cost_of(ledgers, points)
+    assert not later.in_advance
+    assert later.here.guarantee.epsilon == 50.0  # the budget, which is all that then holds
+    assert later.here.guarantee.delta == 1e-2
+    assert later.other is None  # of DP-SGD nothing was released
 
 
-def test_points_that_come_after_charges_are_noticed(points, tmp_path):
-    def note(some, *, charged):
-        return note_plan(tmp_path, some, charged=charged).grown
-
-    assert note(points[:2], charged=False) is False
-    assert note(points[:2], charged=True) is False  # the same again: a run that was killed
-    assert note(points[:1], charged=True) is False
-    tested = points[0].pate.model_copy(update={"evaluate": EvaluateSpec(reference=True)})
-    assert note([replace(points[0], pate=tested)], charged=True) is False  # nothing more is drawn
-    assert note(points, charged=True) is True
-    assert note(points[:1], charged=True) is True  # what was seen stays seen
+# --- what was planned -----------------------------------------------------------------------------
 
 
-def test_all_that_was_planned_counts_once_something_was_charged(points, tmp_path):
-    note_plan(tmp_path, points, charged=False)
-    assert note_plan(tmp_path, points[:3], charged=False) == noted(points[:3])  # nothing was seen
-    assert note_plan(tmp_path, points[:1], charged=True) == noted(points[:3])
+def test_what_was_planned_is_what_the_study_costs(points, ledgers):
+    with opened(ledgers, points) as (pate, dpsgd):
+        pate.charge([Repeated(gnmax(5.0), 9)], release="other")  # of no study: not of this table
+        planned = ledgers.cost(pate, dpsgd, points=points)
+        for count in (1, 4):  # it is never less than what is planned
+            pay(pate, points[:count])
+            pay(dpsgd, points[:count])
+            assert parts(ledgers.cost(pate, dpsgd, points=points)) == parts(planned)
+    cost = cost_of(ledgers, points)
+    assert cost.in_advance
+    assert [each.releases for each in cost.parts] == [4, 4]
+    assert [each.unpaid for each in cost.parts] == [0, 0]
 
 
-def test_what_charges_tell_stays_known(points, tmp_path):
-    assert note_plan(tmp_path, points, charged=False, grown=True).grown is True
-    assert note_plan(tmp_path, points, charged=True).grown is True
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_one_ledger_paid_beyond_the_plan_counts_in_both(points, ledgers, which):
+    """Answers that were lost, and paid again: their results may have led to anything."""
+    with opened(ledgers, points) as both:
+        for each in both:
+            pay(each, points)
+        planned = parts(ledgers.cost(*both, points=points))
+        more = {("unpaid", "untrained")[which]: points[:1]}
+        announced = ledgers.cost(*both, points=points, **more)
+        pay(both[which], points[:1], first=4)
+    cost = cost_of(ledgers, points)
+    assert not announced.in_advance
+    assert not cost.in_advance
+    assert parts(cost) == parts(announced) == readings(ledgers)
+    assert all(now > before for now, before in zip(parts(cost), planned, strict=True))
+    assert cost.together.epsilon == pytest.approx(sum(readings(ledgers)))
 
 
-def test_a_plan_that_is_lost_counts_as_added(points, tmp_path):
-    assert note_plan(tmp_path / "a", points, charged=True).grown is True
-    note_plan(tmp_path / "b", points, charged=False)
-    (tmp_path / "b" / "private" / "planned.json").write_text("{")
-    assert note_plan(tmp_path / "b", points, charged=True).grown is True
+def plans_in(ledgers):
+    """How many releases are planned in either ledger."""
+    with Ledger.open(ledgers.pate) as pate, Ledger.open(ledgers.dpsgd) as dpsgd:
+        return [len(each.study_plans()[STUDY].releases) for each in (pate, dpsgd)]
 
 
-def test_charges_for_what_is_not_here_and_charges_of_others_are_noticed(points, tmp_path):
+def test_a_plan_may_change_while_nothing_was_charged(points, ledgers):
+    for count in (4, 3, 4, 2):
+        with opened(ledgers, points[:count]):
+            assert plans_in(ledgers) == [count, count]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_both_plans_stay_once_either_ledger_was_charged(points, ledgers, which):
+    with opened(ledgers, points[:2]) as both:
+        pay(both[which], points[:1])
+    for again in (points[:2], points[:1]):  # a run that was killed; fewer points than planned
+        with opened(ledgers, again):
+            cost = cost_of(ledgers, again)
+        assert cost.in_advance
+        assert plans_in(ledgers) == [2, 2]
+    with opened(ledgers, points):
+        assert plans_in(ledgers) == [2, 2]
+        cost = cost_of(ledgers, points, unpaid=points[2:], untrained=points[2:])
+    assert not cost.in_advance  # what comes now was not planned
+
+
+def test_a_plan_that_is_lost_counts_as_added(points, ledgers):
+    with opened(ledgers, points) as both:
+        for each in both:
+            pay(each, points)
+    with closing(sqlite3.connect(ledgers.dpsgd)) as database, database:
+        database.execute("DELETE FROM plans")
+    with opened(ledgers, points) as (pate, dpsgd):  # it is not made up afterwards
+        assert dpsgd.study_plans() == {}
+        assert len(pate.study_plans()) == 1
+    cost = cost_of(ledgers, points)
+    assert not cost.in_advance
+    assert parts(cost) == readings(ledgers)
+
+
+def test_a_study_protects_one_relation(points, ledgers):
+    with opened(ledgers, points) as (pate, dpsgd):
+        pay(pate, points[:1])
+        with pytest.raises(InvalidInput, match="such costs do not add up; choose another --out"):
+            ledgers.plan(points, pate, dpsgd, protects=SHUFFLED)
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def models(*here, own=()):
+    return Models(study=STUDY, here=frozenset(here), own=frozenset(own))
+
+
+@pytest.fixture
+def charged(points, tmp_path):
+    """A ledger of three models: of this study, of none, and of another one."""
     path = tmp_path / "it.ledger"
-
-    def answers(*here, own=()):
-        names = frozenset(here)
-        return Answers(ledger=path, study="compare mine", here=names, own=frozenset(own))
-
-    assert answers().came_before() is False  # there is no ledger yet
     plans = [point.dpsgd_plan.events for point in points]
-    answers().require_consent(plans)
-    answers().claim()
-    assert plans[0] != plans[1]
+    assert tally(plans[0]) != tally(plans[1])
     with Ledger.open(path, budget=Guarantee(epsilon=50.0, delta=1e-4)) as ledger:
-        ledger.charge(plans[0], release="one", study="compare mine")
+        ledger.charge(plans[0], release="one", study=STUDY)
         ledger.charge(plans[1], release="two")
         ledger.charge(plans[1], release="three", study="other")
-    assert answers("one", own=["one"]).came_before() is False
-    assert answers("one", "two", own=["one", "two"]).came_before() is True  # charged by itself
-    assert answers("one", "three", own=["three"]).came_before() is True  # for another study
-    assert answers("two").came_before() is True  # of “one” the answer is lost, or elsewhere
-    answers("one").require_consent(plans)
-    answers().require_consent(plans[1:2])  # not paid for in this study
-    with pytest.raises(SpendNeeded, match="already paid for such a model"):
-        answers().require_consent(plans[:1])
-    answers(own=["one", "two", "three", "four"]).claim()
-    with Ledger.open(path) as ledger:
-        marks = [each.study for each in ledger.charges()]
-    assert marks == ["compare mine", "compare mine", "other"]
+    return path
+
+
+def test_a_model_that_is_paid_for_and_not_here_needs_consent(points, charged, tmp_path):
+    plans = [point.dpsgd_plan.events for point in points]
+    models().require_consent(tmp_path / "none.ledger", plans)  # there is no ledger yet
+    models("one").require_consent(charged, plans)
+    models().require_consent(charged, plans[1:2])  # not paid for in this study
+    with pytest.raises(SpendNeeded, match=f"already paid for such a model of the study “{STUDY}”"):
+        models().require_consent(charged, plans[:1])
+
+
+def home_of(folder, *names, monkeypatch, released=True):
+    """A folder with a model in it, charged under these names."""
+    made = folder / "released" / STAGE / "abc"
+    made.mkdir(parents=True)
+    if released:
+        (made / MANIFEST).write_text("{}")
+    monkeypatch.setattr(answers, "models_in", lambda homes: frozenset(names))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "released", "said"),
+    [
+        (("one",), True, None),
+        (("one", "two"), True, None),
+        (("five",), True, None),  # seeded
+        (("four",), False, None),  # begun, and not paid for yet
+        (("one", "four"), True, "lacks the charge of the model"),
+        ((), True, "without its checkpoint"),
+    ],
+)
+def test_a_released_model_must_be_in_a_ledger(
+    charged, tmp_path, monkeypatch, names, released, said
+):
+    seeded, nowhere = tmp_path / "it.not-private.ledger", tmp_path / "none.ledger"
+    with Ledger.open(seeded, budget=Guarantee(epsilon=50.0, delta=1e-4)) as ledger:
+        ledger.charge([Gaussian(noise_multiplier=9.0)], release="five")
+    home = home_of(tmp_path / "home", *names, monkeypatch=monkeypatch, released=released)
+    if said is None:
+        require_charged([home], charged, seeded=seeded)
+    else:
+        with pytest.raises(LedgerError, match=f"{said}.* back from a copy"):
+            require_charged([home], charged, seeded=seeded)
+    if released:
+        with pytest.raises(LedgerError):
+            require_charged([home], nowhere, seeded=nowhere)
+    assert not nowhere.exists()
+
+
+def test_models_of_others_are_marked_and_keep_their_marks(charged):
+    for _ in range(2):
+        with Ledger.open(charged) as ledger:
+            models(own=["one", "two", "three", "four"]).claim(ledger)
+            marks = [each.studies for each in ledger.charges()]
+        assert marks == [(STUDY,), (STUDY,), ("other", STUDY)]
+
+
+def test_a_model_that_was_there_before_was_not_planned(points, ledgers):
+    """Charged by itself, then taken up: the plan is younger than its charge."""
+    with opened(ledgers, points, planned=False) as (_, dpsgd):
+        pay(dpsgd, points[:1], study=None)
+    with opened(ledgers, points) as (pate, dpsgd):
+        models(own=["r0"]).claim(dpsgd)
+        cost = ledgers.cost(pate, dpsgd, points=points, unpaid=points, untrained=points[1:])
+    assert not cost.in_advance

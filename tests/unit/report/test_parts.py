@@ -218,6 +218,14 @@ def test_a_comparison_shows_what_may_be_published_only(tmp_path):
     assert read_comparison(tmp_path)[0].terms.epsilon_together is None
 
 
+def test_a_row_beside_both_methods_may_cost_something(tmp_path):
+    """True labels of inputs that answers decided on cost what the answers did."""
+    informed = FREE | {"method": "public-labels", "epsilon": 1.0, "neighbours": "add-remove"}
+    file = tmp_path / "compare.json"
+    file.write_text(json.dumps(compared(CONTENDER, informed, FREE)))
+    assert [each.epsilon for each in read_comparison(tmp_path)] == [1.0, 1.0, None]
+
+
 def test_a_damaged_comparison_is_refused(tmp_path):
     file = tmp_path / "compare.json"
     wrong = [
@@ -226,7 +234,11 @@ def test_a_damaged_comparison_is_refused(tmp_path):
         compared(CONTENDER | {"accuracy": 1.5}),
         compared(CONTENDER | {"epsilon": None}),
         compared(CONTENDER | {"epsilon": -1}),
-        compared(FREE | {"epsilon": 1.0}),
+        compared(CONTENDER | {"epsilon": math.inf}),
+        compared(CONTENDER | {"method": "pate", "epsilon": None}),
+        compared(CONTENDER | {"method": "pate", "epsilon": math.nan}),
+        compared(CONTENDER, FREE | {"epsilon": -1.0}),
+        compared(CONTENDER, FREE | {"epsilon": math.inf}),
         compared({"publishable": True}),
         compared(3),
         {"methods": []},

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import stat
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from pate.accounting import Guarantee
-from pate.sweep.costing import Cost
+from pate.accounting.together import StudyCost
 from pate.sweep.grid import read_grid
-from pate.sweep.plotting import draw, side_by_side
+from pate.sweep.plotting import _title, draw, side_by_side
 from pate.sweep.results import Results, Row, Share
 
 
@@ -26,7 +27,6 @@ def results_of(*over: str, finished: int | None = None, student: bool = True) ->
             neighbours="add-remove",
             protects="one record added or removed",
             private=True,
-            drawn="",
             asked=60,
             answered=60,
             labels=None,
@@ -34,10 +34,14 @@ def results_of(*over: str, finished: int | None = None, student: bool = True) ->
         )
         for point in grid.points[:finished]
     )
-    cost = Cost(releases=len(rows), guarantee=Guarantee(epsilon=182.0, delta=1e-4))
-    return Results(
-        grid=grid, study="sweep it", rows=rows, cost=cost, planned=(), together=cost, grown=False
+    cost = StudyCost(
+        name="sweep it",
+        releases=len(rows),
+        unpaid=len(grid.points) - len(rows),
+        guarantee=Guarantee(epsilon=182.0, delta=1e-4),
+        in_advance=True,
     )
+    return Results(grid=grid, rows=rows, cost=cost, seeded=False)
 
 
 @pytest.mark.parametrize("scales", [3, 10, 60])
@@ -57,6 +61,16 @@ def test_the_same_points_give_the_same_picture(tmp_path: Path) -> None:
     for kind in ("png", "svg"):
         one, two = ((tmp_path / n / f"sweep.{kind}").read_bytes() for n in ("one", "two"))
         assert one == two
+
+
+def test_the_title_says_what_choosing_costs_or_that_nothing_holds() -> None:
+    results = results_of("aggregate.scale=8,16", finished=1)
+    title = _title(results)
+    assert title.startswith("sweep it, digits: 1 of 2 points")
+    assert "choosing by them costs ε = 182 at δ = 0.0001 for 2 releases together" in title
+    seeded = _title(replace(results, seeded=True))
+    assert "NOT PRIVATE" in seeded
+    assert "costs" not in seeded
 
 
 def test_any_word_can_be_drawn(tmp_path: Path) -> None:
