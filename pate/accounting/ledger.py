@@ -18,7 +18,7 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -55,7 +55,7 @@ class Charge:
     events: tuple[Event, ...]
     charged_at: str
     studies: tuple[str, ...] = ()  # the sets of releases it is looked at with
-    settings: str | None = None  # a digest of what was asked for, under the data set's key
+    settings: frozenset[str] = frozenset()  # digests of what was, or could have been, asked for
 
 
 class Ledger:
@@ -155,14 +155,14 @@ class Ledger:
         release: str,
         relies_on: Basis | None = None,
         study: str | None = None,
-        settings: str | None = None,
+        settings: Iterable[str] = (),
     ) -> Charge:
         """Pays for a release, durably, or raises and leaves the ledger as it was.
 
         Charging the same ``release`` again for the same events is one charge, so that a crashed
         run can be resumed. ``study`` marks it as one of a set of releases made to be looked at
-        together (:meth:`plan_study`); it counts like any other. ``settings`` is a digest by which
-        another draw with the same settings can be told.
+        together (:meth:`plan_study`); it counts like any other, and so does one that was charged
+        before. ``settings`` are digests by which another draw with the same settings can be told.
 
         Guarantees:
             One ``BEGIN IMMEDIATE`` transaction reads all that was spent, decides, and writes;
@@ -189,7 +189,10 @@ class Ledger:
                     raise ReleaseConflict(
                         f"release {release!r} was already charged for other events"
                     )
-                return earlier
+                if study is None or study in earlier.studies:
+                    return earlier
+                self._book.mark(earlier.number, study)
+                return replace(earlier, studies=(*earlier.studies, study))
             self._require_room(counts)
             number = self._connection.execute(
                 "INSERT INTO charges (release, basis) VALUES (?, ?)", (release, basis)
@@ -201,8 +204,9 @@ class Ledger:
             assert number is not None
             if study is not None:
                 self._book.mark(number, study)
-            if settings is not None:
-                self._book.note_settings(number, settings)
+            noted = list(settings)
+            if noted:
+                self._book.note_settings(number, noted)
             charged = self._find(release)
             assert charged is not None
             return charged
@@ -377,7 +381,7 @@ class Ledger:
                 events=tuple(Repeated(event_from_json(row[4]), row[5]) for row in entries),
                 charged_at=at,
                 studies=studies.get(number, ()),
-                settings=settings.get(number),
+                settings=settings.get(number, frozenset()),
             )
             for (number, release, basis, at), entries in groupby(rows, key=lambda row: row[:4])
         ]

@@ -12,6 +12,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from pate.accounting.events import Event, event_from_json, event_to_json, tally
 
@@ -23,8 +24,9 @@ CREATE TABLE IF NOT EXISTS studies (
     PRIMARY KEY (charge, name)
 );
 CREATE TABLE IF NOT EXISTS settings (
-    charge INTEGER PRIMARY KEY REFERENCES charges (number),
-    digest TEXT NOT NULL
+    charge INTEGER NOT NULL REFERENCES charges (number),
+    digest TEXT NOT NULL,
+    PRIMARY KEY (charge, digest)
 );
 CREATE TABLE IF NOT EXISTS plans (
     study TEXT PRIMARY KEY,
@@ -75,11 +77,15 @@ class StudyBook:
 
     def mark(self, charge: int, study: str) -> None:
         self._make()
-        self._connection.execute("INSERT OR IGNORE INTO studies VALUES (?, ?)", (charge, study))
+        self._connection.execute(
+            "INSERT INTO studies VALUES (?, ?) ON CONFLICT (charge, name) DO NOTHING",
+            (charge, study),
+        )
 
-    def note_settings(self, charge: int, digest: str) -> None:
+    def note_settings(self, charge: int, digests: Iterable[str]) -> None:
         self._make()
-        self._connection.execute("INSERT INTO settings VALUES (?, ?)", (charge, digest))
+        rows = [(charge, digest) for digest in sorted(set(digests))]
+        self._connection.executemany("INSERT INTO settings VALUES (?, ?)", rows)
 
     def plan(
         self, study: str, releases: Iterable[Sequence[Event]], *, protects: str, begun: bool
@@ -115,11 +121,13 @@ class StudyBook:
                 found[charge] = (*found.get(charge, ()), name)
         return found
 
-    def settings(self) -> dict[int, str]:
+    def settings(self) -> dict[int, frozenset[str]]:
         """The digests of settings, by the number of the charge."""
         if not self._there():
             return {}
-        return dict(self._connection.execute("SELECT charge, digest FROM settings").fetchall())
+        rows = self._connection.execute("SELECT charge, digest FROM settings ORDER BY charge")
+        grouped = groupby(rows.fetchall(), key=lambda row: row[0])
+        return {charge: frozenset(digest for _, digest in each) for charge, each in grouped}
 
     def plans(self) -> dict[str, StudyPlan]:
         if not self._there():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -211,13 +211,21 @@ def _of_plan(ledger: Ledger, plan: StudyPlan) -> Guarantee:
 
 
 def whole_studies(
-    ledger: Ledger, *, one_teacher: Neighbours | None = None
+    ledger: Ledger,
+    *,
+    among: Collection[str] | None = None,
+    one_teacher: Neighbours | None = None,
+    by_plan: bool = True,
 ) -> tuple[WholeStudy, ...]:
     """The studies in a ledger, each with what it cost here and in the ledger beside it."""
     names = dict.fromkeys(study for charge in ledger.charges() for study in charge.studies)
+    wanted = [name for name in names if among is None or name in among]
     place = beside(ledger.path)
     with Ledger.open(place) if place.exists() else nullcontext() as other:
-        return tuple(whole_study(ledger, other, name, one_teacher=one_teacher) for name in names)
+        return tuple(
+            whole_study(ledger, other, name, one_teacher=one_teacher, by_plan=by_plan)
+            for name in wanted
+        )
 
 
 def whole_study(
@@ -228,10 +236,12 @@ def whole_study(
     more: Sequence[Sequence[Event]] = (),
     more_there: Sequence[Sequence[Event]] = (),
     one_teacher: Neighbours | None = None,
+    by_plan: bool = True,
 ) -> WholeStudy:
     """What one study costs in this ledger and in the ``other`` of the same data, together.
 
-    ``more`` and ``more_there`` are releases that are not charged yet.
+    ``more`` and ``more_there`` are releases that are not charged yet. Without ``by_plan`` it is
+    what the ledgers say of all their releases, whatever was planned.
 
     Guarantees:
         What both cost adds up (:func:`all_of`); where figures of the two ledgers are for different
@@ -239,12 +249,12 @@ def whole_study(
         not planned, results of one method may have led to releases of the other: then both count
         with the figure that holds however charges were chosen.
     """
-    for by_plan in (True, False):
-        here = study_cost(ledger, study, more=more, one_teacher=one_teacher, by_plan=by_plan)
+    for planned in (True, False) if by_plan else (False,):
+        here = study_cost(ledger, study, more=more, one_teacher=one_teacher, by_plan=planned)
         there = None
         if other is not None:
             there = study_cost(
-                other, study, more=more_there, one_teacher=one_teacher, by_plan=by_plan
+                other, study, more=more_there, one_teacher=one_teacher, by_plan=planned
             )
             if not there.releases + there.unpaid:
                 there = None

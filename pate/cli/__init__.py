@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import typer
 
-from pate.cli import compare, data, epsilon, ledger, pipeline, plan, release, report, sweep
+from pate.cli import (
+    compare,
+    data,
+    epsilon,
+    ledger,
+    pipeline,
+    plan,
+    release,
+    report,
+    running,
+    sweep,
+)
 from pate.console import run_command
 
 app = typer.Typer(
@@ -44,9 +55,6 @@ def _root(
     pass
 
 
-_GO_ON = "; run the same command again to go on where it was"
-
-
 def main() -> None:
     """Runs a command; a user's mistake is one sentence and exit code 2, never a traceback."""
-    run_command("pate", app, when_interrupted=lambda: _GO_ON)
+    run_command("pate", app, when_interrupted=running.how_to_go_on)

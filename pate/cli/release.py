@@ -41,9 +41,9 @@ def release(
     finished = open_finished(run, data_root=data_root, plugin_path=plugin_path)
     statement = write_release(finished, out, labels=labels, chosen_beforehand=chosen_beforehand)
     stated = statement["guarantee"]
-    typer.echo(f"the student of {finished.recipe.asked}")
     typer.echo(f"released to {out}: ε = {upwards(stated['epsilon'])} at δ = {stated['delta']:g}, "
                f"{statement['protects']}")  # fmt: skip
+    typer.echo(f"It is the student of {finished.recipe.asked}.")
     typer.echo(f"sha256 of {SUMS}, to be told by another way: {digest_of_sums(out)}")
     typer.echo(f"Next: pate verify {out}")
 

@@ -51,6 +51,14 @@ STAGE_NAMES = (
 )
 
 
+_under_way = False  # for the line that Ctrl-C leaves behind
+
+
+def how_to_go_on() -> str:
+    """What Ctrl-C leaves to say, where a run, a sweep or a comparison was under way."""
+    return "; run the same command again to go on where it was" if _under_way else ""
+
+
 def make_run(
     recipe: str,
     settings: list[str] | None,
@@ -87,6 +95,7 @@ def make_options(
     json_logs: bool = False,
 ) -> Options:
     """How to run, from what was typed."""
+    global _under_way
     from pate.datasets import data_root as default_root
     from pate.engines import Progress, make_engine, terminal_progress
     from pate.errors import InvalidInput
@@ -104,6 +113,7 @@ def make_options(
             title, total, quiet=quiet, json_logs=json_logs, done=done, slots=slots
         )
 
+    _under_way = True
     return Options(
         data_root=default_root(data_root),
         engine=make_engine(engine),

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpsgd.checkpoint import releases
 from dpsgd.ledgers import ledger_path as dpsgd_ledger_path
 from dpsgd.outcome import find_outcome, name_of_run
 from dpsgd.workplace import CHECKPOINT, private_folder
@@ -22,6 +23,7 @@ from pate.accounting.together import WholeStudy, whole_study
 from pate.compare.points import Point
 from pate.errors import BudgetExceeded
 from pate.pipeline.spending import ledger_path
+from pate.stages.releasing import releases_in_ledger
 
 
 def told(guarantee: Guarantee | None) -> str:
@@ -147,8 +149,11 @@ def _require_room(method: str, path: Path, events: list[Event]) -> None:
             ) from error
 
 
-def paid_for_dpsgd(point: Point, folder: Path, *, data_root: Path, seed: int | None) -> bool:
-    """Whether a model is there, or begun: a checkpoint is written just before the charge."""
-    done = find_outcome(point.dpsgd, folder, data_root=data_root, insecure_seed=seed)
+def paid_for_dpsgd(
+    point: Point, folder: Path, *, ledger: Path, data_root: Path, seed: int | None
+) -> bool:
+    """Whether a model is there, or begun and charged: a checkpoint comes just before its charge."""
+    if find_outcome(point.dpsgd, folder, data_root=data_root, insecure_seed=seed) is not None:
+        return True
     begun = private_folder(folder, name_of_run(point.dpsgd, seed)) / CHECKPOINT
-    return done is not None or begun.exists()
+    return begun.exists() and releases(begun) <= releases_in_ledger(ledger)

@@ -29,7 +29,14 @@ from pate.errors import InvalidInput, LedgerError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
 from pate.pipeline.stage import Options, Stage
-from pate.studies.charges import claim, drawn_for, is_paid, releases_in, require_paid
+from pate.studies.charges import (
+    claim,
+    claim_labels,
+    drawn_for,
+    is_paid,
+    releases_in,
+    require_paid,
+)
 
 _MAKES_THE_STUDENT = (  # what is timed: from data to student, without the account and the test
     "data", "partition", "encoder", "encode", "teach", "vote", "aggregate", "distill",
@@ -103,6 +110,9 @@ class Comparison:
         self._pate(last).execute()  # nothing is left to do; the folder's recipe is now this one
         ran_all = [self._ran(point) for point in points]
         with ledgers.opened(points) as (pate, dpsgd):
+            # Whoever made what the table rests on, and when: it is of the study.
+            claim_labels(pate, [each.pate for each in ran_all], study=self.study)
+            self._models(points).claim(dpsgd)
             cost = ledgers.cost(pate, dpsgd, points=points)
         if not cost.here.releases or cost.other is None or not cost.other.releases:
             raise LedgerError(
@@ -147,7 +157,11 @@ class Comparison:
             each
             for each in points
             if not paid_for_dpsgd(
-                each, self._home(each), data_root=root, seed=self._seeded(each.seed)
+                each,
+                self._home(each),
+                ledger=ledgers.dpsgd,
+                data_root=root,
+                seed=self._seeded(each.seed),
             )
         ]
         if not self.options.spend:

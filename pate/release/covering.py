@@ -19,7 +19,6 @@ from pate.accounting import (
     event_to_json,
 )
 from pate.accounting.events import tally
-from pate.accounting.together import whole_studies
 from pate.artifacts import Artifact, Level, Store, StoreError
 from pate.errors import InvalidInput, LedgerError
 from pate.release.figures import (
@@ -35,7 +34,7 @@ from pate.release.figures import (
     written,
 )
 from pate.release.finished import Finished
-from pate.report.tuning import studies_of
+from pate.report.tuning import studies_behind
 
 _CHARGE = "charge.json"
 
@@ -67,10 +66,9 @@ def require_own_choice(finished: Finished, *, chosen_beforehand: bool) -> list[s
     with Ledger.open(finished.ledger) as ledger:
         covering = _Covering(finished, ledger)
         covering.require_paid()
-        names = studies_of(covering.charges, [each.release for each in covering.own])
+        own = [each.release for each in covering.own]
         relation = finished.recipe.partition.neighbours
-        whole = whole_studies(ledger, one_teacher=relation) if names else ()
-        studies = [each for each in whole if each.here.name in names]
+        studies = studies_behind(ledger, own, one_teacher=relation)
     if not studies:
         return []
     if not chosen_beforehand:

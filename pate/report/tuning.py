@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pate.accounting import Charge, Ledger
+    from pate.accounting import Ledger, Neighbours
+    from pate.accounting.together import WholeStudy
     from pate.pipeline.runner import Run
 
 LOOKS = "votes-looked-at.jsonl"  # beside the private artifacts of a run
@@ -49,36 +50,43 @@ def tuning_told(run: Run, ledger: Ledger) -> list[str]:
     return told + _trained(ledger) + _compared(run, ledger)
 
 
-def studies_of(charges: Sequence[Charge], own: Sequence[str]) -> set[str]:
-    """The studies that the draws of these names belong to, or other draws with their settings.
+def studies_behind(
+    ledger: Ledger, own: Sequence[str], *, one_teacher: Neighbours
+) -> tuple[WholeStudy, ...]:
+    """The studies whose results may have led to labels, by the names of their charges.
 
-    Who draws once more, with a study's results at hand, what did best in it has chosen by them just
-    the same: also with other seeds, plug-ins or records.
+    Labels of a study, and what builds on them, are; and so are other draws of the same votes, and
+    later ones with the same settings, or with a choice among them: who draws once more, with a
+    study's results at hand, what did best in it has chosen by them just the same.
+
+    Guarantees:
+        What is told of a study is the cost of its plan only if the labels are part of it, and of no
+        other study; otherwise what the ledgers say of all their releases, these labels among them.
     """
-    begins = tuple(f"{name.rpartition(' ')[0]} " for name in own)
-    drawn = [each for each in charges if each.release.startswith(tuple(own))]
-    settings = {each.settings for each in drawn} - {None}
-    last = max((each.number for each in drawn), default=0)
-    return {
-        study
-        for each in charges
-        if each.release.startswith(begins) or (each.settings in settings and each.number < last)
-        for study in each.studies
-    }
-
-
-def _compared(run: Run, ledger: Ledger) -> list[str]:
     from pate.accounting.together import whole_studies
 
     charges = ledger.charges()
-    names = studies_of(charges, _own_names(run))
+    begins = tuple(f"{name.rpartition(' ')[0]} " for name in own)
+    drawn = [each for each in charges if each.release.startswith(tuple(own))]
+    settings = frozenset[str]().union(*(each.settings for each in drawn))
+    last = max((each.number for each in drawn), default=0)
+    names = {
+        study
+        for each in charges
+        if each.release.startswith(begins) or (each.settings & settings and each.number < last)
+        for study in each.studies
+    }
+    inside = len(names) == 1 and drawn != [] and all(names <= set(each.studies) for each in drawn)
+    return whole_studies(ledger, among=names, one_teacher=one_teacher, by_plan=inside)
+
+
+def _compared(run: Run, ledger: Ledger) -> list[str]:
     relation = run.recipe.partition.neighbours
     return [
         f"These labels, or others drawn with the same settings, are among {study.releases} "
         "releases that were made to be compared. Whoever chose them by their results has spent "
         f"what all of them cost: {study.told()}."
-        for study in whole_studies(ledger, one_teacher=relation)
-        if study.here.name in names
+        for study in studies_behind(ledger, _own_names(run), one_teacher=relation)
     ]
 
 

@@ -57,7 +57,7 @@ from pate.mechanisms.spec import AggregateSpec
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.releasing import release_once
+from pate.stages.releasing import charges_behind, release_once
 
 _CHOSEN = (
     "the settings were chosen privately among several: what holds is the cost of the choice, "
@@ -183,6 +183,9 @@ def _release(
         events=events,
         prepare=prepare,
         publish=publish,
+        builds_on=charges_behind(
+            context.store, "labels", str(context.inputs["aggregate"].facts["drawn"])
+        ),
     )
 
 

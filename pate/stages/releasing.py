@@ -8,8 +8,9 @@ in two folders or after a crash, cannot share a payment.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pate.accounting import Event, Ledger, event_from_json, event_to_json
 from pate.artifacts import Artifact, Draft, Level, Store, fingerprint
@@ -33,6 +34,8 @@ def release_once(
     pay_first: bool = False,
     extends: str | None = None,
     sources: Collection[str] = (),
+    settings: Collection[str] | None = None,
+    builds_on: Collection[str] = (),
 ) -> None:
     """Draws an answer, pays for it, and only then lets it out.
 
@@ -43,7 +46,9 @@ def release_once(
     (a student) on the way: the name is then written down before the charge, and a run that was
     killed goes on under it. What was drawn by then ``prepare`` keeps itself
     (:mod:`pate.stages.rounds`). ``extends`` is the charge of an earlier answer that is given out
-    again as it was; ``events`` are then what comes on top.
+    again as it was; ``events`` are then what comes on top. ``settings`` are the digests of all
+    that could have been drawn, where that is more than the recipe (:func:`settings_of`).
+    ``builds_on`` are the charges of answers that this one is worked out from.
 
     Guarantees:
         * What is charged was written down with the draw, and is charged under the draw's own random
@@ -54,9 +59,11 @@ def release_once(
           the user says ``--spend``. A study asked for all its settings at once, so there only what
           was paid for and is lost needs that word.
         * The study that a draw was made for is written down with it: whoever goes on with it later
-          pays under that mark.
+          pays under that mark. What extends an answer of a study, or builds on it, is of the study.
     """
     pending = f"pending-{kind}"
+    if settings is None:
+        settings = [settings_of(context.recipe, context.options.data_root)]
     drawn_from = sorted(sources) or [context.provenance[source]]
     study = context.options.study
     answer = _stored(context, pending)
@@ -64,9 +71,7 @@ def release_once(
         if pay_first:
             name, study = _begin(context, kind, source, ledger)
             release = _release_id(kind, context.made_from, name)
-            ledger.charge(
-                events, release=release, study=study, settings=_settings(context, sources)
-            )
+            ledger.charge(events, release=release, study=study, settings=settings)
         else:
             if extends is None:
                 require_consent(context, kind, source, ledger, sources=drawn_from)
@@ -81,7 +86,8 @@ def release_once(
                 "extends": extends,
                 "study": study,
                 "sources": drawn_from,
-                "settings": _settings(context, sources),
+                "settings": sorted(settings),
+                "builds_on": sorted({*builds_on, *([] if extends is None else [extends])}),
             }
             draft.save_json(_CHARGE, note)
             draft.facts["charges"] = _named(context, kind, name, extends)
@@ -149,11 +155,6 @@ def settings_of(recipe: Recipe, data_root: Path) -> str:
     return fingerprint(naming_key(recipe, data_root), asked)[:40]
 
 
-def _settings(context: Context, sources: Collection[str]) -> str | None:
-    """The digest of a draw's settings; an answer chosen among several has none of its own."""
-    return None if sources else settings_of(context.recipe, context.options.data_root)
-
-
 def charges_behind(store: Store, kind: str, drawn: str) -> list[str]:
     """The names of the charges for an answer in this store: its own, then those it builds on.
 
@@ -216,7 +217,10 @@ def _pay(context: Context, kind: str, answer: Artifact, ledger: Ledger) -> None:
             f"the ledger at {ledger.path} lacks the charge that this answer builds on; bring the "
             "ledger back from a copy"
         )
-    if release in paid or not events:
+    if not events:
+        return
+    if release in paid:
+        _take_over(ledger, release, charge)
         return
     prefix = _release_id(kind, context.made_from, "")
     if any(each.startswith(prefix) for each in paid) and not context.options.spend:
@@ -226,11 +230,23 @@ def _pay(context: Context, kind: str, answer: Artifact, ledger: Ledger) -> None:
             events,
             release=release,
             study=_study(context, answer),
-            settings=charge.get("settings"),
+            settings=charge.get("settings", ()),
         )
     except BudgetExceeded:
         context.store.discard(answer)
         raise
+    _take_over(ledger, release, charge)
+
+
+def _take_over(ledger: Ledger, release: str, charge: Mapping[str, Any]) -> None:
+    """What builds on answers of studies is of these studies, too; before it is published."""
+    behind = set(charge.get("builds_on", ()))
+    charges = ledger.charges()
+    own = next(each.studies for each in charges if each.release == release)
+    studies = [study for each in charges if each.release in behind for study in each.studies]
+    for study in dict.fromkeys(studies):
+        if study not in own:
+            ledger.mark(release, study=study)
 
 
 def require_consent(

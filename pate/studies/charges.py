@@ -8,7 +8,7 @@ from pate.accounting import Ledger
 from pate.artifacts import Artifact, Store
 from pate.pipeline.runner import Run
 from pate.pipeline.spending import ledger_path
-from pate.stages.releasing import require_charged
+from pate.stages.releasing import charges_behind, require_charged
 
 
 def release_of(answer: Artifact) -> str:
@@ -40,6 +40,16 @@ def claim(ledger: Ledger, releases: Iterable[str], *, study: str) -> None:
     for each in ledger.charges():
         if each.release in wanted and study not in each.studies:
             ledger.mark(each.release, study=study)
+
+
+def claim_labels(ledger: Ledger, runs: Iterable[Run], *, study: str) -> None:
+    """Marks the charges of the labels that runs rest on, whoever drew them, and when."""
+    begins: list[str] = []
+    for run in runs:
+        drawn = str(run.artifact("aggregate").facts["drawn"])
+        begins += charges_behind(run.store, "labels", drawn) or [f"labels {drawn[:40]} "]
+    known = [each.release for each in ledger.charges()]
+    claim(ledger, [each for each in known if each.startswith(tuple(begins))], study=study)
 
 
 def require_paid(run: Run) -> None:

@@ -8,6 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pate.accounting import Conversion, Event, Ledger, compose
@@ -17,7 +18,7 @@ from pate.mechanisms import Plan
 from pate.pipeline.runner import Run
 from pate.pipeline.spending import open_ledger
 from pate.stages.drawing import plan_of
-from pate.studies.charges import claim, drawn_for, is_paid, releases_in, require_paid
+from pate.studies.charges import claim, claim_labels, drawn_for, is_paid, releases_in, require_paid
 from pate.sweep.grid import Point
 from pate.sweep.sweeping import Sweep
 
@@ -86,7 +87,11 @@ def _require_room(ledger: Ledger, unpaid: tuple[tuple[Event, ...], ...]) -> None
         ) from error
 
 
-def cost_so_far(sweep: Sweep) -> StudyCost:
-    """What the study has come to by the ledger, with all that was planned."""
+def cost_so_far(sweep: Sweep, points: Iterable[Point]) -> StudyCost:
+    """What the study has come to by the ledger, with all that was planned.
+
+    What the finished ``points`` rest on is of the study, whoever drew it: it is marked here.
+    """
     with open_ledger(sweep.grid.points[0].recipe, sweep.options) as ledger:
+        claim_labels(ledger, map(sweep.run, points), study=sweep.study)
         return study_cost(ledger, sweep.study)

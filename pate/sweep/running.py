@@ -74,7 +74,8 @@ def _kept(sweep: Sweep, rows: Sequence[Row]) -> Results:
     """All rows in order, with what the study has come to; the tables in the folder hold them."""
     ordered = tuple(sorted(rows, key=lambda row: row.point.number))
     seeded = sweep.options.insecure_seed is not None
-    results = Results(grid=sweep.grid, rows=ordered, cost=cost_so_far(sweep), seeded=seeded)
+    cost = cost_so_far(sweep, [row.point for row in ordered])
+    results = Results(grid=sweep.grid, rows=ordered, cost=cost, seeded=seeded)
     results.write(sweep.folder)
     return results
 

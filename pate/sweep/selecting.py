@@ -42,7 +42,7 @@ from pate.pipeline.stage import Context, Options
 from pate.stages.catalogue import STAGES
 from pate.stages.distill import DISTILL
 from pate.stages.drawing import ANSWER, plan_of, save_events
-from pate.stages.releasing import release_once, require_consent
+from pate.stages.releasing import release_once, require_consent, settings_of
 from pate.stages.selected import SELECTION, differences, event_of, mark_of
 from pate.sweep.trying import Candidate, Tries, forget
 
@@ -319,6 +319,7 @@ class _Selection:
                     prepare=prepare,
                     publish=publish,
                     sources=self._votes,
+                    settings=[settings_of(each, self.options.data_root) for each in self.recipes],
                 )
             except BudgetExceeded:  # which dropped the answer
                 forget(context.store, self._made_from)

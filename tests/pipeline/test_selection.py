@@ -656,6 +656,19 @@ def test_a_point_of_a_sweep_is_refused_unless_chosen_beforehand(project: Any) ->
     assert verify_release(project.folder / "out").problems == ()
 
 
+def test_a_choice_among_points_of_a_sweep_that_was_seen_is_asked_about(project: Any) -> None:
+    """Candidates may have been picked by its table, for which no ε of the choice accounts."""
+    project.write(student={"model": "sklearn.tree:DecisionTreeClassifier"})
+    project.call_run(*OVER, "--out", "runs/seen", stage="sweep")
+    few = ("--over", "aggregate.scale=3.0,3.1")
+    choose(project, over=few)
+    words = ("release", "runs/tiny", "out", "--plugin-path", "plugins")
+    (line,) = project.call(*words, code=2).stderr.splitlines()
+    assert "“sweep seen”" in line
+    project.call(*words, "--chosen-beforehand")
+    assert "Its owner says" in (project.folder / "out" / "MODEL_CARD.md").read_text()
+
+
 def test_leftovers_of_a_killed_release_are_swept(released: Any, tmp_path: Path) -> None:
     mine, other = tmp_path / ".pate-release-abc", tmp_path / ".draft-of-somebody"
     for each in (mine, other):

@@ -361,7 +361,7 @@ def test_settings_of_a_study_drawn_after_it_are_of_the_study(project: Any, how: 
     more = other_draw(project, how)
     finish(project, "aggregate.scale=3.0", study=None, out="runs/after", **more)
     first, _, last = charges(project)
-    assert first.settings == last.settings is not None
+    assert first.settings == last.settings != frozenset()
     assert last.studies == ()
     assert (first.release.split()[1] == last.release.split()[1]) is (how == "the same votes")
     plugins = more.get("plugins", "plugins")
@@ -373,6 +373,42 @@ def test_settings_of_a_study_drawn_after_it_are_of_the_study(project: Any, how: 
     assert "Its owner says that it was chosen before" in card_of(project)
 
 
+def whole_ledger(project: Any) -> str:
+    with Ledger.open(project.ledger) as ledger:
+        return f"{figure(ledger.guarantee())} together ({NOT_PLANNED})"
+
+
+def test_what_is_drawn_beyond_a_study_is_not_told_its_cost(project: Any) -> None:
+    """Labels with the settings of a study that are not of it: its plan does not count them."""
+    plan_votes(project, 3.0, 4.0)
+    finish(project, "aggregate.scale=3.0")
+    finish(project, "aggregate.scale=4.0")
+    with Ledger.open(project.ledger) as ledger:
+        (cost,) = study_costs(ledger)
+        assert cost.in_advance
+    finish(project, "aggregate.scale=3.0", study=None, out="runs/after", spend=True)
+    refused = let_out(project, "runs/after", code=2).stderr
+    assert whole_ledger(project) in refused
+    assert figure(cost.guarantee) not in refused
+    assert figure(cost.guarantee) in let_out(project, "runs/tiny", code=2).stderr
+
+
+@pytest.mark.parametrize("how", ["more queries", "a sanitised figure"])
+def test_what_builds_on_a_study_is_of_it(project: Any, how: str) -> None:
+    """An answer that is extended later, or sanitised: the plan of the study did not have that."""
+    plan_votes(project, 3.0)
+    finish(project, "aggregate.scale=3.0")
+    more = ["aggregate.queries=20"] if how == "more queries" else ["privacy.sanitise=true"]
+    finish(project, "aggregate.scale=3.0", *more, study=None)
+    with Ledger.open(project.ledger) as ledger:
+        charged, (cost,) = ledger.charges(), study_costs(ledger)
+        assert cost.guarantee == ledger.guarantee()
+    assert [each.studies for each in charged] == [(STUDY,)] * 2
+    assert charged[1].release.startswith("labels" if how == "more queries" else "sanitised")
+    assert (cost.releases, cost.in_advance) == (2, False)
+    assert whole_ledger(project) in let_out(project, "runs/tiny", code=2).stderr
+
+
 def test_settings_of_a_study_drawn_before_it_are_of_none(project: Any) -> None:
     """What was drawn before there was a result was not chosen by it."""
     plugins = other_plugins(project)
@@ -380,7 +416,7 @@ def test_settings_of_a_study_drawn_before_it_are_of_none(project: Any) -> None:
     finish(project, "aggregate.scale=3.0")
     finish(project, "aggregate.scale=4.0")
     first, second, _ = charges(project)
-    assert first.settings == second.settings is not None
+    assert first.settings == second.settings != frozenset()
     assert (first.studies, second.studies) == ((), (STUDY,))
     let_out(project, "runs/before", plugins=plugins)
     card = card_of(project)

@@ -365,6 +365,22 @@ def test_a_point_of_another_study_is_of_both(project: Any) -> None:
     assert told_unplanned(project) in refused
 
 
+@pytest.mark.parametrize("gone", ["private/teach", "private"])
+def test_a_point_from_before_is_of_the_study_though_its_makings_are_gone(
+    project: Any, gone: str
+) -> None:
+    """Only the labels are left; they are found done once teachers and votes are there again."""
+    words = ("--set", "aggregate.scale=2.0", "--set", "privacy.sanitise=false")
+    project.call_run(*words, "--out", "runs/tiny-sweep")
+    shutil.rmtree(project.folder / "runs/tiny-sweep" / gone)
+    sweep(project, *TWO)
+    assert [each.studies for each in charges(project)] == [(STUDY,)] * 2
+    assert swept(project)["together"] == unplanned(project, releases=2)
+    words = ("--plugin-path", "plugins", "--data-root", "data")
+    refused = project.call("release", "runs/tiny-sweep", "out", *words, code=2).stderr
+    assert told_unplanned(project) in refused  # the first point is that of before
+
+
 def test_a_point_of_two_studies_is_refused_with_the_cost_of_both(project: Any) -> None:
     sweep(project, "--over", "aggregate.scale=2.0", "--out", "t/a")
     (project.folder / "t/a").rename(project.folder / "t/b")

@@ -84,14 +84,18 @@ def test_a_mark_is_kept_and_costs_nothing(path, tmp_path):
         assert [charge.studies for charge in again.charges()] == [("sweep one",), ()]
 
 
-def test_a_repeated_charge_keeps_its_first_mark(path):
+def test_a_repeated_charge_keeps_its_marks_and_may_get_another(path):
+    """Whoever was first to pay: the study that asks for it, too, looks at it."""
     with Ledger.open(path, budget=BUDGET) as ledger:
         first = ledger.charge([Repeated(ANSWER, 10)], release="a", study="one")
-        bare = ledger.charge([Repeated(ANSWER, 10)], release="b")
-        assert ledger.charge([Repeated(ANSWER, 10)], release="a", study="two") == first
+        ledger.charge([Repeated(ANSWER, 10)], release="b")
+        spent = ledger.spent()
         assert ledger.charge([Repeated(ANSWER, 10)], release="a") == first
-        assert ledger.charge([Repeated(ANSWER, 10)], release="b", study="two") == bare
-        assert [charge.studies for charge in ledger.charges()] == [("one",), ()]
+        again = ledger.charge([Repeated(ANSWER, 10)], release="a", study="two")
+        assert again.studies == ("one", "two")
+        assert ledger.charge([Repeated(ANSWER, 10)], release="b", study="two").studies == ("two",)
+        assert [charge.studies for charge in ledger.charges()] == [("one", "two"), ("two",)]
+        assert ledger.spent() == spent
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\x1b[31m"])
@@ -275,10 +279,12 @@ def test_two_relations_do_not_share_a_study(path):
 
 def test_settings_are_kept_with_their_charge(path):
     with Ledger.open(path, budget=BUDGET) as ledger:
-        ledger.charge([ANSWER], release="a", settings="3fa2")
+        ledger.charge([ANSWER], release="a", settings=["3fa2", "77"])
         ledger.charge([ANSWER], release="b")
-        ledger.charge([ANSWER], release="a", settings="other")  # the same charge, again
-        assert [charge.settings for charge in ledger.charges()] == ["3fa2", None]
+        ledger.charge([ANSWER], release="a", settings=["other"])  # the same charge, again
+        ledger.charge([ANSWER], release="c", settings=["77"])
+        noted = [charge.settings for charge in ledger.charges()]
+    assert noted == [{"3fa2", "77"}, frozenset(), {"77"}]
 
 
 def test_the_figure_of_more_is_that_of_a_ledger_that_has_it(path, tmp_path):

@@ -300,11 +300,11 @@ def test_every_charge_of_a_study_is_marked(ledger, tmp_path):
     trainer.fit(steps=2)
     trainer.step()
     make(ledger=ledger).fit(steps=1)
-    assert [each.study for each in ledger.charges()] == ["compare tiny", "compare tiny", None]
+    assert [each.studies for each in ledger.charges()] == [("compare tiny",)] * 2 + [()]
     again = make(ledger=ledger, checkpoint=tmp_path / "run")  # a study is no setting of a run
     again.fit(steps=2)
     assert again.steps == 3
-    assert [each.study for each in ledger.charges()] == ["compare tiny", "compare tiny", None]
+    assert [each.studies for each in ledger.charges()] == [("compare tiny",)] * 2 + [()]
 
 
 def test_a_refused_charge_trains_nothing(ledger, tmp_path):
