@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
 
 from scipy.special import ndtri
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A share of records with its 95 % interval."""
+
+    accuracy: float
+    low: float
+    high: float
+    records: int
+
+    @classmethod
+    def of(cls, figure: Mapping[str, Any]) -> Self:
+        """From what ``evaluate`` writes down."""
+        return cls(**{name: figure[name] for name in cls.__slots__})
 
 
 def wilson(right: float, records: int) -> tuple[float, float]:

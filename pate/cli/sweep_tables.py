@@ -18,7 +18,8 @@ from pate.sweep.values import as_setting
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pate.sweep.results import Results, Row, Share
+    from pate.shares import Share
+    from pate.sweep.results import Results, Row
     from pate.sweep.sweeping import Sweep
 
 _UNSEEN = 140  # columns, where no terminal says how wide it is

@@ -23,6 +23,7 @@ from pate.pipeline.stage import producer
 from pate.report.comparison import Contender, read_comparison
 from pate.report.curves import Curves, Profile, cost_curves, moment_profile
 from pate.report.tuning import tuning_told
+from pate.shares import Share
 
 if TYPE_CHECKING:
     from pate.report.private import PrivateFacts
@@ -38,16 +39,6 @@ class Figure:
     delta: float
     moment: float | None
     conversion: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """A share of records with its 95 % interval."""
-
-    accuracy: float
-    low: float
-    high: float
-    records: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

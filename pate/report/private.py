@@ -17,7 +17,8 @@ from pate.accounting import Conversion, LogMoments, confident_total, gaussian_to
 from pate.mechanisms.spec import AggregateSpec
 from pate.pipeline.runner import Run
 from pate.report.curves import shown_queries
-from pate.report.facts import Figure, Share
+from pate.report.facts import Figure
+from pate.shares import Share
 
 _BINS = 20
 _POINTS = 30  # a prefix of the votes is costed for each

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from pate.report import plots
-from pate.report.facts import Facts, Figure, Share
+from pate.report.facts import Facts, Figure
 from pate.report.markup import Markup, join, tag
 from pate.report.numbers import decimals, epsilon, factor, percent, plain
 from pate.report.recipe_text import recipe_text
 from pate.report.tables import Cell, confusion_table, table
 from pate.report.wording import (
+from pate.shares import Share
     CONVERSIONS,
     RELATIONS,
     best_guess,

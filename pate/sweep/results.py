@@ -13,25 +13,12 @@ from typing import Any
 
 from pate.accounting.together import StudyCost
 from pate.pipeline.runner import Run
+from pate.shares import Share
 from pate.studies.files import write_table
 from pate.sweep.grid import Grid, Point
 
 STEM = "sweep"  # of the files in the folder
 _FORMAT = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """A share of right answers, with its 95 % interval."""
-
-    accuracy: float
-    low: float
-    high: float
-    records: int
-
-    @classmethod
-    def of(cls, figure: Mapping[str, Any] | None) -> Share | None:
-        return None if figure is None else cls(**{k: figure[k] for k in cls.__slots__})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +51,8 @@ class Row:
             private=costs["randomness"] == "private",
             asked=int(released.facts["asked"]),
             answered=int(released.facts["answered"]),
-            labels=Share.of(found.get("labels")),
-            student=Share.of(found.get("student")),
+            labels=_share(found.get("labels")),
+            student=_share(found.get("student")),
         )
 
     def as_json(self, grid: Grid) -> dict[str, Any]:
@@ -137,6 +124,10 @@ class Results:
 
 _COLUMNS = ("epsilon", "delta", "teachers", "asked", "answered", "labels_right", "accuracy",
             "low", "high", "records")  # fmt: skip
+
+
+def _share(figure: Mapping[str, Any] | None) -> Share | None:
+    return None if figure is None else Share.of(figure)
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

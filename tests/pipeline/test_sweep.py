@@ -378,7 +378,8 @@ def test_a_point_from_before_is_of_the_study_though_its_makings_are_gone(
     assert swept(project)["together"] == unplanned(project, releases=2)
     words = ("--plugin-path", "plugins", "--data-root", "data")
     refused = project.call("release", "runs/tiny-sweep", "out", *words, code=2).stderr
-    assert told_unplanned(project) in refused  # the first point is that of before
+    if gone != "private":  # without the draw it does not leave anyhow
+        assert told_unplanned(project) in refused  # the first point is that of before
 
 
 def test_a_point_of_two_studies_is_refused_with_the_cost_of_both(project: Any) -> None:

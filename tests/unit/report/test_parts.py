@@ -34,12 +34,13 @@ from pate.report.curves import (
     naive_epsilon,
     shown_queries,
 )
-from pate.report.facts import Share, _figure, _without_paths
+from pate.report.facts import _figure, _without_paths
 from pate.report.markup import Markup, escape, join, tag
 from pate.report.numbers import epsilon, factor, percent, plain
 from pate.report.plots import shares_picture, short
 from pate.report.recipe_text import recipe_text
 from pate.report.wording import best_guess, mechanism_formula, strength
+from pate.shares import Share
 
 SPECS = {
     "lnmax": AggregateSpec(mechanism="lnmax", scale=8.0),
