@@ -11,13 +11,13 @@ from pate.report.numbers import decimals, epsilon, factor, percent, plain
 from pate.report.recipe_text import recipe_text
 from pate.report.tables import Cell, confusion_table, table
 from pate.report.wording import (
-from pate.shares import Share
     CONVERSIONS,
     RELATIONS,
     best_guess,
     mechanism_formula,
     strength,
 )
+from pate.shares import Share
 
 _MOST_BARS = 40  # classes in a picture
 _MOST_CELLS = 26  # classes in a confusion matrix; above, the commonest confusions are listed
