@@ -43,6 +43,7 @@ class StudyCost:
     unpaid: int  # that are planned besides
     guarantee: Guarantee  # of all of them together
     in_advance: bool  # all costs were fixed before the first result
+    earlier: int = 0  # other releases of the data set that came before the plan
 
     def told(self, *, why: bool = True) -> str:
         """In words; without ``why`` it is not said where the figure comes from.
@@ -57,6 +58,23 @@ class StudyCost:
         if number == 1:
             return f"{both} for 1 release{reason}"
         return f"{both} for {number} releases together{left if self.unpaid else ''}{reason}"
+
+
+def led_to(*costs: StudyCost) -> str | None:
+    """What else must be said of the plan of a study, if anything was released before it.
+
+    >>> whole = Guarantee(epsilon=1.0, delta=1e-5)
+    >>> led_to(StudyCost(name="a", releases=1, unpaid=0, guarantee=whole, in_advance=True)) is None
+    True
+    """
+    earlier = sum(cost.earlier for cost in costs)
+    if not earlier:
+        return None
+    were = "1 other release" if earlier == 1 else f"{earlier} other releases"
+    return (
+        f"{were} of this data set came before: if what came out led to this study, only what the "
+        "ledger says of all releases, to be published, covers that."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +218,7 @@ def study_cost(
         unpaid=unpaid,
         guarantee=guarantee,
         in_advance=plan is not None,
+        earlier=0 if plan is None else plan.after,
     )
 
 

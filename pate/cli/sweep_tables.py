@@ -10,6 +10,7 @@ from rich.console import Console
 
 from pate.accounting.data_ledger import budget_line
 from pate.accounting.shown import upwards
+from pate.accounting.together import led_to
 from pate.cli.fitting import Column, fitted_table
 from pate.datasets import data_root as default_root
 from pate.pipeline.spending import open_ledger
@@ -47,13 +48,15 @@ def show_sweep(sweep: Sweep, results: Results, *, recipe: str, settings: Sequenc
     console.print(f"  {command}\n  {report}", soft_wrap=True)
 
 
-def warning(results: Results) -> tuple[str, str]:
+def warning(results: Results) -> list[str]:
     """What choosing by these accuracies costs, and the ways that account for it."""
-    return (
+    before = led_to(results.cost)
+    return [
         f"Choosing the best by these accuracies costs all of them: {results.cost.told()}.",
+        *([] if before is None else [before]),
         "Accounted ways to choose: `pate sweep --private-selection`, whose ε covers the choice, or "
         "`pate plan`, which looks at no private data.",
-    )
+    ]
 
 
 def take_up(sweep: Sweep, *, recipe: str, settings: Sequence[str]) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pate.accounting.together import NOT_PLANNED, WholeStudy
+from pate.accounting.together import NOT_PLANNED, WholeStudy, led_to
 from pate.compare.costs import told
 from pate.compare.recipe import CompareRecipe
 from pate.compare.rows import Row
@@ -72,12 +72,14 @@ def _relations(pate: str, dpsgd: str) -> str:
 
 def _costs(cost: WholeStudy, *, own_accountant: bool) -> list[str]:
     models = None if cost.other is None else cost.other.guarantee
+    before = led_to(*cost.parts)
     return [
         "Each run alone costs the ε of its row, if it was fixed before any result was seen.",
         f"All PATE students together: {told(cost.here.guarantee)}. All DP-SGD models together: "
         f"{told(models)}. This table, which rests on all of them: {told(cost.together)}."
         + ("" if cost.in_advance else f" These are {NOT_PLANNED}.")
         + (" Ledgers add up log-moments, DP-SGD's too." if own_accountant else ""),
+        *([] if before is None else [before]),
     ]
 
 

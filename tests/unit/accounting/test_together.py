@@ -25,6 +25,7 @@ from pate.accounting.together import (
     all_of,
     beside,
     for_replacement,
+    led_to,
     study_cost,
     study_costs,
     whole_studies,
@@ -226,6 +227,8 @@ def test_a_study_costs_what_its_charges_do_at_the_best_moment(tmp_path):
     assert (first.name, first.releases, first.unpaid) == ("sweep b", 2, 0)
     assert (second.name, second.releases, second.unpaid) == ("sweep a", 1, 0)
     assert first.in_advance
+    assert first.earlier == second.earlier == 1
+    assert "1 other release of this data set came before" in led_to(first)
     best = compose([Repeated(ANSWER, 500), FINER]).guarantee(delta=1e-5)
     assert first.guarantee == best
     assert first.guarantee.moment != 3.0
