@@ -45,6 +45,7 @@ from pate.stages.drawing import ANSWER, plan_of, save_events
 from pate.stages.releasing import release_once, require_consent, settings_of
 from pate.stages.selected import SELECTION, differences, event_of, mark_of
 from pate.sweep.trying import Candidate, Tries, forget
+from pate.sweep.unheard import unheard
 
 _VERSION = 1  # raised when the same candidates would be tried in another way
 _SHARED = {
@@ -268,7 +269,8 @@ class _Selection:
                 for run, each in zip(self._runs, self._contexts, strict=True)
             ]
             if context.store.find("pending-labels", self._made_from) is None:
-                _rehearse(candidates)
+                with unheard():  # also what a model keeps alive for later says nothing then
+                    _rehearse(candidates)
             self.options.say("selection: trying")
 
             def prepare(draft: Draft, name: str) -> None:

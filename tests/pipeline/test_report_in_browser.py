@@ -61,7 +61,7 @@ CONTRAST = """
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """The public and the private page of `digits`, with a few teachers."""
+    """The public and the private page of `digits`, with a few teachers, and a comparison's."""
     folder = tmp_path_factory.mktemp("digits")
 
     def pate(*words):
@@ -75,7 +75,12 @@ def pages(tmp_path_factory):
          "--set", "teachers.count=40", "--set", "student.params.n_estimators=20")  # fmt: skip
     pate("report", "runs/digits")
     pate("report", "runs/digits", "--private")
+    pate("compare", "compare-digits", "--engine", "serial", "--data-root", "data", "--quiet",
+         "--epsilon", "4,8", "--seeds", "2", "--set", "pate.teachers.count=40",
+         "--set", "dpsgd.training.epochs=2")  # fmt: skip
+    pate("report", "runs/compare-digits")
     return {
+        "compared": folder / "runs/compare-digits/report.html",
         "public": folder / "runs/digits/report.html",
         "private": folder / "runs/digits/private/report.html",
     }
@@ -90,7 +95,7 @@ def browser(tmp_path_factory):
     shutil.rmtree(profile, ignore_errors=True)
 
 
-@pytest.mark.parametrize("kind", ["public", "private"])
+@pytest.mark.parametrize("kind", ["public", "private", "compared"])
 def test_it_loads_alone_and_without_complaint(browser, pages, kind):
     browser.show()
     browser.open(pages[kind])
@@ -99,6 +104,7 @@ def test_it_loads_alone_and_without_complaint(browser, pages, kind):
     sections = browser.run("[...document.querySelectorAll('main > section')].map(s => s.id)")
     assert {"guarantee", "run", "cost", "labels", "student", "provenance"} <= set(sections)
     assert ("raw" in sections) == (kind == "private")
+    assert ("comparison" in sections) == (kind == "compared")
     stamped = browser.run("[...document.querySelectorAll('.stamp')].map(s => s.textContent)")
     assert stamped == (["PRIVATE – do not publish"] if kind == "private" else [])
     assert browser.run(
@@ -153,7 +159,20 @@ def test_tables_sort_by_a_click_and_by_the_keyboard(browser, pages):
     assert browser.problems == []
 
 
-@pytest.mark.parametrize("kind", ["public", "private"])
+def test_methods_that_were_compared_sort_too(browser, pages):
+    browser.show()
+    browser.open(pages["compared"])
+    table = "document.querySelector('#comparison table.sortable')"
+    rows = f"[...{table}.querySelectorAll('tbody tr')].map(r => r.cells[0].textContent)"
+    assert browser.run(rows)[:2] == ["PATE", "DP-SGD"]
+    browser.run(f"{table}.querySelectorAll('thead button')[0].click()")
+    names = browser.run(rows)
+    assert names == sorted(names, key=str.lower)
+    assert len(names) == 6
+    assert browser.problems == []
+
+
+@pytest.mark.parametrize("kind", ["public", "private", "compared"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1200])
 def test_text_stands_out_and_nothing_overflows(browser, pages, kind, scheme, width):
