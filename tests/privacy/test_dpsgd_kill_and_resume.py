@@ -106,8 +106,8 @@ def test_killed_at_any_moment_a_run_costs_what_it_would_have(tmp_path):
     uninterrupted = make(None, steps_of=LOT).fit(epochs=EPOCHS).epsilon().epsilon
     assert uninterrupted == compose([Repeated(step, STEPS)]).guarantee(delta=DELTA).epsilon
     ends = [line for line in shown if line[0] == "done"]
-    assert len(ends) == 2
-    assert all((at, epsilon) == (STEPS, uninterrupted) for _, at, _, epsilon in ends)
+    assert len(ends) >= 2  # or more: one may be killed between its last word and its end
+    assert {(at, epsilon) for _, at, _, epsilon in ends} == {(STEPS, uninterrupted)}
     with Ledger.open(path) as ledger:
         assert [each.events for each in ledger.charges()] == [(Repeated(step, STEPS),)]
 
