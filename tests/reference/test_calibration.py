@@ -53,7 +53,8 @@ def test_noise_by_pld(case):
     noise = GaussianDpEvent(golden["sigma"])
     peer.compose(PoissonSampledDpEvent(case["q"], noise), case["steps"])
     assert found == pytest.approx(peer.get_epsilon(case["delta"]), rel=1e-12)
-    assert found == pytest.approx(golden["eps_at_sigma"], rel=1e-4)
+    assert found >= golden["eps_at_sigma"] * (1 - 1e-9)  # never smaller
+    assert found <= golden["eps_at_sigma"] * (1 + 1e-4)
     if case["steps"] in (1, 1000):  # the search itself, where an evaluation is quick
         found = calibrate(case, epsilon, tolerance=1e-7)
         assert found == pytest.approx(golden["sigma"], rel=2e-6)
