@@ -421,6 +421,28 @@ def test_stopped_after_a_look_it_costs_what_was_planned(
     assert swept(project)["together"] == whole | {"releases": 3, "unpaid": 0}
 
 
+def test_another_sweep_in_the_folder_meanwhile_is_not_forgotten(
+    project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first one planned and knows must not hide what the other one paid for."""
+    from pate.sweep import running
+
+    run, others = running._run, []
+
+    def beside(*arguments: Any) -> Any:
+        row = run(*arguments)
+        if not others:
+            others.append("--over")
+            sweep(project, "--over", "aggregate.scale=8.0")
+        return row
+
+    monkeypatch.setattr(running, "_run", beside)
+    sweep(project, *TWO)
+    assert planned_scales(project) == [2.0, 4.0]  # that of the first
+    assert [each.studies for each in charges(project)] == [(STUDY,)] * 3
+    assert swept(project)["together"] == unplanned(project, releases=3)
+
+
 def test_what_was_planned_and_never_paid_for_is_forgotten(
     project: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

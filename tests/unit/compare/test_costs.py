@@ -8,14 +8,15 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from dpsgd.outcome import STAGE
+from dpsgd.outcome import STAGE, name_of_run
+from dpsgd.workplace import CHECKPOINT, private_folder
 from pate.accounting import Gaussian, Guarantee, Ledger, Neighbours, compose
 from pate.accounting.calibrate import gnmax
 from pate.accounting.events import Repeated, tally
 from pate.artifacts.manifest import MANIFEST
-from pate.compare import answers
+from pate.compare import answers, costs
 from pate.compare.answers import Models, require_charged
-from pate.compare.costs import Ledgers, budget_told, told
+from pate.compare.costs import Ledgers, budget_told, paid_for_dpsgd, told
 from pate.compare.points import make_points
 from pate.compare.recipe import CompareRecipe
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, SpendNeeded
@@ -342,6 +343,24 @@ def test_a_released_model_must_be_in_a_ledger(
         with pytest.raises(LedgerError):
             require_charged([home], nowhere, seeded=nowhere)
     assert not nowhere.exists()
+
+
+@pytest.mark.parametrize(("name", "paid"), [("one", True), ("four", False)])
+def test_a_model_that_was_begun_is_paid_for_if_the_ledger_says_so(
+    points, charged, tmp_path, monkeypatch, name, paid
+):
+    """A checkpoint is written just before the charge: a kill in between leaves it unpaid."""
+
+    def is_paid(home):
+        return paid_for_dpsgd(points[0], home, ledger=charged, data_root=tmp_path, seed=None)
+
+    monkeypatch.setattr(costs, "releases", lambda file: {name})
+    home = tmp_path / "home"
+    assert not is_paid(home)  # nothing is there
+    begun = private_folder(home, name_of_run(points[0].dpsgd, None)) / CHECKPOINT
+    begun.parent.mkdir(parents=True)
+    begun.touch()
+    assert is_paid(home) is paid
 
 
 def test_models_of_others_are_marked_and_keep_their_marks(charged):
