@@ -1,10 +1,12 @@
 """Speed of the accountant, as ratios against straightforward code in the same run.
 
-    python benchmarks/accounting.py [--rows 1000000]
+    python benchmarks/accounting.py [--rows 1000000] [--charges 50000]
 
 1. Data-dependent log-moments of a whole vote matrix (32 moments), LNMax and GNMax, against a
    per-row Python loop of the same formulas on a sample of its rows; peak memory of the process.
 2. ε of 10 000 DP-SGD steps in one evaluation, against adding the steps up one by one.
+3. One charge to a ledger of many distinct ones, against one to a ledger that is new, and against
+   adding all of them up again; opening it, which compares its running total with its charges.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ from __future__ import annotations
 import argparse
 import math
 import resource
+import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +27,15 @@ from scipy.special import log_ndtr
 from pate.accounting import (
     Conversion,
     Event,
+    GaussianNoisyMaxAnswer,
+    Guarantee,
+    Ledger,
     LogMoments,
+    Mode,
     Repeated,
     SampledGaussian,
+    compose,
+    event_to_json,
     gaussian_total,
     integer_moments,
     laplace_total,
@@ -123,10 +134,56 @@ def epsilon(events: list[Event]) -> float:
     return total.guarantee(delta=1e-5, conversion=Conversion.CLASSIC).epsilon
 
 
+def make_ledger(path: Path, charges: int) -> None:
+    """A ledger of so many charges, each for another event; written at once, to save waits."""
+    terms = Guarantee(epsilon=math.inf, delta=1e-5)
+    with Ledger.open(path, budget=terms, mode=Mode.ODOMETER) as ledger:
+        connection = ledger._connection
+        connection.execute("BEGIN IMMEDIATE")
+        for number in range(1, charges + 1):
+            event = event_to_json(GaussianNoisyMaxAnswer(sigma=100 + number / 1000))
+            name = f"release {number}"
+            connection.execute(
+                "INSERT INTO charges (release, basis) VALUES (?, 'fixed-moment')", (name,)
+            )
+            connection.execute("INSERT INTO entries VALUES (?, ?, 1)", (number, event))
+        ledger._running.rebuild()
+        connection.execute("COMMIT")
+
+
+def charge_seconds(ledger: Ledger, repeats: int = 15) -> float:
+    """The median time of a charge for an event that is new to the ledger."""
+    took = []
+    for number in range(repeats):
+        start = time.perf_counter()
+        ledger.charge([GaussianNoisyMaxAnswer(sigma=50 + number)], release=f"one more {number}")
+        took.append(time.perf_counter() - start)
+    return statistics.median(took)
+
+
+def ledgers(charges: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        new, old = Path(folder) / "new", Path(folder) / "old"
+        make_ledger(new, 0)
+        make_ledger(old, charges)
+        opening = seconds(lambda: Ledger.open(old).close(), repeats=3)
+        with Ledger.open(new) as small, Ledger.open(old) as large:
+            few, many = charge_seconds(small), charge_seconds(large)
+            events = [event for charge in large.charges() for event in charge.events]
+            again = seconds(lambda: compose(events, [10.0]), repeats=1)
+    print(
+        f"a charge among {charges} distinct ones: {many * 1e3:.1f} ms, {many / few:.2f} x that of "
+        f"a new ledger; adding them up again would take {again * 1e3:.0f} ms: {again / many:.0f} x "
+        f"as long; opening it: {opening * 1e3:.0f} ms"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
-    rows = parser.parse_args().rows
+    parser.add_argument("--charges", type=int, default=50_000)
+    asked = parser.parse_args()
+    rows = asked.rows
     votes = make_votes(rows)
     sample = votes[np.random.default_rng(1).choice(rows, size=min(rows, 1000), replace=False)]
     print(f"{rows} x {CLASSES} votes of {TEACHERS} teachers, {len(MOMENTS)} moments, one thread")
@@ -155,6 +212,7 @@ def main() -> None:
         f"epsilon of {steps} DP-SGD steps: {once * 1e3:.1f} ms in one evaluation, "
         f"{some * 100 * 1e3:.0f} ms step by step (from {steps // 100}): {some * 100 / once:.0f} x"
     )
+    ledgers(asked.charges)
 
 
 if __name__ == "__main__":

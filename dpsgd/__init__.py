@@ -10,6 +10,10 @@
 >>> round(guarantee.epsilon, 2), guarantee.publishable
 (2.23, True)
 
+``guarantee.neighbours`` names the data sets between which it holds: ``zero-out`` (one record's
+contribution removed; the number of records is public), or ``add-remove`` where a public
+``Trainer(records=…)`` takes the place of the true number.
+
 Names are loaded when they are first used: ``import dpsgd`` loads no torch.
 """
 

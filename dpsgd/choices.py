@@ -48,13 +48,16 @@ def choose_multiplier(noise_multiplier: float | Schedule | None, rule: Clipping)
 
 
 def choose_lots(
-    sampling: str, *, records: int, lot_size: float, generator: np.random.Generator
+    sampling: str,
+    *,
+    records: int,
+    public_records: int | None,
+    lot_size: float,
+    generator: np.random.Generator,
 ) -> Lots:
-    makers: dict[str, Callable[[], Lots]] = {
-        "poisson": lambda: PoissonLots(records, lot_size, generator),
-        "shuffle": lambda: ShuffledLots(records, lot_size, generator),
-    }
-    return _one_of("sampling", sampling, makers)()
+    makers: dict[str, Callable[..., Lots]] = {"poisson": PoissonLots, "shuffle": ShuffledLots}
+    make = _one_of("sampling", sampling, makers)
+    return make(records, lot_size, generator, public_records=public_records)
 
 
 def choose_noise(noise: str, *, seed: int | None, device: torch.device) -> Noise:

@@ -19,6 +19,7 @@ from dpsgd.losses import Loss
 
 COMPARED = 3  # examples
 _ROUNDING = 1e-3  # float32 through a deep network; a wrong gradient is far off
+_NOTHING = 1e-15  # a length that stands for zero: squares of lengths are not taken for smaller
 
 
 def compare(
@@ -94,7 +95,7 @@ def _by_autograd(value: Tensor, groups: Sequence[tuple[nn.Parameter, ...]]) -> l
 def _require_equal(
     found: list[float], lengths: list[float], names: Sequence[tuple[str, ...]]
 ) -> None:
-    rounding = _ROUNDING / 100 * math.hypot(*lengths)
+    rounding = _NOTHING + _ROUNDING / 100 * math.hypot(*lengths)
     for own, length, group in zip(found, lengths, names, strict=True):
         if abs(own - length) > _ROUNDING * length + rounding:
             raise UnsuitableModel(

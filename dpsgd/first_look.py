@@ -29,6 +29,8 @@ def look_first(
     What torch says of a failure can hold a label or a value, so it is not passed on.
     """
     clipper.noise_stds(0, noise_multiplier)
+    if not len(records):  # allowed where their number is private
+        return
     try:
         inputs, targets = records.take(np.arange(min(COMPARED, len(records))))
         inputs, targets = inputs.to(device), targets.to(device)

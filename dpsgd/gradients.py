@@ -27,7 +27,9 @@ class ClippedGradients:
     Guarantees:
         * What one example adds to a group's sum is at most the clipper's bound long, up to the
           rounding of the numbers in use.
-        * An example whose gradient is not finite adds nothing: its pull could not be bounded.
+        * An example whose gradient is not finite adds nothing: its pull could not be bounded. The
+          lot is never run a second time for it: dropout would fall anew on everybody, because of
+          one example (Abadi et al. 2016, Algorithm 1, needs one bounded term for each example).
 
     >>> from dpsgd.clipping import Flat
     >>> from dpsgd.losses import cross_entropy
@@ -64,18 +66,16 @@ class ClippedGradients:
             return
         given = inputs if isinstance(inputs, tuple) else (inputs,)
         self._exact = self._exact or self.check(given, targets)
-        while True:  # until all are finite: dropout may fall differently on the next pass
-            traces, norms = self._run(given, targets, per_layer=clipper.per_layer)
-            finite = torch.isfinite(norms).all(0)
-            if bool(finite.all()):
-                break
-            given, targets = tuple(each[finite] for each in given), targets[finite]
-            if len(targets) == 0:
-                return
-        factors = clipper.factors(norms, step) * scale
+        traces, norms = self._run(given, targets, per_layer=clipper.per_layer)
+        finite = torch.isfinite(norms).all(0)
+        all_finite = bool(finite.all())
+        factors = torch.zeros_like(norms)
+        factors[:, finite] = clipper.factors(norms[:, finite], step) * scale
         with torch.no_grad():
             for group, trace in enumerate(traces):
                 if trace is not None:
+                    if not all_finite:
+                        trace.zero_rows(~finite)
                     trace.add_sum(factors[group if clipper.per_layer else 0])
 
     def norms(self, inputs: Inputs, targets: Tensor, *, clipper: Clipper) -> Tensor:
@@ -107,22 +107,25 @@ class ClippedGradients:
     def check(self, inputs: Inputs, targets: Tensor) -> bool:
         """Holds a few examples against ordinary autograd; True once there were enough.
 
-        Raises :class:`UnsuitableModel` where they differ. Every trainer's first lot is checked.
+        Raises :class:`UnsuitableModel` where they differ. Every trainer's first lot is checked. The
+        generators of torch are left as they were: whether a lot is checked, and how far, depends on
+        its examples, and must not move the dropout of its gradient pass.
         """
         given = inputs if isinstance(inputs, tuple) else (inputs,)
         few, labels = tuple(each[:COMPARED] for each in given), targets[:COMPARED]
-        for training in (False, True):
-            with without_chance(self._model, training=training):
-                learn_arguments(self._model, self._sites, few, len(labels))
-        return compare(
-            self._model,
-            self._loss,
-            lambda: self._run(few, labels, per_layer=True)[1],
-            few,
-            labels,
-            groups=self.groups,
-            names=self.names,
-        )
+        with torch.random.fork_rng(devices=[labels.device] if labels.is_cuda else []):
+            for training in (False, True):
+                with without_chance(self._model, training=training):
+                    learn_arguments(self._model, self._sites, few, len(labels))
+            return compare(
+                self._model,
+                self._loss,
+                lambda: self._run(few, labels, per_layer=True)[1],
+                few,
+                labels,
+                groups=self.groups,
+                names=self.names,
+            )
 
 
 def _named_parameters(group: list[Site]) -> dict[str, nn.Parameter]:

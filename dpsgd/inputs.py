@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pate.datasets import Splits, Table
 from pate.encoders import Chain
 from pate.errors import InvalidInput
 from pate.plugins import resolve
+from pate.untrusted import run_untrusted
 
 _TEST_BATCH = 2048
 
@@ -116,7 +118,12 @@ def _each(
         if chain is not None:
             records = chain.transform(records)
         if encoder is not None:
-            records = encode(encoder, records)
+            records = run_untrusted(
+                f"the encoder {spec.encoder}",
+                partial(encode, encoder, records),
+                private=True,
+                error=InvalidInput,
+            )
         if recipe.model.kind == "cnn" and spec.pca is None:
             records = _channels_first(records)
         return np.ascontiguousarray(records, dtype=np.float32)

@@ -7,15 +7,17 @@ from pathlib import Path
 from dpsgd.recipe import Recipe
 from dpsgd.run_plan import RunPlan
 from pate.accounting import Ledger, Neighbours, compose
-from pate.accounting.data_ledger import NOT_PRIVATE, open_data_ledger
+from pate.accounting.data_ledger import open_data_ledger
+from pate.accounting.data_set import NOT_PRIVATE
 
 
 def ledger_path(recipe: Recipe, data_root: Path, insecure_seed: int | None = None) -> Path:
     """Beside the data, by the name of the data set: deleting a run refunds nothing.
 
     It is not the ledger of ``pate``: costs of votes hold for one record replaced, costs of lots for
-    one added or removed, and the two do not add up moment by moment. What a guarantee does not
-    cover (a seed, shuffled lots, noise that is not cryptographic) is kept apart: no budget does.
+    one added, removed or zeroed out, and these do not add up moment by moment. What a guarantee
+    does not cover (a seed, shuffled lots, noise that is not cryptographic) is kept apart: no budget
+    does.
     """
     covered = recipe.training.sampling == "poisson" and recipe.privacy.noise == "secure"
     private = covered and insecure_seed is None
@@ -27,7 +29,8 @@ def open_ledger(recipe: Recipe, plan: RunPlan, path: Path) -> Ledger:
     """Opens the data set's ledger, or makes it with the recipe's budget.
 
     Without a budget it is an odometer: it reports, and refuses nothing; its λ is then the best one
-    for the first plan, which was made without a look at any record.
+    for the first plan, which was made without a look at any record. It takes charges for one record
+    added or removed, and for zero-out; with one of the latter its figures are for zero-out.
     """
     privacy = recipe.privacy
     return open_data_ledger(

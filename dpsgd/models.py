@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from dpsgd.activations import activation
 from dpsgd.recipe import ModelSpec, TrainingSpec
 from pate.errors import InvalidInput
 from pate.plugins import resolve
+from pate.untrusted import make_untrusted
 
 _HIDDEN = (1000,)
+_COPIES, _BYTES = 3, 4  # weights, their gradient and the noise, in float32
 _SMALLEST_IMAGE = 14  # pixels a side that the convolutional network can do with
 
 
@@ -73,11 +77,23 @@ def _layers(
     hidden: tuple[int, ...] | list[int], name: str, *, shape: tuple[int, ...], classes: int
 ) -> nn.Module:
     width = math.prod(shape)
+    _require_room((width, *hidden, classes))
     parts: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
     for units in hidden:
         parts += [nn.Linear(width, units), activation(name)]
         width = units
     return nn.Sequential(*parts, nn.Linear(width, classes))
+
+
+def _require_room(widths: tuple[int, ...]) -> None:
+    """Refuses a network that no step could be taken with on this machine."""
+    weights = sum((wide + 1) * next_wide for wide, next_wide in pairwise(widths))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if _COPIES * _BYTES * weights > memory:
+        raise InvalidInput(
+            f"model.hidden makes a network of {weights:.3g} weights, and this machine has not the "
+            f"memory to train more than {memory / (_COPIES * _BYTES):.3g}; use fewer units"
+        )
 
 
 def _small_cnn(name: str, *, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -130,7 +146,5 @@ def call_with(maker: Any, params: dict[str, Any], *, offered: dict[str, Any], wh
     except (TypeError, ValueError):  # built in, and without a signature
         takes = set()
     arguments = {key: value for key, value in offered.items() if key in takes} | params
-    try:
-        return maker(**arguments)
-    except TypeError as error:
-        raise InvalidInput(f"{what} cannot be called with these params: {error}") from error
+    failure = f"{what} cannot be called with these params"
+    return make_untrusted(failure, lambda: maker(**arguments), error=InvalidInput)

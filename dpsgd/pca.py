@@ -54,7 +54,8 @@ class PrivatePCA:
           every entry on and above the diagonal gets its own N(0, noise_multiplier²).
         * A record x more or less changes the released triangle by that of xxᵀ, and
           ‖triu(xxᵀ)‖₂ ≤ ‖xxᵀ‖₂ = ‖x‖² ≤ 1 (reached by a record with one feature), so a fit
-          costs one ``SampledGaussian``, for add/remove neighbours, at any sampling rate.
+          costs one ``SampledGaussian``. The sampling rate is given, and nothing that is released
+          depends on the number of records, so it holds for one record added or removed.
         * Every record is scaled to norm one, whatever its size; one that is zero stays zero, and
           one that is not finite counts as zero. Coordinates are cut towards zero to multiples of
           2⁻¹⁴, so ‖x‖ ≤ 1 holds to the last bit, and sums of up to 2²⁵ records are exact: no
@@ -67,7 +68,7 @@ class PrivatePCA:
     >>> rows = np.random.default_rng(0).normal(size=(5000, 20)) * np.linspace(3.0, 0.1, 20)
     >>> pca = PrivatePCA(4, noise_multiplier=7.0).fit(rows)
     >>> pca.transform(rows).shape, pca.events
-    ((5000, 4), (SampledGaussian(sample_rate=1.0, noise_multiplier=7.0),))
+    ((5000, 4), (SampledGaussian(sample_rate=1.0, noise_multiplier=7.0, public_rate=True),))
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class PrivatePCA:
             raise InvalidInput(f"whiten is {whiten!r}; it must lie between 0 and 1")
         self.dimension = dimension
         self.whiten = float(whiten)
-        self._event = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
+        self._event = SampledGaussian(
+            sample_rate=sample_rate, noise_multiplier=noise_multiplier, public_rate=True
+        )
         self._components: Projection | None = None
         self._eigenvalues = np.ones(dimension)
         self._caveats: tuple[str, ...] = ()

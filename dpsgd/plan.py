@@ -8,6 +8,7 @@ a run that was killed goes on with what it paid for, and nothing is paid twice.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self, final
 
@@ -118,6 +119,15 @@ class Plans:
         return self._all[-1] if self._all else None
 
     @property
+    def first(self) -> Plan | None:
+        return self._all[0] if self._all else None
+
+    @property
+    def fixed_in_advance(self) -> bool:
+        """Whether all of it was asked for before the first step, and could follow from no result"""
+        return not self._all or (len(self._all) == 1 and self._all[0].request != BARE)
+
+    @property
     def releases(self) -> set[str]:
         """Their names in the ledger."""
         return {each.release for each in self._all}
@@ -148,12 +158,27 @@ class Plans:
         parts = [spending.events(each.end, first=each.first) for each in self._all]
         return (*spending.prior, *(event for part in parts for event in part))
 
-    def charge(self, ledger: Ledger, spending: Spending, *, study: str | None = None) -> None:
+    def charge(
+        self,
+        ledger: Ledger,
+        spending: Spending,
+        *,
+        study: str | None = None,
+        settings: Iterable[str] = (),
+        again: bool = False,
+    ) -> None:
         """Charges every plan under its name; one that was charged before is not charged again.
 
-        What was paid beside the steps goes with the first. ``study`` is the mark of each charge.
+        What was paid beside the steps goes with the first, and so do the digests of ``settings``.
+        ``study`` is the mark of each charge.
         """
         for index, plan in enumerate(self._all):
             beside = () if index else spending.prior
             events = (*beside, *spending.events(plan.end, first=plan.first))
-            ledger.charge(events, release=plan.release, study=study)
+            ledger.charge(
+                events,
+                release=plan.release,
+                study=study,
+                settings=() if index else settings,
+                again=again,
+            )

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dpsgd.calibrating import noise_for
+from dpsgd.choices import check_count
 from dpsgd.records import as_records
 from dpsgd.sampling import rate_of
 from dpsgd.schedules import Schedule
@@ -29,6 +30,7 @@ def make_private(
     target_epsilon: float | None = None,
     noise_multiplier: float | Schedule | None = None,
     lot_size: float | None = None,
+    records: int | None = None,
     accountant: str = "moments",
     prior_events: Iterable[Event] = (),
     **more: Any,
@@ -37,8 +39,9 @@ def make_private(
 
     The noise is the smallest that does, with what was paid before counted in (``prior_events``);
     or give a ``noise_multiplier``. A lot holds √examples on average unless ``lot_size`` is given
-    (Abadi et al. 2016, Section 5.3). ``more`` goes to :class:`dpsgd.trainer.Trainer` as it is. With
-    a target the trainer is a filter as well: no step beyond the target is ever taken.
+    (Abadi et al. 2016, Section 5.3). ``records`` is an agreed number of examples to work from in
+    place of the true one; it and ``more`` go to :class:`dpsgd.trainer.Trainer` as they are. With a
+    target the trainer is a filter as well: no step beyond the target is ever taken.
 
     >>> import numpy as np, torch
     >>> model = nn.Linear(2, 2)
@@ -51,16 +54,17 @@ def make_private(
     """
     if (target_epsilon is None) == (noise_multiplier is None):
         raise InvalidInput("give exactly one of target_epsilon and noise_multiplier")
-    records = len(as_records(dataset))
+    check_count("records", records)
+    count = len(as_records(dataset)) if records is None else records
     if lot_size is None:
-        lot_size = max(1, round(math.sqrt(records)))
+        lot_size = max(1, round(math.sqrt(count)))
     prior = tuple(prior_events)
     if target_epsilon is not None:
         noise_multiplier = noise_for(
             target_epsilon=target_epsilon,
             delta=target_delta,
-            sample_rate=rate_of(records, lot_size),
-            steps=epochs * math.ceil(records / lot_size),
+            sample_rate=rate_of(count, lot_size),
+            steps=epochs * math.ceil(count / lot_size),
             accountant=accountant,
             prior=prior,
         )
@@ -70,6 +74,7 @@ def make_private(
         optimizer,
         dataset=dataset,
         lot_size=lot_size,
+        records=records,
         noise_multiplier=noise_multiplier,
         delta=target_delta,
         max_grad_norm=max_grad_norm,

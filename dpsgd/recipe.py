@@ -22,12 +22,17 @@ from pate.datasets.spec import DataSpec
 from pate.encoders.spec import StepSpec
 
 Positive = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0, le=1e30)]  # beyond it steps leave what a float32 can hold
 AtLeastOne = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 Optimizer = Literal["sgd", "adam"]
 Rule = Literal["flat", "per-layer", "automatic", "adaptive"]
 Accountant = Literal["moments", "abadi", "pld"]
+Activation = Literal[
+    "relu", "leaky-relu", "elu", "selu", "gelu", "silu", "softplus", "sigmoid", "tanh",
+    "tempered-sigmoid",
+]  # fmt: skip
 
 
 def _entry(name: str) -> str:
@@ -83,7 +88,7 @@ class ModelSpec(Section):
 
     kind: Literal["mlp", "cnn"] = "mlp"
     hidden: list[AtLeastOne] | None = None  # units of each hidden layer (mlp); None: 1000
-    activation: str | None = None  # None: relu for layers of units, tanh for the network
+    activation: Activation | None = None  # None: relu for layers of units, tanh for the network
     entry: Entry | None = None  # a torch module, or what makes one
     params: dict[str, JsonValue] = {}
     init: Annotated[int, Field(ge=0)] = 0  # the seed of the first weights; public
@@ -113,8 +118,8 @@ def _positive(value: Any) -> float | None:
 class RateSpec(Section):
     """A learning rate: one number, or a straight line from ``start`` to ``end`` over ``epochs``."""
 
-    start: Positive
-    end: Positive | None = None
+    start: Rate
+    end: Rate | None = None
     epochs: Positive | None = None
 
     @model_validator(mode="after")
@@ -134,11 +139,17 @@ def _rate(value: Any) -> Any:
 
 
 class TrainingSpec(Section):
-    """``[training]``: how long, in lots of which size, by which optimiser."""
+    """``[training]``: how long, in lots of which size, by which optimiser.
+
+    With ``records``, a public number such as a rounded one, the sampling rate and the steps of an
+    epoch follow from it, and ε is for one record added or removed. Without, they follow from the
+    true number, which then counts as public, and ε is for one record's contribution removed.
+    """
 
     epochs: AtLeastOne | None = None
     steps: AtLeastOne | None = None
-    lot_size: AtLeastOne | None = None  # records in a lot, on average; None: √(private records)
+    lot_size: AtLeastOne | None = None  # records in a lot, on average; None: √records
+    records: AtLeastOne | None = None  # agreed number of private records; None: the true one
     batch_size: AtLeastOne | None = None  # records in memory at once; None: the whole lot
     optimizer: Optimizer = "sgd"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -237,7 +248,7 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _the_guarantee_holds(self) -> Self:
-        """It is about one record more or less, whatever else is in the data."""
+        """It is about one record, whatever else is in the data."""
         if isinstance(self.data.private, int):
             raise ValueError(
                 "data.private is a number of records, and one that leaves would pull another one "

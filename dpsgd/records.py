@@ -46,21 +46,27 @@ def as_records(dataset: Any, *, dtype: torch.dtype = torch.float32) -> Records:
     )
 
 
-def first_inputs(records: Records, *, count: int = 4) -> Tensor | None:
-    """A few inputs to try a model on; made up where there are not enough different ones.
+def first_inputs(records: Records, *, size: int, count: int = 4) -> Tensor | None:
+    """Inputs to try a model on, ``size`` of them or ``count`` if that is more.
 
-    None where they are whole numbers, all alike: what else a model takes cannot be known.
+    The first ``count`` differ, and are made up where there are not enough different ones among
+    the first records. The others are the first records, over and over: a model whose examples meet
+    in large batches only is found by a large batch, whatever it holds. None where inputs are whole
+    numbers, all alike: what else a model takes cannot be known.
     """
     if not len(records):
         return None
     inputs, _ = records.take(np.arange(min(len(records), 16 * count)))
     others = (inputs != inputs[0]).flatten(1).any(1).nonzero().squeeze(1)
     if len(others) >= count - 1:
-        return torch.cat([inputs[:1], inputs[others[: count - 1]]])
-    if not inputs.is_floating_point():
+        few = torch.cat([inputs[:1], inputs[others[: count - 1]]])
+    elif inputs.is_floating_point():
+        generator = torch.Generator().manual_seed(0)
+        few = torch.randn((count, *inputs.shape[1:]), generator=generator, dtype=inputs.dtype)
+    else:
         return None
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn((count, *inputs.shape[1:]), generator=generator, dtype=inputs.dtype)
+    more = torch.arange(max(0, size - count)) % len(inputs)
+    return torch.cat([few, inputs[more]])
 
 
 @final

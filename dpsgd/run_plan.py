@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dpsgd.calibrating import noise_for
 from dpsgd.recipe import FeaturesSpec, Recipe
 from dpsgd.schedules import Constant, Linear, Schedule
-from pate.accounting import Event, Repeated, SampledGaussian
+from pate.accounting import Event, Repeated
 from pate.accounting.calibrate import dpsgd_step
 from pate.errors import InvalidInput
 
@@ -26,10 +26,12 @@ class RunPlan:
     noise_multiplier: float
     learning_rate: Schedule
     prior: tuple[Event, ...]  # a private PCA
+    public_rate: bool  # the recipe states the number of records
 
     @property
     def events(self) -> tuple[Event, ...]:
-        step = dpsgd_step(self.sample_rate)(self.noise_multiplier)
+        make = dpsgd_step(self.sample_rate, public_rate=self.public_rate)
+        step = make(self.noise_multiplier)
         return (*self.prior, Repeated(step, self.steps))
 
 
@@ -37,18 +39,22 @@ def plan_run(recipe: Recipe, *, records: int) -> RunPlan:
     """The plan for so many private records; where the recipe names an ε, its noise is found.
 
     Guarantees:
-        Nothing here depends on what records hold. Their *number* counts as public, as in all of
-        the literature on DP-SGD: it decides the sampling rate.
+        Nothing here depends on what records hold. Where the recipe states ``training.records``,
+        their true number decides nothing: costs are for one record added or removed. Where it does
+        not, that number decides the sampling rate and counts as public: costs are for zero-out.
     """
     training = recipe.training
+    public_rate = training.records is not None
+    records = training.records or records
     lot_size = training.lot_size or max(1, round(math.sqrt(records)))  # Abadi et al. 2016, § 5.3
     if lot_size > records:
         raise InvalidInput(
-            f"training.lot_size is {lot_size} and there are fewer private records; choose less"
+            f"training.lot_size is {lot_size}, more than "
+            f"{'training.records' if public_rate else 'there are private records'}; choose less"
         )
     in_epoch = math.ceil(records / lot_size)
     steps = training.steps or in_epoch * (training.epochs or 0)
-    prior, rate = _pca_events(recipe.features), lot_size / records
+    prior, rate = _pca_events(recipe.features, public_rate), lot_size / records
     privacy = recipe.privacy
     noise = privacy.noise_multiplier
     if noise is None:
@@ -70,15 +76,16 @@ def plan_run(recipe: Recipe, *, records: int) -> RunPlan:
         noise_multiplier=noise,
         learning_rate=_schedule(recipe, in_epoch),
         prior=prior,
+        public_rate=public_rate,
     )
 
 
-def _pca_events(spec: FeaturesSpec) -> tuple[Event, ...]:
-    """What the recipe's PCA costs; known before any record is read."""
+def _pca_events(spec: FeaturesSpec, public_rate: bool) -> tuple[Event, ...]:
+    """What the recipe's PCA costs, in the relation of the run; known before any record is read."""
     if spec.pca is None:
         return ()
     noise, rate = spec.pca.noise_multiplier, spec.pca.sample_rate
-    return (SampledGaussian(sample_rate=rate, noise_multiplier=noise),)
+    return (dpsgd_step(rate, public_rate=public_rate)(noise),)
 
 
 def _schedule(recipe: Recipe, in_epoch: int) -> Schedule:

@@ -32,12 +32,29 @@ class Lots(Protocol):
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
+class _Drawn:
+    """Lots of records; of a public number of them, where there is one, the rate is worked out."""
+
+    def __init__(
+        self,
+        records: int,
+        lot_size: float,
+        generator: np.random.Generator,
+        *,
+        public_records: int | None = None,
+    ) -> None:
+        self.sample_rate = rate_of(records if public_records is None else public_records, lot_size)
+        self.records = records
+        self.generator = generator
+
+
 @final
-class PoissonLots:
+class PoissonLots(_Drawn):
     """Every example is in a lot with probability lot_size / records, independently of all others.
 
     Lots therefore differ in size, and may be empty. ``lot_size`` is the expected size; it is public
-    and need not be whole.
+    and need not be whole. With ``public_records``, an agreed number, the probability is lot_size /
+    public_records, whatever the number of ``records`` there are: then nothing else depends on it.
 
     Guarantees:
         This is the sampling that the moments of DP-SGD are about (Abadi et al. 2016, Section 3.1;
@@ -51,11 +68,6 @@ class PoissonLots:
     """
 
     caveat = None
-
-    def __init__(self, records: int, lot_size: float, generator: np.random.Generator) -> None:
-        self.sample_rate = rate_of(records, lot_size)
-        self.records = records
-        self.generator = generator
 
     def lot(self) -> IntArray:
         if self.sample_rate >= _SPARSE:
@@ -81,7 +93,7 @@ class PoissonLots:
 
 
 @final
-class ShuffledLots:
+class ShuffledLots(_Drawn):
     """All examples in random order, lot after lot, shuffled anew in each epoch; the last is ragged.
 
     What most training loops do, and quick to read from disk. It is here to compare speed and
@@ -90,11 +102,9 @@ class ShuffledLots:
 
     caveat = "guarantee does not hold for shuffling; shown for comparison only"
 
-    def __init__(self, records: int, lot_size: float, generator: np.random.Generator) -> None:
-        self.sample_rate = rate_of(records, lot_size)
-        self.records = records
+    def __init__(self, records: int, lot_size: float, *more: Any, **named: Any) -> None:
+        super().__init__(records, lot_size, *more, **named)
         self.lot_size = max(1, round(lot_size))
-        self.generator = generator
         self._order: IntArray = np.empty(0, dtype=np.int64)
 
     def lot(self) -> IntArray:
@@ -111,6 +121,17 @@ class ShuffledLots:
         self._order = np.array(state["order"], dtype=np.int64)
 
 
+def largest_batch(lot_size: float, batch_size: int | None) -> int:
+    """The number of examples that a batch hardly ever exceeds: that of a large lot, or less.
+
+    >>> largest_batch(100, None), largest_batch(100, 32)
+    (140, 32)
+    """
+    number = isinstance(lot_size, (int, float)) and 0 < lot_size < math.inf
+    lot = math.ceil(lot_size + 4 * math.sqrt(lot_size)) if number else 1  # refused by rate_of
+    return lot if batch_size is None else min(lot, batch_size)
+
+
 def rate_of(records: int, lot_size: float) -> float:
     """q = lot_size / records, where that is a probability above zero.
 
@@ -124,7 +145,7 @@ def rate_of(records: int, lot_size: float) -> float:
         raise InvalidInput(f"lot_size is {lot_size!r}; it must be a finite number above zero")
     if lot_size > records:
         raise InvalidInput(
-            f"lot_size is {lot_size:g}; a lot cannot be larger than the data set, choose a smaller"
+            f"lot_size is {lot_size:g}; it must not be larger than the number of records"
         )
     return lot_size / records
 

@@ -10,7 +10,8 @@ from itertools import groupby
 from typing import final
 
 from dpsgd.schedules import Constant, Piecewise, Schedule
-from pate.accounting import Event, Guarantee, Repeated, SampledGaussian, compose, odometer_epsilon
+from pate.accounting import Event, Guarantee, Repeated, compose, odometer_epsilon
+from pate.accounting.calibrate import dpsgd_step
 from pate.accounting.composition import sampled_gaussian_strong
 from pate.accounting.dpsgd import DpsgdAccountant, Method
 from pate.accounting.guarantee import Conversion, check_delta
@@ -39,6 +40,8 @@ class Spending:
     """The cost of step 0, 1, 2, … of a run whose sampling and noise are fixed in advance.
 
     ``prior`` are costs paid beside the steps (a private PCA). ``caveats`` go onto every guarantee.
+    ``public_rate`` states that ``sample_rate`` does not depend on the number of records: costs are
+    then for one record added or removed, else for zero-out (see ``SampledGaussian``).
 
     Guarantees:
         * A step is a Poisson sample and a Gaussian mechanism: ``SampledGaussian``, composed by
@@ -46,7 +49,7 @@ class Spending:
           be used because noise and sampling of every step are fixed before the first.
         * :meth:`guarantee` holds for a number of steps that was fixed in advance. If training ended
           early because of what was seen, the figure of the whole plan holds (the rest is cut
-          off: post-processing). :meth:`odometer` holds at all times at once.
+          off: post-processing). :meth:`odometer` holds whenever one stops.
 
     >>> spending = Spending(sample_rate=0.01, noise_multiplier=Constant(4.0), delta=1e-5)
     >>> round(spending.guarantee(10_000).epsilon, 3), spending.most_steps(1.0, at_most=100_000)
@@ -60,11 +63,12 @@ class Spending:
     prior: tuple[Event, ...] = ()
     caveats: tuple[str, ...] = ()
     moment: float | None = None  # of the odometer: fixed in advance; None: best for ε = 1
+    public_rate: bool = False
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
         method_named(self.accountant)
-        SampledGaussian(sample_rate=self.sample_rate, noise_multiplier=self.multiplier(0))
+        self._step(self.multiplier(0))
 
     def multiplier(self, step: int) -> float:
         """The noise multiplier that a step uses and is charged for.
@@ -84,11 +88,10 @@ class Spending:
         else:
             noise = map(self.multiplier, range(first, steps))
             runs = [(value, sum(1 for _ in run)) for value, run in groupby(noise)]
-        return tuple(
-            Repeated(SampledGaussian(sample_rate=self.sample_rate, noise_multiplier=value), count)
-            for value, count in runs
-            if count
-        )
+        return tuple(Repeated(self._step(value), count) for value, count in runs if count)
+
+    def _step(self, noise_multiplier: float) -> Event:
+        return dpsgd_step(self.sample_rate, public_rate=self.public_rate)(noise_multiplier)
 
     def guarantee(self, steps: int) -> Guarantee:
         """(ε, δ) of the first ``steps`` steps and of what was paid before."""
@@ -129,18 +132,20 @@ class Spending:
             delta=self.delta,
         )
 
-    def odometer(self, steps: int) -> Guarantee:
-        """A reading valid at all times at once, whatever it was that made one look.
+    def odometer(self, steps: int, *, moment: float | None = None) -> Guarantee:
+        """(ε, δ) of the steps so far, valid whenever one stops, also because of what was seen.
+
+        ``moment`` is the λ, fixed before the first step; None is :attr:`moment`.
 
         Guarantees:
-            Feldman & Zrnic 2021, Section 5, at a λ fixed before the first step
+            The running sum at that λ, at any one stopping time
             (:func:`pate.accounting.odometer_epsilon`). Always by moments.
         """
-        return self.odometer_of((*self.prior, *self.events(steps)))
+        return self.odometer_of((*self.prior, *self.events(steps)), moment=moment)
 
-    def odometer_of(self, events: tuple[Event, ...]) -> Guarantee:
+    def odometer_of(self, events: tuple[Event, ...], *, moment: float | None = None) -> Guarantee:
         """The same reading, of any events."""
-        moment = self.moment or moment_for(Guarantee(epsilon=1.0, delta=self.delta))
+        moment = moment or self.moment or moment_for(Guarantee(epsilon=1.0, delta=self.delta))
         total = compose(events, [moment])
         epsilon = 0.0
         if events:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from torch.optim import Optimizer
 from dpsgd import checkpoint
 from dpsgd.clipping import Clipper
 from dpsgd.gradients import ClippedGradients
+from dpsgd.layers import UnsuitableModel
 from dpsgd.noise import Noise
 from dpsgd.records import Records
 from dpsgd.sampling import Lots, generator_state, restore_generator
 from dpsgd.schedules import Schedule
+from dpsgd.validation.watching import same_values
 from pate.errors import InvalidInput
 from pate.randomness import Randomness
 
@@ -33,6 +36,8 @@ class PrivateStep:
           nothing but the noised sum reaches the optimiser.
         * The sum is divided by the *expected* lot size, which is public, never by the lot's own.
         * An empty lot is a step like any other: pure noise.
+        * A forward pass that changed a buffer or a parameter ends the step before the optimiser's:
+          what examples leave there is past clipping and noise.
     """
 
     model: nn.Module
@@ -66,6 +71,7 @@ class PrivateStep:
         for parameter in self._others:
             parameter.grad = None  # frozen: what an earlier training left must not move it
         size = self.batch_size or max(1, len(lot))
+        before = {name: each.detach().clone() for name, each in self._tensors().items()}
         for start in range(0, len(lot), size):
             inputs, targets = self.records.take(lot[start : start + size])
             self.gradients.add(
@@ -75,11 +81,79 @@ class PrivateStep:
                 step=step,
                 scale=1 / self.lot_size,
             )
+        self._require_unchanged(before)
         self.clipper.end_lot(step, lot_size=self.lot_size, normal=self.noise.normal)
         if self.learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.learning_rate(step)
-        self.optimizer.step()
+        self._apply(step)
+
+    def _apply(self, step: int) -> None:
+        """Gives the noised sums to the optimiser; a failure of its own becomes one line."""
+        try:
+            self.optimizer.step()
+        except (ArithmeticError, RuntimeError, ValueError) as error:
+            rate = self.optimizer.param_groups[0]["lr"]
+            raise InvalidInput(
+                f"the optimiser fails at step {step} ({type(error).__name__}) with the learning "
+                f"rate {float(rate):g}; begin a new run with a smaller one, which costs again"
+            ) from error
+
+    def rehearse(self) -> None:
+        """Refuses a learning rate at which the optimiser fails, while nothing is paid yet.
+
+        The first and the last rate are tried, on a copy of the optimiser with one number to train.
+        """
+        rates: list[Any] = [group["lr"] for group in self.optimizer.param_groups]
+        if self.learning_rate is not None:
+            rates = [self.learning_rate(0), getattr(self.learning_rate, "end", rates[0])]
+        for rate in rates:
+            one = {id(each): nn.Parameter(each.new_zeros(1)) for each in self._parameters}
+            try:
+                tried = copy.deepcopy(self.optimizer, dict(one))
+                tried.state.clear()
+            except Exception:  # an optimiser that cannot be copied is tried by its first step
+                return
+            for group in tried.param_groups:
+                group["lr"] = rate
+            for each in one.values():
+                each.grad = torch.ones_like(each)
+            try:
+                tried.step()
+            except (ArithmeticError, RuntimeError, ValueError) as error:
+                raise InvalidInput(
+                    f"the optimiser fails with the learning rate {float(rate):g} "
+                    f"({type(error).__name__}); choose a smaller one"
+                ) from error
+
+    def _require_unchanged(self, before: Mapping[str, Tensor]) -> None:
+        """Refuses a model whose buffers or parameters the passes of a lot changed; undoes it.
+
+        A tensor of the model that is neither is not seen.
+        """
+        now = self._tensors()
+        names = [*before, *(name for name in now if name not in before)]
+        changed = [
+            name
+            for name in names
+            if name not in now or name not in before or not same_values(before[name], now[name])
+        ]
+        if not changed:
+            return
+        for name in changed:
+            owner, _, own = name.rpartition(".")
+            module = self.model.get_submodule(owner)
+            if name in before and own in module._parameters:
+                now[name].data = before[name]
+            elif name in before:
+                module._buffers[own] = before[name]
+            else:
+                module._buffers.pop(own, None)
+        raise UnsuitableModel(
+            f"the model changes its {changed[0]} in a training pass, past clipping and noise; the "
+            "step was dropped and the change undone: keep buffers and parameters as they are in "
+            "training mode, and begin a new run, which costs again"
+        )
 
     def forget_lot(self) -> None:
         """Drops what an interrupted lot left behind."""
@@ -118,7 +192,6 @@ class PrivateStep:
             "model": {k: f"{v.dtype} {list(v.shape)}" for k, v in self._tensors().items()},
             "trained parameters": [list(names) for names in self.gradients.names],
             "optimizer": [type(self.optimizer).__name__, settings],
-            "data set": len(self.records),
             "lot_size": self.lot_size,
             "learning_rate": repr(self.learning_rate),
         }

@@ -24,7 +24,7 @@ from dpsgd.curves import Row, write_curve
 from dpsgd.inputs import Inputs, prepare
 from dpsgd.ledgers import ledger_path, open_ledger
 from dpsgd.models import build_model, build_optimizer
-from dpsgd.outcome import STAGE, Outcome, find_outcome, name_of_run
+from dpsgd.outcome import STAGE, Outcome, digest_of_settings, find_outcome, name_of_run
 from dpsgd.recipe import ClippingSpec, Recipe
 from dpsgd.run_plan import RunPlan, plan_run
 from dpsgd.trainer import Trainer
@@ -40,7 +40,9 @@ from dpsgd.workplace import (
 from pate.accounting import Guarantee, Ledger, event_to_json
 from pate.artifacts import Level, Store
 from pate.datasets import load
-from pate.errors import BudgetExceeded
+from pate.errors import BudgetExceeded, InvalidInput, ReleaseConflict, SpendNeeded
+from pate.silence import Aloud
+from pate.untrusted import contained, run_untrusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,8 @@ def train(recipe: Recipe, folder: Path, options: Options) -> Outcome:
         * The PCA is fitted and the plan written down in private; then everything the plan can cost
           is charged (:class:`dpsgd.trainer.Trainer`); then training starts. A charge that is
           refused leaves nothing behind.
+        * What the ledger has paid for, in whatever folder, is not trained again without ``spend``;
+          of several processes that ask for it at once, one is charged.
         * A run that was killed goes on from its checkpoint, under its one charge. Only one process
           at a time works on it, so that one charge never pays for two draws of noise.
         * What is published follows from noised sums, public settings and public test records.
@@ -97,21 +101,52 @@ def train(recipe: Recipe, folder: Path, options: Options) -> Outcome:
             classes=inputs.classes,
             plugin_path=options.plugin_path,
         )
-        validate(model)  # before there is a ledger whose terms never change
-        with open_ledger(recipe, plan, path) as ledger:
-            trainer = _trainer(recipe, plan, inputs, options, model, ledger, private)
-            _announce(recipe, plan, trainer, options)
-            try:
-                _fit(trainer, recipe, plan, inputs, options)
-            except BudgetExceeded:
-                if trainer.steps == 0:
-                    clear(private)
-                raise
-            study = _study(ledger, private / CHECKPOINT)
-        _release(store, name, recipe, plan, inputs, trainer, private / "encoder", study)
+
+        def work() -> None:
+            with contained() as aloud:
+                heard = _heard(options, aloud)
+                validate(model)  # before there is a ledger whose terms never change
+                with open_ledger(recipe, plan, path) as ledger:
+                    trainer = _trainer(recipe, plan, inputs, heard, model, ledger, private)
+                    _announce(recipe, plan, trainer, heard)
+                    try:
+                        _fit(trainer, recipe, plan, inputs, heard)
+                    except (BudgetExceeded, ReleaseConflict) as error:
+                        if trainer.steps == 0:
+                            clear(private)
+                        if isinstance(error, ReleaseConflict):
+                            raise SpendNeeded(_paid_elsewhere(path)) from error
+                        raise
+                    study = _study(ledger, private / CHECKPOINT)
+                paid = sorted(releases(private / CHECKPOINT))
+                encoder = private / "encoder"
+                _release(store, name, recipe, plan, inputs, trainer, encoder, study, paid)
+
+        run_untrusted("the model", work, private=True, error=InvalidInput, silent=False)
     outcome = find_outcome(recipe, folder, data_root=root, insecure_seed=seed, new=True)
     assert outcome is not None
     return outcome
+
+
+def _paid_elsewhere(ledger: Path) -> str:
+    return (
+        f"the ledger at {ledger} has already paid for training with these settings; resume in the "
+        "folder where that was begun, or, to train another model and pay again, add --spend"
+    )
+
+
+def _heard(options: Options, aloud: Aloud) -> Options:
+    """The options, with our own words let out while the model's are dropped."""
+
+    def say(text: str) -> None:
+        with aloud():
+            options.say(text)
+
+    def show(row: dict[str, Any]) -> None:
+        with aloud():
+            options.show(row)
+
+    return dataclasses.replace(options, say=say, show=show)
 
 
 def _announce(recipe: Recipe, plan: RunPlan, trainer: Trainer, options: Options) -> None:
@@ -158,6 +193,7 @@ def _trainer(
         build_optimizer(recipe.training, model),
         dataset=(inputs.features, inputs.labels),
         lot_size=plan.lot_size,
+        records=recipe.training.records,
         noise_multiplier=plan.noise_multiplier,
         delta=recipe.privacy.delta,
         clipping=_clipping(recipe.clipping),
@@ -170,6 +206,8 @@ def _trainer(
         prior_events=plan.prior,
         ledger=ledger,
         study=options.study,
+        settings=[digest_of_settings(recipe, options.insecure_seed)],
+        again=options.spend or options.study is not None,  # a study asked for all its settings
         checkpoint=private / CHECKPOINT,
     )
 
@@ -205,6 +243,7 @@ def _release(
     trainer: Trainer,
     encoder: Path,
     study: str | None,
+    charges: list[str],
 ) -> None:
     """Publishes what was paid for: the model, its guarantee, its curve, and the recipe.
 
@@ -240,6 +279,7 @@ def _release(
             inputs.pca.save(draft.path / "pca.npz")
         if inputs.encoder is not None:
             shutil.copytree(encoder, draft.path / "encoder")
+        draft.facts["charges"] = charges  # names drawn at random, by which the ledger knows it
         draft.save_json("guarantee.json", report)
         draft.save_json("recipe.json", recipe.model_dump(mode="json"))
         write_curve([dataclasses.replace(row, seconds=0.0) for row in trainer.history], draft.path)

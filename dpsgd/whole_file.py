@@ -31,7 +31,7 @@ def write_whole(path: Path, content: bytes, *, what: str, permissions: int = OWN
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-        _sync(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()
@@ -39,7 +39,8 @@ def write_whole(path: Path, content: bytes, *, what: str, permissions: int = OWN
         raise StoreError(f"cannot write {what}: {why}; the one before is unchanged") from error
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Puts the names in a folder on disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -44,20 +44,30 @@ class BudgetExceeded(LedgerError):
 
     exit_code = 3
 
-    def __init__(self, *, needed: float, spent: float, budget: float, why: str = "") -> None:
+    def __init__(
+        self, *, needed: float, spent: float, budget: float, why: str = "", shares: str = ""
+    ) -> None:
         self.needed = needed
         self.spent = spent
         self.budget = budget
         self.left = max(0.0, budget - spent)
-        super().__init__(
-            why
-            or f"this charge would bring ε to {needed:.6g}, past the budget of {budget:.6g} "
+        self.shares = shares  # of the ledgers of a data set, where there is more than one
+        text = why or (
+            f"this charge would bring ε to {needed:.6g}, past the budget of {budget:.6g} "
             f"(spent {spent:.6g}, left {self.left:.6g}); nothing was charged"
         )
+        both = f"; with it the data set would come to {shares}" if shares else ""
+        super().__init__(f"{text}{both}")
 
     def saying(self, why: str) -> BudgetExceeded:
         """The same figures in other words, for somebody who asked for something else."""
-        return BudgetExceeded(needed=self.needed, spent=self.spent, budget=self.budget, why=why)
+        return BudgetExceeded(
+            needed=self.needed,
+            spent=self.spent,
+            budget=self.budget,
+            why=why,
+            shares=self.shares,
+        )
 
 
 class MixedComposition(LedgerError):

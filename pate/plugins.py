@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from pate.errors import InvalidInput
+from pate.untrusted import contained, debugging, locate, passes
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _importing = threading.RLock()  # sys.path belongs to the whole process
@@ -77,7 +78,8 @@ def _import(name: str, *, path: Path | None) -> ModuleType:
         return known
     with _importing, _first_on_path(name, path):
         try:
-            return importlib.import_module(name)
+            with contained():
+                return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is not None and f"{name}.".startswith(f"{error.name}."):
                 where = "" if path is None else f" in {path} or among installed packages"
@@ -86,8 +88,11 @@ def _import(name: str, *, path: Path | None) -> ModuleType:
                     + (", or say where it is with --plugin-path" if path is None else "")
                 ) from None
             raise InvalidInput(f"module {name!r} cannot be imported: {_reason(error)}") from error
-        except (Exception, SystemExit) as error:
-            raise InvalidInput(f"module {name!r} cannot be imported: {_reason(error)}") from error
+        except BaseException as error:
+            if passes(error):
+                raise
+            reason = _reason(error)
+        raise InvalidInput(f"module {name!r} cannot be imported: {reason}")
 
 
 def _known(name: str, path: Path | None) -> ModuleType | None:
@@ -156,6 +161,15 @@ def _nearest(name: str, names: Any) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The import error's own reason, on one line."""
+    """The reason of an import that fails, on one line.
+
+    Guarantees:
+        Only errors about code are quoted: a module that reads records when it is imported may quote
+        them in any other.
+    """
+    kind = type(error).__name__
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if lines and (debugging() or isinstance(error, (ImportError, SyntaxError, NameError))):
+        return f"{kind}: {lines[0]}"
+    place = locate(error)
+    return f"{kind} in {place}" if place else kind

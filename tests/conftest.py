@@ -1,4 +1,4 @@
-"""Golden numbers and published votes, for every test that wants them."""
+"""Golden numbers, published votes and tiny projects, for every test that wants them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import Project, open_project
 from hypothesis import settings
 
 # Started in the background of a script, a process ignores Ctrl-C, and so does all it starts: tests
@@ -81,3 +82,15 @@ def published_votes() -> Path:
     if not place.exists():
         pytest.skip("set PATE_PUBLISHED_VOTES to the published 9000 x 10 vote file")
     return place
+
+
+@pytest.fixture(scope="session")
+def project_in() -> Callable[[Path], Project]:
+    """Makes a project in a folder, or opens the one that is there."""
+    return open_project
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A project with tiny data of three classes, the plug-in ``centroids`` and its recipe."""
+    return open_project(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from dpsgd.cli import epsilon, recipes, train
-from pate.console import run_command
+from pate.console import ask_for_debugging, run_command
 
 app = typer.Typer(
     name="dpsgd",
@@ -34,10 +34,13 @@ def _root(
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),
+    debug: bool = typer.Option(
+        False, "--debug", help="Show what unexpected errors say: it may quote private records."
+    ),
 ) -> None:
-    pass
+    ask_for_debugging(debug)
 
 
 def main() -> None:
-    """Runs a command; a user's mistake is one sentence and exit code 2, never a traceback."""
+    """Runs a command; a mistake is one sentence and an exit code, never a traceback."""
     run_command("dpsgd", app, when_interrupted=train.how_to_go_on)

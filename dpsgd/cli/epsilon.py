@@ -42,6 +42,7 @@ def epsilon(
 ) -> None:  # fmt: skip
     """ε of a training run; or the noise, or the number of lots, for an ε."""
     from pate.accounting import Repeated, SampledGaussian
+    from pate.accounting.shown import AT_A_PUBLIC_RATE, between
 
     def step(noise: float) -> SampledGaussian:
         return SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise)
@@ -68,8 +69,9 @@ def epsilon(
         value = f"{noise:.7g}" if found == "noise_multiplier" else str(count)
         typer.echo(f"{found.replace('_', ' ')} = {value}")
     typer.echo(
-        f"ε = {guarantee.epsilon:.6g} at δ = {delta:g}, for records added or removed "
-        f"({_NAMES.get(accountant, f'{accountant} accountant')})"
+        f"ε = {guarantee.epsilon:.6g} at δ = {delta:g} "
+        f"({_NAMES.get(accountant, f'{accountant} accountant')}), for "
+        f"{between(guarantee.neighbours)}; {AT_A_PUBLIC_RATE}"
     )
 
 
@@ -78,7 +80,7 @@ _NAMES = {AccountantName.strong: "strong composition; the other accountants are 
 
 def _guarantee(events: list[Event], accountant: AccountantName, delta: float) -> Guarantee:
     """What steps of one kind cost."""
-    from pate.accounting import Guarantee, Neighbours, SampledGaussian
+    from pate.accounting import Guarantee, SampledGaussian
     from pate.accounting.composition import sampled_gaussian_strong
     from pate.accounting.dpsgd import DpsgdAccountant, Method
     from pate.accounting.events import tally
@@ -97,7 +99,7 @@ def _guarantee(events: list[Event], accountant: AccountantName, delta: float) ->
         exact_gaussian=True,  # both together make it a guarantee
         exact_amplification=True,
     )
-    return Guarantee(epsilon=spent, delta=delta, neighbours=Neighbours.ADD_REMOVE)
+    return Guarantee(epsilon=spent, delta=delta, neighbours=step.neighbours)
 
 
 def _solve(  # type: ignore[no-untyped-def]

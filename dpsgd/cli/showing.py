@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from pate.accounting.shown import between
+
 if TYPE_CHECKING:
     from dpsgd.outcome import Outcome
-
-_BETWEEN = {"add-remove": "one record added or removed", "replace-one": "one record replaced"}
 
 
 class Epochs:
@@ -59,12 +59,12 @@ def show_outcome(outcome: Outcome, *, json: bool) -> None:
 
 def _guarantee(report: dict[str, Any]) -> list[str]:
     guarantee = report["guarantee"]
-    between = _BETWEEN.get(guarantee["neighbours"], guarantee["neighbours"])
     parts = "PCA and training" if report["pca"] else "training"
     lines = [
-        f"Guarantee: ε = {guarantee['epsilon']:.4g} at δ = {guarantee['delta']:g} for {between}; "
-        f"it covers {parts}, all that was released ({report['accountant']} accountant; noise "
-        f"multiplier {report['noise_multiplier']:.4g}, sampling rate "
+        f"Guarantee: ε = {guarantee['epsilon']:.4g} at δ = {guarantee['delta']:g} for "
+        f"{between(guarantee['neighbours'])}; it covers {parts}, all that was released "
+        f"({report['accountant']} accountant; noise multiplier "
+        f"{report['noise_multiplier']:.4g}, sampling rate "
         f"{report['sample_rate']:.4g}, {report['steps']} steps)."
     ]
     if "study" in report:

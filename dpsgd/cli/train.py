@@ -36,7 +36,10 @@ def train(
         int | None, typer.Option("--insecure-seed", help="Seeded noise, for tests: NOT PRIVATE.")
     ] = None,
     spend: Annotated[
-        bool, typer.Option("--spend", help="Pay again: for another recipe in the same folder.")
+        bool,
+        typer.Option(
+            "--spend", help="Pay again: for other settings here, or the same ones elsewhere."
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but the result.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The result as JSON for machines.")] = False,

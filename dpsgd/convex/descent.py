@@ -21,7 +21,7 @@ from dpsgd.convex.parameters import (
 )
 from dpsgd.convex.records import Records
 from dpsgd.convex.scores import ScoreLoss, score_loss
-from pate.accounting import Event, Repeated, SampledGaussian, compose, smallest_noise
+from pate.accounting import Repeated, compose, smallest_noise
 from pate.accounting.calibrate import dpsgd_step, moments_epsilon
 from pate.errors import InvalidInput
 
@@ -204,7 +204,7 @@ class NoisyGradientDescent(PrivateLinearClassifier):
             weights = projected(weights - public.learning_rate * slope, given.radius)
             total += weights
         kept = weights if self.iterate == "last" else total / given.steps
-        step: Event = SampledGaussian(sample_rate=1.0, noise_multiplier=public.noise_multiplier)
+        step = dpsgd_step(1.0, public_rate=True)(public.noise_multiplier)
         events = (Repeated(step, given.steps),)
         return PrivateWeights(
             weights=rounded(

@@ -25,6 +25,7 @@ from dpsgd.layers.trace import (
     blocks,
     gradient_of,
     squared_norms,
+    zeroed,
 )
 
 _PATIENCE = 2  # an example's gradient is laid out up to so many times its patches and outputs
@@ -126,6 +127,9 @@ class _Patches:
         gradient_of(self._weight).add_(summed)
         for rows, gradients in self._cancelled():
             add_rows(self._weight, gradients, factors[rows])
+
+    def zero_rows(self, rows: Tensor) -> None:
+        self._call = Call(zeroed(self._call.inputs, rows), zeroed(self._call.grads, rows))
 
     def materialised(self) -> dict[nn.Parameter, Tensor]:
         return _laid_out(self._site, [self._call])

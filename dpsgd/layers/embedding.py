@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from dpsgd.layers.trace import Call, Site, Trace, blocks, gradient_of, joined
+from dpsgd.layers.trace import Call, Site, Trace, blocks, gradient_of, joined, zeroed
 
 _CANCELS = 16  # times below the sum of its positions' squares, a squared length is doubtful
 
@@ -63,6 +63,9 @@ class _Lookup:
         gradient.index_add_(0, self._rows.flatten(), scaled.flatten(0, 1))
         for example, rows, summed in self._one_by_one():
             gradient.index_add_(0, rows, summed * factors[example])
+
+    def zero_rows(self, rows: Tensor) -> None:
+        self._grads = zeroed(self._grads, rows)
 
     def materialised(self) -> dict[nn.Parameter, Tensor]:
         laid_out = self._grads.new_zeros(len(self._rows), *self._weight.shape)

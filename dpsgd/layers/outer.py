@@ -23,6 +23,7 @@ from dpsgd.layers.trace import (
     blocks,
     gradient_of,
     squared_norms,
+    zeroed,
 )
 
 _CANCELS = 16
@@ -66,6 +67,9 @@ class _Outer:
         self._grads = grads
         self._weight = weight
         self._bias = bias
+
+    def zero_rows(self, rows: Tensor) -> None:
+        self._inputs, self._grads = zeroed(self._inputs, rows), zeroed(self._grads, rows)
 
 
 @final

@@ -53,6 +53,13 @@ class Trace(Protocol):
     def add_sum(self, factors: Tensor) -> None:
         """Adds Σ factorᵢ · gradientᵢ to ``grad`` of every parameter of the layer."""
 
+    def zero_rows(self, rows: Tensor) -> None:
+        """Sets the gradients of these examples, (examples,) of bool, to zero, whatever they were.
+
+        Called after :meth:`norms_squared` and before :meth:`add_sum`. Values are replaced, not
+        multiplied: zero times infinity is not zero.
+        """
+
     def materialised(self) -> dict[nn.Parameter, Tensor]:
         """Every example's gradient, (examples, …)."""
 
@@ -71,8 +78,16 @@ class Materialised:
         for parameter, gradients in self._gradients.items():
             add_rows(parameter, gradients, factors)
 
+    def zero_rows(self, rows: Tensor) -> None:
+        self._gradients = {key: zeroed(each, rows) for key, each in self._gradients.items()}
+
     def materialised(self) -> dict[nn.Parameter, Tensor]:
         return self._gradients
+
+
+def zeroed(values: Tensor, rows: Tensor) -> Tensor:
+    """The values (examples, …) with zeros in place of some examples' own."""
+    return values.masked_fill(rows.view(-1, *[1] * (values.dim() - 1)), 0.0)
 
 
 def squared_norms(rows: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dpsgd.layers import UnsuitableModel
 from dpsgd.validation.notes import NOTES, shared_parameters
 from dpsgd.validation.places import Place, places
-from dpsgd.validation.probe import PAST_NOISE, few_examples, probe, trial
+from dpsgd.validation.probe import PAST_NOISE, checked_examples, few, probe, probe_together, trial
 from dpsgd.validation.problem import Problem
 from dpsgd.validation.replacements import fix
 from dpsgd.validation.rules import CHANGES_ITSELF, MIXES, RULES, Finding
@@ -32,8 +32,9 @@ def problems(model: nn.Module, *, example_inputs: Tensor | None = None) -> tuple
 
     Serious problems come first. With three or more ``example_inputs`` (of the right shape and
     type; made-up ones will do) copies of the model are run as well, which finds custom layers that
-    mix examples or keep state. No problem hides another; where there is none, the gradient pass
-    itself is tried on a copy, and what it refuses is listed too.
+    mix examples or keep state; give as many as a lot holds, for a layer may mix them only then. No
+    problem hides another; where there is none, the gradient pass itself is tried on a copy, and
+    what it refuses is listed too.
 
     Guarantees:
         * With no serious problem the modules named by the rules are absent. What a module of
@@ -45,13 +46,17 @@ def problems(model: nn.Module, *, example_inputs: Tensor | None = None) -> tuple
     serious += [(place, each) for place in found for rule in RULES for each in rule(place)]
     if example_inputs is not None:
         explained = {place.name for place, each in serious if each.what in CHANGES_ITSELF}
-        examples = few_examples(example_inputs, model=model)
-        for name, each in probe(model, found, examples=examples):
+        examples = checked_examples(example_inputs, model=model)
+        for name, each in probe(model, found, examples=few(examples)):
             said = each.what == MIXES or each.what.endswith(PAST_NOISE)
             if not (said and name in explained):
                 serious.append((names[name], each))
+        if not serious and len(examples) > len(few(examples)):
+            more = probe_together(model, examples=examples)
+            serious += [(names[name], each) for name, each in more]
         if not serious:
-            serious += [(names[name], each) for name, each in trial(model, examples=examples)]
+            tried = trial(model, examples=few(examples))
+            serious += [(names[name], each) for name, each in tried]
     notes = [(place, each) for place in found for rule in NOTES for each in rule(place)]
     notes += [(names[name], each) for name, each in shared_parameters(model)]
     return (*_listed(serious, found, serious=True), *_listed(notes, found, serious=False))

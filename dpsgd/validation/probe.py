@@ -12,7 +12,7 @@ The probe is evidence, not proof: a layer that mixes examples only on inputs of 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,12 @@ from torch.nn.modules.dropout import _DropoutNd
 from dpsgd.validation.places import Place
 from dpsgd.validation.rules import MIXES, Finding
 from dpsgd.validation.trial import refused
-from dpsgd.validation.watching import Kept, Recorder, same_chance, tensors
+from dpsgd.validation.watching import Kept, Recorder, same_chance, same_values, tensors
 from pate.errors import InvalidInput
 
 _EXAMPLES = 4
 _FEWEST = 3
+_KEPT = 3  # of all the examples: the first, the last and one between
 
 PAST_NOISE = "in a forward pass, past clipping and noise"
 Found = tuple[str, Finding]  # under the name of the module
@@ -45,13 +46,24 @@ def probe(model: nn.Module, found: tuple[Place, ...], *, examples: Tensor) -> It
         reference = _record(model, examples)
         yield from _rows(reference, _record(model, examples[:-1]), found)
         yield from _unseen(model, reference, found, examples)
-        mixing: dict[str, None] = {}
-        for row in range(len(examples)):
-            kept = Kept(row=row, reference=reference)
-            _run(model, _others_exchanged(examples, row), kept)
-            mixing |= dict.fromkeys(kept.mixing)
-        for name in mixing:
+        for name in _mixing(model, reference, examples, rows=range(len(examples))):
             yield name, Finding(MIXES, "use a layer that treats each example on its own")
+    except _Stopped as stopped:
+        yield "", stopped.finding
+
+
+def probe_together(model: nn.Module, *, examples: Tensor) -> Iterator[Found]:
+    """Whether examples meet when there are as many as in a lot, and not when there are few.
+
+    As in :func:`probe`, of a few rows, and of what the model returns: what every layer returned for
+    a whole lot would take more memory than training does.
+    """
+    try:
+        rows = sorted({round(at * (len(examples) - 1) / (_KEPT - 1)) for at in range(_KEPT)})
+        reference = _record(model, examples, inside=False)
+        for name in _mixing(model, reference, examples, rows=rows, inside=False):
+            what = f"{MIXES} when it holds {len(examples)}"
+            yield name, Finding(what, "use layers that treat each example on its own")
     except _Stopped as stopped:
         yield "", stopped.finding
 
@@ -63,24 +75,46 @@ def trial(model: nn.Module, *, examples: Tensor) -> Iterator[Found]:
         yield "", finding
 
 
-def few_examples(example_inputs: object, *, model: nn.Module) -> Tensor:
-    """The first few of the examples, on the model's device, checked."""
+def _mixing(
+    model: nn.Module,
+    reference: Recorder,
+    examples: Tensor,
+    *,
+    rows: Iterable[int],
+    inside: bool = True,
+) -> dict[str, None]:
+    """The modules that give one of these rows something else when all others are exchanged."""
+    mixing: dict[str, None] = {}
+    for row in rows:
+        kept = Kept(row=row, reference=reference)
+        _run(model, _others_exchanged(examples, row), kept, inside=inside)
+        mixing |= dict.fromkeys(kept.mixing)
+    return mixing
+
+
+def few(examples: Tensor) -> Tensor:
+    """The first few of the examples, which every row is tried of."""
+    return examples[:_EXAMPLES]
+
+
+def checked_examples(example_inputs: object, *, model: nn.Module) -> Tensor:
+    """The examples on the model's device, checked."""
     if not isinstance(example_inputs, Tensor):
         kind = type(example_inputs).__name__
         raise InvalidInput(f"example_inputs is of type {kind}; it must be one tensor of examples")
     count = len(example_inputs) if example_inputs.dim() else 0
     if count < _FEWEST:
         raise InvalidInput(f"example_inputs holds {count} examples; give at least {_FEWEST}")
-    examples = example_inputs[:_EXAMPLES].detach()
-    if not examples.is_floating_point() and bool((examples == examples[0]).all()):
+    examples = example_inputs.detach()
+    if not examples.is_floating_point() and bool((few(examples) == examples[0]).all()):
         raise InvalidInput("the example_inputs are all the same; give different examples")
     device = next((parameter.device for parameter in model.parameters()), examples.device)
     return examples if device.type == "meta" else examples.to(device)
 
 
-def _record(model: nn.Module, examples: Tensor) -> Recorder:
+def _record(model: nn.Module, examples: Tensor, *, inside: bool = True) -> Recorder:
     recorder = Recorder(examples=len(examples))
-    output = _run(model, examples, recorder)
+    output = _run(model, examples, recorder, inside=inside)
     if not any(each.dim() and each.shape[0] == len(examples) for each in tensors(output)):
         what = "its output does not have one row for each example"
         raise _Stopped(Finding(what, "return outputs with the examples along the first dimension"))
@@ -93,7 +127,7 @@ def _changed_state(model: nn.Module, examples: Tensor) -> Iterator[Found]:
     with torch.no_grad():
         _forward(copied, examples)
     for name, tensor in _state(copied):
-        if name not in before or not _equal(before[name], tensor):
+        if name not in before or not same_values(before[name], tensor):
             owner, _, own = name.rpartition(".")
             layer = owner.partition("parametrizations.")[0].removesuffix(".")
             yield (
@@ -142,9 +176,12 @@ def _unseen(
             yield name, Finding(what, "call the module, or register the parameters where used")
 
 
-def _run(model: nn.Module, examples: Tensor, watcher: Recorder | Kept) -> object:
+def _run(
+    model: nn.Module, examples: Tensor, watcher: Recorder | Kept, *, inside: bool = True
+) -> object:
+    """What a copy of the model returns; it is watched, and its modules too where ``inside``."""
     copied = _copy(model)
-    for name, module in copied.named_modules():
+    for name, module in copied.named_modules() if inside else [("", copied)]:
         module.register_forward_hook(watcher.hook(name), with_kwargs=True)
     with torch.no_grad():
         return _forward(copied, examples)
@@ -185,9 +222,3 @@ def _others_exchanged(examples: Tensor, row: int) -> Tensor:
 def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_parameters()
     yield from module.named_buffers()
-
-
-def _equal(before: Tensor, after: Tensor) -> bool:
-    return before.shape == after.shape and bool(
-        ((before == after) | ((before != before) & (after != after))).all()
-    )

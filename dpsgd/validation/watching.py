@@ -22,6 +22,13 @@ def tensors(value: object) -> Iterator[Tensor]:
     yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
 
 
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same; what is not a number counts as the same as itself."""
+    if one.shape != other.shape or torch.equal(one, other):
+        return one.shape == other.shape
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
 @contextmanager
 def same_chance(model: nn.Module) -> Iterator[None]:
     """Inside, whatever chance there is falls alike every time; outside, nothing has changed."""

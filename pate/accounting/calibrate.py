@@ -7,7 +7,6 @@ answers never cost less. They return the side on which the target is met.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from numpy.typing import ArrayLike
 
@@ -117,10 +116,8 @@ def gnmax(sigma: float) -> Event:
     return GaussianNoisyMaxAnswer(sigma=sigma)
 
 
-def dpsgd_step(sample_rate: float) -> Callable[[float], Event]:
+def dpsgd_step(sample_rate: float, *, public_rate: bool = False) -> Callable[[float], Event]:
     """A DP-SGD step at a sampling rate, by its noise multiplier."""
-    return partial(_dpsgd_step, sample_rate)
-
-
-def _dpsgd_step(sample_rate: float, noise_multiplier: float) -> Event:
-    return SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
+    return lambda noise_multiplier: SampledGaussian(
+        sample_rate=sample_rate, noise_multiplier=noise_multiplier, public_rate=public_rate
+    )

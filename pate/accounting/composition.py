@@ -40,6 +40,9 @@ def _as_approximate(event: Event) -> tuple[float, float]:
     raise UnsupportedEvent(f"{type(event).__name__} is not stated as (ε, δ)")
 
 
+_LARGEST_EXPONENT = 600.0  # e^600: far from the end of doubles
+
+
 def advanced(
     epsilon: float, *, count: int, slack: float, rule: AdvancedRule | None = None
 ) -> float:
@@ -47,14 +50,17 @@ def advanced(
 
     Guarantees:
         Dwork, Rothblum & Vadhan 2010, Theorem III.3 (default); the other rules are listed in
-        :class:`AdvancedRule`.
+        :class:`AdvancedRule`. Where its e^ε leaves the range of doubles the plain sum is the
+        smaller bound, and is returned (basic composition).
 
-    >>> round(advanced(0.1, count=100, slack=1e-5), 4)
-    5.8502
+    >>> round(advanced(0.1, count=100, slack=1e-5), 4), advanced(2000.0, count=3, slack=1e-5)
+    (5.8502, 6000.0)
     """
     _check(epsilon=epsilon, count=count)
     check_delta(slack)
     rule = rule or AdvancedRule.DRV
+    if rule is AdvancedRule.DRV and epsilon > _LARGEST_EXPONENT:
+        return count * epsilon
     spread = math.sqrt(2 * count * math.log(1 / slack)) * epsilon
     drift = {
         AdvancedRule.SQUARE: lambda: count * epsilon**2,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, cast, final
+from dataclasses import asdict, dataclass, fields, replace
+from functools import reduce
+from typing import Any, ClassVar, final
 
 from pate.accounting.guarantee import Neighbours
 from pate.errors import InvalidInput, UnsupportedEvent
@@ -27,6 +28,8 @@ class Event:
 
     def __post_init__(self) -> None:
         for field in fields(self):
+            if isinstance(field.default, bool):
+                continue
             value = getattr(self, field.name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not (number and math.isfinite(value) and value > 0):
@@ -80,16 +83,37 @@ class SmoothRelease(Event):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledGaussian(Event):
-    """One DP-SGD step: Poisson sampling at ``sample_rate``, then a noised sum."""
+    """One DP-SGD step: Poisson sampling at ``sample_rate``, then a noised sum.
 
-    neighbours: ClassVar[Neighbours] = Neighbours.ADD_REMOVE
+    ``public_rate`` states that rate and number of steps do not depend on the number of records.
+
+    Guarantees:
+        * With ``public_rate`` the cost holds for one record added or removed (Mironov, Talwar &
+          Zhang 2019, Theorem 4).
+        * Without it, the rate may be a lot size over the number of records, which one record more
+          changes for all others. The cost then holds where one record's contribution is removed
+          and their number, which is public, stays (zero-out: Kairouz et al. 2021, Definition 1.1):
+          the same two distributions, so the same cost.
+        * What was recorded before there was ``public_rate`` is read without it.
+
+    >>> SampledGaussian(sample_rate=0.01, noise_multiplier=1.0).neighbours.value
+    'zero-out'
+    """
+
     sample_rate: float
     noise_multiplier: float
+    public_rate: bool = False
 
     def __post_init__(self) -> None:
         Event.__post_init__(self)
         if self.sample_rate > 1:
             raise InvalidInput(f"sample_rate is {self.sample_rate!r}; it must lie in (0, 1]")
+        if not isinstance(self.public_rate, bool):
+            raise InvalidInput(f"public_rate is {self.public_rate!r}; it must be True or False")
+
+    @property
+    def neighbours(self) -> Neighbours:  # type: ignore[override]
+        return Neighbours.ADD_REMOVE if self.public_rate else Neighbours.ZERO_OUT
 
 
 @final
@@ -225,11 +249,7 @@ class BestOfTries(Event):
     @property
     def neighbours(self) -> Neighbours:  # type: ignore[override]
         """The relation of all candidates together."""
-        relation = Neighbours.AS_STATED
-        for plan in self.candidates:
-            for each in plan:
-                relation = relation.combine(cast(Repeated, each).event.neighbours)
-        return relation
+        return relation_of(each for plan in self.candidates for each in plan)
 
     def __str__(self) -> str:
         count = len(self.candidates)
@@ -282,6 +302,23 @@ def tally(events: Iterable[Event]) -> dict[Event, int]:
     return {event: counts[event] for event in sorted(counts, key=event_to_json) if counts[event]}
 
 
+def relation_of(events: Iterable[Event]) -> Neighbours:
+    """The relation under which all events together have their cost; mixed ones are refused.
+
+    >>> relation_of([SampledGaussian(sample_rate=0.1, noise_multiplier=1.0)]).value
+    'zero-out'
+    """
+    relations = (single.neighbours for event in events for single, _ in _unfold(event, 1))
+    return reduce(Neighbours.combine, relations, Neighbours.AS_STATED)
+
+
+def as_zero_out(event: Event) -> Event:
+    """A step at a public rate as part of a run whose rate is not; other events as they are."""
+    if isinstance(event, Repeated):
+        return Repeated(as_zero_out(event.event), event.count)
+    return replace(event, public_rate=False) if isinstance(event, SampledGaussian) else event
+
+
 def _unfold(event: Event, times: int) -> Iterable[tuple[Event, int]]:
     if isinstance(event, Repeated):
         yield from _unfold(event.event, times * event.count)
@@ -315,7 +352,8 @@ def _to_dict(event: Event) -> dict[str, Any]:
         }
     if _KINDS.get(type(event).__name__) is not type(event):
         raise UnsupportedEvent(f"{type(event).__name__} is not an event this version knows")
-    return {"event": type(event).__name__, **asdict(event)}
+    given = {name: value for name, value in asdict(event).items() if value is not False}
+    return {"event": type(event).__name__, **given}
 
 
 def event_from_json(text: str) -> Event:

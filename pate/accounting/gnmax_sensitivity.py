@@ -108,9 +108,12 @@ class GnmaxSensitivity:
         here = self.cost(at)
         return np.maximum(self.cost(higher) - here, here - self.cost(self.one_vote_lower(at)))
 
-    def at_distances(self, votes: Counts) -> FloatArray:
-        """Algorithms 4 and 5: bound at distance d, for d = 0 … teachers − 1."""
-        teachers = int(votes.sum())
+    def at_distances(self, votes: Counts, teachers: int | None = None) -> FloatArray:
+        """Algorithms 4 and 5: bound at distance d, for d = 0 … teachers − 1.
+
+        ``teachers`` is their number, where some abstained.
+        """
+        teachers = int(votes.sum()) if teachers is None else teachers
         log_q = float(gaussian_log_q(votes, sigma=self.sigma)[0])
         result = np.full(teachers, self.plateau)
         if self.log_q1 <= log_q <= self.log_q0:
@@ -126,12 +129,13 @@ class GnmaxSensitivity:
     def conditions(self) -> tuple[bool, bool]:
         """Whether C5 and C6 hold, looked at on a fine grid of log q down to e^{−700}."""
         upto0 = np.linspace(_LOWEST_LOG_Q, self.log_q0, _GRID)
-        c5 = bool(np.all(np.diff(self._dependent(upto0)) >= 0))
-        # Denser towards q₁, where C6 fails first when it does.
-        upto1 = self.log_q1 - np.geomspace(1e-6, self.log_q1 - _LOWEST_LOG_Q, _GRID)[::-1]
-        growth = self._dependent(np.minimum(self.one_vote_higher(upto1), self.log_q0))
-        growth = growth - self._dependent(upto1)
-        return c5, c5 and bool(np.all(np.diff(growth) >= 0))
+        with np.errstate(invalid="ignore"):  # ∞ − ∞, for tiny σ: neither grows
+            c5 = bool(np.all(np.diff(self._dependent(upto0)) >= 0))
+            # Denser towards q₁, where C6 fails first when it does.
+            upto1 = self.log_q1 - np.geomspace(1e-6, self.log_q1 - _LOWEST_LOG_Q, _GRID)[::-1]
+            growth = self._dependent(np.minimum(self.one_vote_higher(upto1), self.log_q0))
+            growth = growth - self._dependent(upto1)
+            return c5, c5 and bool(np.all(np.diff(growth) >= 0))
 
     def require_conditions(self) -> None:
         """Refuses, with the reason, where the published analysis does not apply."""

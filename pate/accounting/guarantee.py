@@ -15,14 +15,24 @@ class Neighbours(StrEnum):
 
     REPLACE_ONE = "replace-one"  # one record (so one teacher's vote) is another
     ADD_REMOVE = "add-remove"  # one record more or less
+    ZERO_OUT = "zero-out"  # one record's contribution replaced by nothing; their number is public
     AS_STATED = "as-stated"  # the relation under which the caller measured the sensitivity
 
     def combine(self, other: Neighbours) -> Neighbours:
-        """The relation of two costs together; mixing two definite relations is refused."""
+        """The relation of two costs together; mixing relations that do not nest is refused.
+
+        A record that contributes nothing is a record that is not there, so whatever holds for one
+        record added or removed holds where one is zeroed out.
+
+        >>> Neighbours.ADD_REMOVE.combine(Neighbours.ZERO_OUT)
+        <Neighbours.ZERO_OUT: 'zero-out'>
+        """
         if self is other or other is Neighbours.AS_STATED:
             return self
         if self is Neighbours.AS_STATED:
             return other
+        if {self, other} == {Neighbours.ADD_REMOVE, Neighbours.ZERO_OUT}:
+            return Neighbours.ZERO_OUT
         raise InvalidInput(
             f"costs under {self.value} and {other.value} neighbours do not add up; "
             "account for them apart, or restate one of them"

@@ -10,6 +10,9 @@ Two ways to compose, and no mixing of them:
   sum at a fixed Rényi order passes a bound keeps that bound, however adaptively charges come.
 * **plan**: the most that will ever be asked was fixed in advance, as caps on events. The best λ for
   the caps may then be used, because it does not depend on any answer. Charges draw the caps down.
+
+A data set that is used by PATE and by DP-SGD has two ledgers beside each other, and one budget: a
+charge to either is compared with what both come to (:mod:`pate.accounting.data_set`).
 """
 
 from __future__ import annotations
@@ -27,10 +30,19 @@ from typing import Self, TypeVar
 import numpy as np
 
 from pate.accounting import ledger_file
+from pate.accounting.data_set import (
+    DataSetTotal,
+    Share,
+    beside,
+    data_set_budget,
+    shares_a_budget,
+    total_of,
+)
 from pate.accounting.events import Event, Repeated, event_from_json, event_to_json, tally
-from pate.accounting.guarantee import Guarantee
-from pate.accounting.moments import LogMoments, compose, epsilon_at
+from pate.accounting.guarantee import Guarantee, Neighbours
+from pate.accounting.moments import compose, epsilon_at
 from pate.accounting.odometer import odometer_epsilon
+from pate.accounting.running_total import RunningTotal, Total
 from pate.accounting.study_book import StudyBook, StudyPlan
 from pate.accounting.terms import Basis, Mode, Terms, agree
 from pate.errors import (
@@ -38,7 +50,6 @@ from pate.errors import (
     InvalidInput,
     LedgerError,
     MixedComposition,
-    PateError,
     ReleaseConflict,
 )
 
@@ -56,6 +67,7 @@ class Charge:
     charged_at: str
     studies: tuple[str, ...] = ()  # the sets of releases it is looked at with
     settings: frozenset[str] = frozenset()  # digests of what was, or could have been, asked for
+    records: Neighbours | None = None  # between which data sets it holds; None: the ledger's own
 
 
 class Ledger:
@@ -76,6 +88,7 @@ class Ledger:
         self.terms = terms
         self._database = connection
         self._process = os.getpid()
+        self._opened_beside: Ledger | None = None
 
     @property
     def _connection(self) -> sqlite3.Connection:
@@ -89,6 +102,10 @@ class Ledger:
     @property
     def _book(self) -> StudyBook:
         return StudyBook(self._connection)
+
+    @property
+    def _running(self) -> RunningTotal:
+        return _running_total(self._connection, self.terms)
 
     # --- opening ------------------------------------------------------------------------------
 
@@ -115,25 +132,47 @@ class Ledger:
             if wanted is None:
                 raise LedgerError(f"there is no ledger at {place}; give a budget to create one")
             ledger_file.create(place, wanted.to_json())
-        connection = ledger_file.connect(place)
+        with _parsing(place):
+            connection = ledger_file.connect(
+                place, totals=lambda each: _running_total(each, _terms(each)).rebuild()
+            )
         try:
-            terms = Terms.from_json(connection.execute("SELECT json FROM terms").fetchone()[0])
+            with _parsing(place):
+                terms = _terms(connection)
             if wanted is not None and terms != wanted:
                 raise LedgerError(
                     f"the ledger at {place} was opened with other terms ({terms}); "
                     "they cannot be changed"
                 )
-        except PateError:
+            ledger = cls(place, connection, terms)
+            ledger._check_totals()
+        except BaseException:
             connection.close()
             raise
-        except (sqlite3.Error, TypeError, KeyError, ValueError) as error:
-            connection.close()
-            raise ledger_file.damaged(place, error) from error
-        return cls(place, connection, terms)
+        return ledger
+
+    def _check_totals(self) -> None:
+        """Compares the running totals with the charges; those of another version are made anew."""
+        with _parsing(self.path):
+            if not self._read(self._running.is_current):
+                with self._transaction():
+                    self._running.rebuild()
+                return
+            self._connection.execute("BEGIN")  # one state of the file, whoever charges meanwhile
+            try:
+                agrees = self._read(self._running.agrees)
+            finally:
+                self._connection.execute("COMMIT")
+        if not agrees:
+            raise ledger_file.damaged(
+                self.path, LedgerError("its charges do not come to the total that was kept")
+            )
 
     def close(self) -> None:
         if os.getpid() == self._process:
             self._database.close()
+            if self._opened_beside is not None:
+                self._opened_beside.close()
 
     def __enter__(self) -> Self:
         return self
@@ -156,18 +195,26 @@ class Ledger:
         relies_on: Basis | None = None,
         study: str | None = None,
         settings: Iterable[str] = (),
+        again: bool = False,
+        family: Iterable[str] = (),
+        records: Neighbours | None = None,
     ) -> Charge:
         """Pays for a release, durably, or raises and leaves the ledger as it was.
 
         Charging the same ``release`` again for the same events is one charge, so that a crashed
         run can be resumed. ``study`` marks it as one of a set of releases made to be looked at
         together (:meth:`plan_study`); it counts like any other, and so does one that was charged
-        before. ``settings`` are digests by which another draw with the same settings can be told.
+        before. ``settings`` are digests of what is released: where another release was charged
+        with one of them, this one would pay again, and is refused unless ``again``. ``family`` are
+        digests that are noted likewise, and that other releases may share. ``records`` is the
+        relation between data sets under which the events hold, where it is not the ledger's own
+        (votes: that of the partition).
 
         Guarantees:
-            One ``BEGIN IMMEDIATE`` transaction reads all that was spent, decides, and writes;
-            ``synchronous=FULL`` puts it on disk before this returns. Call it **before** anything
-            is published.
+            One ``BEGIN IMMEDIATE`` transaction on this ledger and on the one beside it reads all
+            that was spent, decides, and writes; ``synchronous=FULL`` puts it on disk before this
+            returns. Of several processes that charge either ledger, or the same ``settings``, at
+            once, each sees what the ones before it wrote. Call it **before** anything is published.
         """
         counts = tally(events)
         basis = relies_on or self.terms.basis
@@ -182,7 +229,10 @@ class Ledger:
             _require_name(study)
         if not counts:
             raise InvalidInput("a charge needs at least one event")
-        with self._transaction():
+        noted = list(settings)
+        with self._data_set_transaction():
+            if not self._running.is_current():  # another version has charged since
+                self._running.rebuild()
             earlier = self._find(release)
             if earlier is not None:
                 if tally(earlier.events) != counts:
@@ -193,20 +243,27 @@ class Ledger:
                     return earlier
                 self._book.mark(earlier.number, study)
                 return replace(earlier, studies=(*earlier.studies, study))
-            self._require_room(counts)
+            paid = None if again else self._book.with_settings(noted, but=release)
+            if paid is not None:
+                raise ReleaseConflict(
+                    f"the ledger at {self.path} has already paid for a release with the same "
+                    f"settings ({paid[:60]}); nothing was charged: to release another one and pay "
+                    "again, add --spend"
+                )
+            after = self._require_room(counts, records=records)
             number = self._connection.execute(
-                "INSERT INTO charges (release, basis) VALUES (?, ?)", (release, basis)
+                "INSERT INTO charges (release, basis, records) VALUES (?, ?, ?)",
+                (release, basis, records),
             ).lastrowid
             self._connection.executemany(
                 "INSERT INTO entries (charge, event, count) VALUES (?, ?, ?)",
                 [(number, event_to_json(event), count) for event, count in counts.items()],
             )
+            self._running.add(counts, after)
             assert number is not None
             if study is not None:
                 self._book.mark(number, study)
-            noted = list(settings)
-            if noted:
-                self._book.note_settings(number, noted)
+            self._book.note_settings(number, {*noted, *family})
             charged = self._find(release)
             assert charged is not None
             return charged
@@ -263,47 +320,67 @@ class Ledger:
         """What each study set out to release, by its name."""
         return self._read(self._book.plans)
 
-    def require_room(self, events: Iterable[Event]) -> None:
+    def require_room(
+        self,
+        events: Iterable[Event],
+        *,
+        records: Neighbours | None = None,
+        beside: Iterable[Event] = (),
+    ) -> None:
         """Raises as :meth:`charge` would if these were charged now; writes nothing.
 
-        A whole study is asked about at once, before its first charge. Costs only add up, so what
-        fits together fits one by one, in any order. An odometer has room for everything.
+        ``beside`` are events that are to be charged to the data set's other ledger. A whole study
+        is asked about at once, before its first charge. Costs only add up, so what fits together
+        fits one by one, in any order. An odometer without a budget has room for everything.
 
         Guarantees:
             It promises nothing: another process may charge in between. :meth:`charge` decides.
         """
-        counts = tally(events)
+        counts, there = tally(events), tally(beside)
         if counts:
-            self._read(lambda: self._require_room(counts))
+            self._read(lambda: self._require_room(counts, records=records, there=there))
 
-    def _require_room(self, new: dict[Event, int]) -> None:
-        before = self._tally()
-        after = {event: before.get(event, 0) + new.get(event, 0) for event in {**before, **new}}
+    def _require_room(
+        self,
+        new: dict[Event, int],
+        *,
+        records: Neighbours | None,
+        there: dict[Event, int] | None = None,
+    ) -> Total:
+        """The total with the new events, where the budgets have room for them."""
+        before = self._running.read()
         # Composing also refuses events without a theorem and mixed neighbouring relations.
-        needed = self._epsilon(after)
-        if self.terms.mode is Mode.ODOMETER:
-            return
-        spent, budget = self._epsilon(before), self.terms.budget.epsilon
+        after = self._running.plus(before, new, records=records)
+        after.neighbours.combine(self.terms.budget.neighbours)
+        needed, spent = self._epsilon(after), self._epsilon(before)
+        budget = self.terms.budget.epsilon
         if self.terms.basis is Basis.PLAN:
-            caps = tally(self.terms.plan)
-            beyond = [event for event, count in after.items() if count > caps.get(event, 0)]
-            if beyond:
-                event = beyond[0]
-                raise BudgetExceeded(
-                    needed=needed,
-                    spent=spent,
-                    budget=budget,
-                    why=f"the plan allows {caps.get(event, 0)} of {event_to_json(event)}, and this "
-                    f"charge would make it {after[event]}; nothing was charged",
-                )
-        elif needed > budget:
+            caps, counts = tally(self.terms.plan), self._running.counts()
+            for event, count in new.items():
+                count += counts.get(event, 0)
+                if count > caps.get(event, 0):
+                    raise BudgetExceeded(
+                        needed=needed,
+                        spent=spent,
+                        budget=budget,
+                        why=f"the plan allows {caps.get(event, 0)} of {event_to_json(event)}, and "
+                        f"this charge would make it {count}; nothing was charged",
+                    )
+        limit, whole = self.data_set_budget, self._data_set_total(after, there)
+        alone = len(whole.shares) == 1 and not whole.restated and limit == budget
+        if not alone and whole.epsilon > limit:
+            now = self._data_set_total(before).epsilon
+            raise BudgetExceeded(needed=whole.epsilon, spent=now, budget=limit, shares=str(whole))
+        if self.terms.basis is not Basis.PLAN and needed > budget:
             raise BudgetExceeded(needed=needed, spent=spent, budget=budget)
+        return after
 
     # --- reading ------------------------------------------------------------------------------
 
     def spent(self) -> Guarantee:
         """The running figure at the ledger's λ; zero while nothing was charged."""
-        return self._guarantee(self._epsilon(self._read(self._tally)))
+        total = self._read(self._running.read)
+        return self._guarantee(self._epsilon(total), total)
 
     def guarantee(self, *, more: Iterable[Event] = ()) -> Guarantee:
         """What may be published about everything charged so far; with ``more``, if that were, too.
@@ -312,31 +389,67 @@ class Ledger:
             * filter at a fixed moment: the budget (a lower running figure is not covered, because
               when to stop may have depended on answers);
             * plan: the ε of its caps;
-            * odometer: a reading valid at all times at once (:mod:`pate.accounting.odometer`).
+            * odometer: a reading valid whenever one stops (:mod:`pate.accounting.odometer`).
         """
-        if self.terms.basis is Basis.PLAN:
-            return self._guarantee(self._epsilon(tally(self.terms.plan)))
-        if self.terms.mode is Mode.FILTER:
-            return self.terms.budget
-        before, new = self._read(self._tally), tally(more)
-        counts = {event: before.get(event, 0) + new.get(event, 0) for event in {**before, **new}}
-        if not counts:
-            return self._guarantee(0.0)
         budget = self.terms.budget
         assert budget.moment is not None
+        if self.terms.basis is Basis.PLAN:
+            caps = compose(self.terms.plan, [budget.moment])
+            planned = Total(neighbours=caps.neighbours)
+            return self._guarantee(self._convert(float(caps.values[0])), planned)
+        before, new = self._read(self._running.read), tally(more)
+        total = self._read(lambda: self._running.plus(before, new)) if new else before
+        if self.terms.mode is Mode.FILTER:
+            return self._guarantee(budget.epsilon, total)
+        if not total.records:
+            return self._guarantee(0.0, total)
         assert budget.conversion is not None
         reading = odometer_epsilon(
-            float(self._compose(counts).values[0]),
+            total.log_moment,
             moment=budget.moment,
             delta=budget.delta,
             conversion=budget.conversion,
         )
-        return self._guarantee(reading)
+        return self._guarantee(reading, total)
+
+    def data_set_total(self) -> DataSetTotal:
+        """What the data set has spent in this ledger and in the one beside it, together.
+
+        Guarantees:
+            As :func:`pate.accounting.data_set.total_of`.
+        """
+        return self._read(lambda: self._data_set_total(self._running.read()))
+
+    @property
+    def data_set_budget(self) -> float:
+        """The budget of the data set, by whichever ledger it was agreed on; infinite: none."""
+        other = self._beside()
+        return data_set_budget([self.terms] if other is None else [self.terms, other.terms])
+
+    def _data_set_total(
+        self, own: Total, more_there: dict[Event, int] | None = None
+    ) -> DataSetTotal:
+        other = self._beside()
+        shares = [Share.of(self.path.name, self.terms, own)]
+        if other is not None:
+            there = other._read(other._running.read)
+            if more_there:
+                there = other._running.plus(there, more_there)
+            shares.append(Share.of(other.path.name, other.terms, there))
+        return total_of(sorted(shares, key=lambda each: each.method, reverse=True))
 
     def charges(self) -> list[Charge]:
         """Everything that was paid for, in order."""
-
         return self._read(self._charges)
+
+    def releases(self) -> set[str]:
+        """The names of everything that was paid for."""
+        ask = "SELECT release FROM charges"
+        return {str(name) for (name,) in self._read(lambda: self._connection.execute(ask))}
+
+    def relations(self) -> frozenset[Neighbours | None]:
+        """The relations between data sets that were noted with charges; None: of some, none."""
+        return self._read(self._running.read).records
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -355,6 +468,33 @@ class Ledger:
                 self._connection.execute("ROLLBACK")
             raise ledger_file.failed(self.path, error) from error
 
+    @contextlib.contextmanager
+    def _data_set_transaction(self) -> Iterator[None]:
+        """A transaction on both ledgers of the data set, always begun in the same order.
+
+        SQLite's locks end with the process that holds them, so a killed one leaves nothing behind;
+        and as everybody takes them in one order, nobody waits for the other in a circle.
+        """
+        while True:
+            other = self._beside()
+            held = [self] if other is None else [self, other]
+            with contextlib.ExitStack() as stack:
+                for ledger in sorted(held, key=lambda each: each.path.name):
+                    stack.enter_context(ledger._transaction())
+                if other is None and self._beside_exists():
+                    continue  # it was made in the meantime
+                yield
+                return
+
+    def _beside(self) -> Ledger | None:
+        """The other ledger of the data set, where there is one."""
+        if self._opened_beside is None and self._beside_exists():
+            self._opened_beside = Ledger.open(beside(self.path))
+        return self._opened_beside
+
+    def _beside_exists(self) -> bool:
+        return shares_a_budget(self.path) and os.path.lexists(beside(self.path))
+
     def _read(self, query: Callable[[], T]) -> T:
         try:
             return query()
@@ -362,64 +502,81 @@ class Ledger:
             raise ledger_file.failed(self.path, error) from error
 
     def _find(self, release: str) -> Charge | None:
-        found = self._charges("WHERE release = ?", release)
-        return found[0] if found else None
+        row = self._connection.execute(
+            "SELECT number FROM charges WHERE release = ?", (release,)
+        ).fetchone()
+        return None if row is None else self._charges(row[0])[0]
 
-    def _charges(self, where: str = "", *values: str) -> list[Charge]:
+    def _charges(self, number: int | None = None) -> list[Charge]:
+        where, values = ("", ()) if number is None else ("WHERE number = ?", (number,))
         rows = self._connection.execute(
-            "SELECT number, release, basis, charged_at, event, count FROM charges "
+            "SELECT number, release, basis, charged_at, records, event, count FROM charges "
             f"JOIN entries ON charge = number {where} ORDER BY number, event",
             values,
         ).fetchall()
         # After the charges: whatever charge was seen, its marks, of its transaction, are too.
-        studies, settings = (self._book.marks(), self._book.settings()) if rows else ({}, {})
-        return [
-            Charge(
-                number=number,
-                release=release,
-                basis=Basis(basis),
-                events=tuple(Repeated(event_from_json(row[4]), row[5]) for row in entries),
-                charged_at=at,
-                studies=studies.get(number, ()),
-                settings=settings.get(number, frozenset()),
-            )
-            for (number, release, basis, at), entries in groupby(rows, key=lambda row: row[:4])
-        ]
+        studies, settings = self._book.marks(number), self._book.settings(number)
+        with _parsing(self.path):
+            return [
+                Charge(
+                    number=number,
+                    release=release,
+                    basis=Basis(basis),
+                    events=tuple(Repeated(event_from_json(row[5]), row[6]) for row in entries),
+                    charged_at=at,
+                    studies=studies.get(number, ()),
+                    settings=settings.get(number, frozenset()),
+                    records=None if records is None else Neighbours(records),
+                )
+                for (number, release, basis, at, records), entries in groupby(
+                    rows, key=lambda row: row[:5]
+                )
+            ]
 
-    def _tally(self) -> dict[Event, int]:
-        rows = self._connection.execute("SELECT event, SUM(count) FROM entries GROUP BY event")
-        return tally(Repeated(event_from_json(event), count) for event, count in rows.fetchall())
+    def _epsilon(self, total: Total) -> float:
+        return self._convert(total.log_moment) if total.records else 0.0
 
-    def _compose(self, counts: dict[Event, int]) -> LogMoments:
-        moment = self.terms.budget.moment
-        assert moment is not None
-        total = compose([Repeated(event, count) for event, count in counts.items()], [moment])
-        total.neighbours.combine(self.terms.budget.neighbours)
-        return total
-
-    def _epsilon(self, counts: dict[Event, int]) -> float:
-        if not counts:
-            return 0.0
-        return self._convert(float(self._compose(counts).values[0]), self.terms.budget.delta)
-
-    def _convert(self, log_moment: float, delta: float) -> float:
+    def _convert(self, log_moment: float) -> float:
         budget = self.terms.budget
         assert budget.conversion is not None
-        moment = np.array([budget.moment])
         epsilon = epsilon_at(
-            moment, np.array([log_moment]), delta=delta, conversion=budget.conversion
+            np.array([budget.moment]),
+            np.array([log_moment]),
+            delta=budget.delta,
+            conversion=budget.conversion,
         )
         return float(epsilon[0])
 
-    def _guarantee(self, epsilon: float) -> Guarantee:
+    def _guarantee(self, epsilon: float, total: Total) -> Guarantee:
+        """ε under the relation of what was charged, which may be weaker than the one agreed on."""
         budget = self.terms.budget
         return Guarantee(
             epsilon=epsilon,
             delta=budget.delta,
             moment=budget.moment,
-            neighbours=budget.neighbours,
+            neighbours=budget.neighbours.combine(total.neighbours),
             conversion=budget.conversion,
         )
+
+
+def _terms(connection: sqlite3.Connection) -> Terms:
+    return Terms.from_json(connection.execute("SELECT json FROM terms").fetchone()[0])
+
+
+def _running_total(connection: sqlite3.Connection, terms: Terms) -> RunningTotal:
+    assert terms.budget.moment is not None
+    return RunningTotal(connection, terms.budget.moment)
+
+
+@contextlib.contextmanager
+def _parsing(place: Path) -> Iterator[None]:
+    """What stands in a ledger and makes no sense is said of its file, in one line."""
+    try:
+        yield
+    except LedgerError:
+        raise
+    except (sqlite3.Error, TypeError, KeyError, ValueError) as error:
+        raise ledger_file.damaged(place, error) from error
 
 
 def _require_name(study: str) -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
 import sqlite3
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pate.accounting import study_book
+from pate.accounting import running_total, study_book
 from pate.errors import LedgerError
 
 _APPLICATION_ID = 0x50415445  # "PATE"
-_VERSION = 1
+_VERSION = 2
 _DRAFT = ".ledger-"
-_SCHEMA = f"""
+_ROOM = 1 << 20  # bytes: with less left on the disk, a failure is taken for want of room
+_FIRST = f"""
 PRAGMA application_id = {_APPLICATION_ID};
-PRAGMA user_version = {_VERSION};
+PRAGMA user_version = 1;
 CREATE TABLE terms (only INTEGER PRIMARY KEY CHECK (only = 1), json TEXT NOT NULL);
 CREATE TABLE charges (
     number INTEGER PRIMARY KEY,
@@ -30,46 +34,107 @@ CREATE TABLE entries (
     count INTEGER NOT NULL CHECK (count > 0)
 );
 """
+# Since version 2: running totals, and the relation between records that a charge holds for.
+_SECOND = f"""
+{study_book.TABLES}
+{running_total.TABLES}
+ALTER TABLE charges ADD COLUMN records TEXT;
+CREATE INDEX entries_of_charge ON entries (charge);
+CREATE INDEX charges_of_settings ON settings (digest);
+PRAGMA user_version = {_VERSION};
+"""
+# A process of version 1 that had the file open charges on, and keeps no total: it is made anew.
+_WITHOUT_TOTAL = """
+CREATE TRIGGER without_total AFTER INSERT ON entries
+BEGIN UPDATE running SET formulas = ''; END
+"""
 
 
 def create(place: Path, terms: str) -> None:
-    """Makes a whole ledger beside its place, then links it there: never a half-made one."""
-    for suffix in ("-wal", "-shm"):
-        if os.path.lexists(f"{place}{suffix}"):
-            raise LedgerError(
-                f"{place} is missing but its journal {place}{suffix} is there; restore the ledger "
-                "from a backup"
-            )
+    """Makes a whole ledger beside its place, then links it there: never a half-made one.
+
+    Guarantees:
+        It is linked only after its content was committed, checked and put on disk; so a full disk,
+        a crash or another process that creates the same one leave either a whole ledger or none.
+    """
     if not place.parent.is_dir():
         raise LedgerError(f"the folder {place.parent} does not exist; create it first")
     try:
-        with tempfile.TemporaryDirectory(
-            prefix=_DRAFT, dir=place.parent, ignore_cleanup_errors=True
-        ) as folder:
-            draft = Path(folder) / "ledger"
-            connection = sqlite3.connect(draft, isolation_level=None)
-            try:
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = FULL")
-                connection.executescript("BEGIN;" + _SCHEMA + study_book.TABLES + "COMMIT;")
-                connection.execute("INSERT INTO terms VALUES (1, ?)", (terms,))
-            finally:
-                connection.close()  # the last connection folds the journal into the file
-            draft.chmod(0o600)  # when something was paid for is its owner's business; also journals
-            _sync(draft)
-            with contextlib.suppress(FileExistsError):  # another process was first: use theirs
-                os.link(draft, place)
-            _sync(place.parent)
-    except (OSError, sqlite3.Error) as error:
+        with _alone_in(place.parent):
+            _sweep(place.parent)
+            if os.path.lexists(place):
+                return  # another process was first: use theirs
+            for suffix in ("-wal", "-shm"):
+                # A journal without a ledger; or with one that another process has just linked.
+                if os.path.lexists(f"{place}{suffix}") and not os.path.lexists(place):
+                    raise LedgerError(
+                        f"{place} is missing but its journal {place}{suffix} is there; restore the "
+                        "ledger from a backup"
+                    )
+            with tempfile.TemporaryDirectory(
+                prefix=_DRAFT, dir=place.parent, ignore_cleanup_errors=True
+            ) as folder:
+                draft = Path(folder) / "ledger"
+                _write(draft, terms)
+                with contextlib.suppress(FileExistsError):
+                    os.link(draft, place)
+                _sync(place.parent)
+    except sqlite3.Error as error:
         raise LedgerError(f"cannot create a ledger at {place}: {error}") from error
+    except OSError as error:
+        raise LedgerError(f"cannot create a ledger at {place}: {error.strerror}") from error
 
 
-def _remove_leftovers(place: Path) -> None:
-    """Drops the draft of a creation that ended between its link and its clean-up."""
-    for draft in place.parent.glob(f"{_DRAFT}*/ledger"):
-        with contextlib.suppress(OSError):
-            if draft.samefile(place):
-                draft.unlink()
+def _write(draft: Path, terms: str) -> None:
+    """A ledger without charges, on disk, whose journal is folded in.
+
+    A rollback journal tells at COMMIT whether everything was written. That of a write-ahead log is
+    folded in on closing, and nobody is told if that fails.
+    """
+    connection = sqlite3.connect(draft, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("BEGIN IMMEDIATE")
+        _run(connection, _FIRST + _SECOND)
+        connection.execute(_WITHOUT_TOTAL)
+        connection.execute("INSERT INTO terms VALUES (1, ?)", (terms,))
+        connection.execute("COMMIT")
+        connection.execute("PRAGMA journal_mode = WAL")
+    finally:
+        connection.close()
+    draft.chmod(0o600)  # when something was paid for is its owner's business; also journals
+    _sync(draft)
+    connection = sqlite3.connect(f"{draft.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+    try:
+        (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        (kept,) = connection.execute("SELECT json FROM terms").fetchone()
+    finally:
+        connection.close()
+    if verdict != "ok" or kept != terms:
+        raise sqlite3.DatabaseError("what was written does not read back; is the disk full?")
+
+
+def _run(connection: sqlite3.Connection, statements: str) -> None:
+    for statement in statements.split(";"):  # one by one: a script would end the transaction
+        connection.execute(statement)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Holds the folder against others who make or sweep ledgers in it; a killed one holds none."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _sweep(folder: Path) -> None:
+    """Drops drafts of creations that were killed; the folder is held, so none is under way."""
+    for draft in folder.glob(f"{_DRAFT}*"):
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:
@@ -80,18 +145,23 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def connect(place: Path) -> sqlite3.Connection:
+def connect(place: Path, *, totals: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
+    """A connection to a ledger that was checked; one of version 1 is brought to version 2.
+
+    ``totals`` adds up what a ledger holds that has no running totals yet, in that transaction.
+    """
     if not place.is_file():
         raise LedgerError(f"{place} is not a ledger file")
     if not (place.stat().st_mode & 0o222 and os.access(place, os.W_OK)):
         raise LedgerError(f"the ledger at {place} is read-only; charges could not be recorded")
+    if any(place.parent.glob(f"{_DRAFT}*")):
+        with contextlib.suppress(OSError), _alone_in(place.parent):
+            _sweep(place.parent)
     if place.stat().st_nlink > 1:
-        _remove_leftovers(place)
-        if place.stat().st_nlink > 1:
-            raise LedgerError(
-                f"the ledger at {place} has a second name (a hard link); each name would keep "
-                "its own journal: remove one"
-            )
+        raise LedgerError(
+            f"the ledger at {place} has a second name (a hard link); each name would keep "
+            "its own journal: remove one"
+        )
     connection: sqlite3.Connection | None = None
     try:
         uri = f"{place.absolute().as_uri()}?mode=rw"
@@ -101,8 +171,8 @@ def connect(place: Path) -> sqlite3.Connection:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         if application != _APPLICATION_ID:
             raise LedgerError(f"{place} is not a ledger, or it is damaged; nothing was changed")
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version != _VERSION:
+        version = _version(connection)
+        if version not in (1, _VERSION):
             raise LedgerError(
                 f"the ledger at {place} has version {version}; this is for {_VERSION}"
             )
@@ -112,15 +182,34 @@ def connect(place: Path) -> sqlite3.Connection:
         (journal,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if journal != "wal":
             raise LedgerError(f"the ledger at {place} cannot use a write-ahead log ({journal})")
-    except LedgerError:
+        if version == 1:
+            _migrate(connection, totals)
+    except BaseException as error:
         if connection is not None:
             connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise failed(place, error) from error
         raise
-    except sqlite3.Error as error:
-        if connection is not None:
-            connection.close()
-        raise failed(place, error) from error
     return connection
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def _migrate(connection: sqlite3.Connection, totals: Callable[[sqlite3.Connection], None]) -> None:
+    """All of version 2 in one transaction: a crash leaves version 1."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if _version(connection) == 1:  # no other process was first
+            _run(connection, _SECOND)
+            connection.execute(_WITHOUT_TOTAL)
+            totals(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
 
 
 def failed(place: Path, error: sqlite3.Error) -> LedgerError:
@@ -131,9 +220,32 @@ def failed(place: Path, error: sqlite3.Error) -> LedgerError:
         return LedgerError(f"the ledger at {place} is held by another process; try again")
     if "readonly" in text or "read-only" in text:
         return LedgerError(f"the ledger at {place} is read-only; charges could not be recorded")
-    if "full" in text:
-        return LedgerError(f"the disk is full; nothing was charged to the ledger at {place}")
+    if "full" in text or (_no_content(error) and _room_beside(place) < _ROOM):
+        return LedgerError(
+            f"the disk is full; nothing was charged to the ledger at {place}: free some space and "
+            "try again"
+        )
+    if _no_content(error):
+        return LedgerError(
+            f"the ledger at {place} cannot be reached ({error}); nothing was charged: check the "
+            "disk and try again"
+        )
     return damaged(place, error)
+
+
+def _no_content(error: sqlite3.Error) -> bool:
+    """Whether it failed at reading or writing a file, and says nothing about what is in it."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    cut_short = code == sqlite3.SQLITE_IOERR_SHORT_READ
+    return not cut_short and code & 0xFF in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+
+
+def _room_beside(place: Path) -> int:
+    try:
+        disk = os.statvfs(place.parent)
+    except OSError:
+        return _ROOM
+    return disk.f_bavail * disk.f_frsize
 
 
 def damaged(place: Path, error: Exception) -> LedgerError:

@@ -26,6 +26,7 @@ from pate.accounting.events import (
     Repeated,
     SmoothRelease,
     ZeroConcentrated,
+    relation_of,
     tally,
 )
 from pate.accounting.guarantee import Conversion, Guarantee, Neighbours, check_delta
@@ -216,11 +217,10 @@ def compose(events: Iterable[Event], moments: ArrayLike | None = None) -> LogMom
     """
     grid = as_moments(moments)
     total = np.zeros_like(grid)
-    neighbours = Neighbours.AS_STATED
-    for event, count in tally(events).items():
+    counts = tally(events)
+    for event, count in counts.items():
         total += count * _one(event, grid.tobytes())
-        neighbours = neighbours.combine(event.neighbours)
-    return LogMoments(moments=grid, values=total, neighbours=neighbours)
+    return LogMoments(moments=grid, values=total, neighbours=relation_of(counts))
 
 
 @lru_cache(maxsize=512)
@@ -241,15 +241,24 @@ def epsilon_at(
         * improved: Canonne, Kamath & Steinke 2020, Proposition 12, and ε = 0 where the total
           variation is at most δ (Bretagnolle & Huber 1979, with KL ≤ RDP).
     """
+    epsilons = tail_epsilon_at(moments, values, delta=delta, conversion=conversion)
+    if conversion is Conversion.CLASSIC:
+        return epsilons
+    never_told_apart = -np.expm1(-values / moments) <= delta**2
+    return np.where(never_told_apart, 0.0, np.maximum(epsilons, 0.0))
+
+
+def tail_epsilon_at(
+    moments: FloatArray, values: FloatArray, *, delta: float, conversion: Conversion
+) -> FloatArray:
+    """ε at every λ by E[exp(λ loss − α(λ))] ≤ 1 alone; it may come out below zero."""
     check_delta(delta)
     if conversion is Conversion.CLASSIC:
         return (values - math.log(delta)) / moments
     orders = moments + 1
-    epsilons = (
+    return (
         values / moments + np.log(moments / orders) - (math.log(delta) + np.log(orders)) / moments
     )
-    never_told_apart = -np.expm1(-values / moments) <= delta**2
-    return np.where(never_told_apart, 0.0, np.maximum(epsilons, 0.0))
 
 
 def log_moment_at(

@@ -157,13 +157,15 @@ def checked_statistic(votes: ArrayLike, *, baseline: ArrayLike | None = None) ->
 def log_answered(statistic: FloatArray, *, threshold: float, sigma: float) -> FloatArray:
     """log Pr[statistic + N(0, σ²) ≥ threshold]."""
     _check_threshold(threshold)
-    return np.asarray(log_ndtr((statistic - threshold) / sigma))
+    with np.errstate(over="ignore"):
+        return np.asarray(log_ndtr((statistic - threshold) / sigma))
 
 
 def threshold_log_q(statistic: FloatArray, *, threshold: float, sigma: float) -> FloatArray:
     """log of the probability of the check's less likely outcome."""
     _check_threshold(threshold)
-    return np.asarray(log_ndtr(-np.abs(statistic - threshold) / sigma))
+    with np.errstate(over="ignore"):
+        return np.asarray(log_ndtr(-np.abs(statistic - threshold) / sigma))
 
 
 def _check_threshold(threshold: float) -> None:

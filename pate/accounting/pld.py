@@ -6,6 +6,7 @@ Tighter than moments, and data-independent only. Imported on demand: dp-accounti
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from functools import singledispatch
 from typing import Any
@@ -19,10 +20,17 @@ from pate.accounting.events import (
     LaplaceNoisyMaxAnswer,
     SampledGaussian,
     ThresholdCheck,
+    relation_of,
     tally,
 )
-from pate.accounting.guarantee import Guarantee, Neighbours, check_delta
+from pate.accounting.guarantee import Guarantee, check_delta
 from pate.errors import InvalidInput, UnsupportedEvent
+
+PLD_MARGIN = 2e-4
+"""Added to every ε found here: processors add up in floats and differ by up to 1e-4."""
+
+_ROUNDING = sys.float_info.epsilon
+"""Taken off δ for every composed event: the rounding of one convolution of probabilities."""
 
 _LEAST_NOISE = 0.05
 
@@ -30,11 +38,16 @@ _LEAST_NOISE = 0.05
 def pld_guarantee(
     events: Iterable[Event], *, delta: float, discretisation: float = 1e-4
 ) -> Guarantee:
-    """ε of events fixed in advance; rounded up by the discretisation, never down.
+    """ε of events fixed in advance; rounded up by the discretisation and a margin, never down.
 
     Guarantees:
-        Koskela et al. 2020 and Doroshenko et al. 2022 (connect-the-dots, pessimistic), as
-        implemented in dp-accounting. Not for costs chosen as answers come in.
+        * Koskela et al. 2020 and Doroshenko et al. 2022 (connect-the-dots, pessimistic), as
+          implemented in dp-accounting. Not for costs chosen as answers come in.
+        * That library convolves in floats and does not count their rounding. ε is taken at δ less
+          ``_ROUNDING`` for every event, and ``PLD_MARGIN`` is added: what one processor prints is
+          at most that margin below what another does. Where the rounding is more than half of δ,
+          no figure is given. (Measured, the noise moved by 1e-12: δ moves by up to 1e-16 for each
+          event. ε moves by 1e-9 for 10 000 steps at δ = 1e-5, by 1e-4 for 100 000 at δ = 1e-8.)
     """
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
@@ -43,17 +56,24 @@ def pld_guarantee(
     counts = tally(events)
     for event in counts:
         _require_noise(event)
-    neighbours = Neighbours.AS_STATED
-    for event in counts:
-        neighbours = neighbours.combine(event.neighbours)
+    neighbours = relation_of(counts)
     accountant = PLDAccountant(
         dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
         value_discretization_interval=discretisation,
     )
+    if not counts:
+        return Guarantee(epsilon=0.0, delta=delta, neighbours=neighbours)
+    rounding = _ROUNDING * sum(counts.values())
+    if rounding > delta / 2:
+        raise InvalidInput(
+            f"delta is {delta:g}; over {sum(counts.values())} events privacy loss distributions "
+            f"need {2 * rounding:.2g} or more, because they are added up in floats: use the "
+            "moments accountant"
+        )
     for event, count in counts.items():
         accountant.compose(as_dp_event(event), count)
-    epsilon = float(accountant.get_epsilon(delta)) if counts else 0.0
-    return Guarantee(epsilon=max(epsilon, 0.0), delta=delta, neighbours=neighbours)
+    epsilon = max(0.0, float(accountant.get_epsilon(delta - rounding)))
+    return Guarantee(epsilon=epsilon + PLD_MARGIN, delta=delta, neighbours=neighbours)
 
 
 def _require_noise(event: Event) -> None:

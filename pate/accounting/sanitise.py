@@ -2,7 +2,10 @@
 
 What is published, at one Rényi order fixed in advance, is
 
-    min( cost + margin + noise,  data-independent cost ) + price of publishing.
+    min( cost + margin + noise,  data-independent cost ) + price of publishing,
+
+as ε, rounded up to a public grid (:data:`GRID`): the digits of a noised double beyond it would
+say no more of the cost, and might tell how the noise was drawn (Mironov 2012).
 
 Noise alone would put the figure below the truth half of the time. The margin, a multiple of the
 smooth sensitivity, makes it an upper bound with the stated confidence; it is private like the
@@ -12,7 +15,7 @@ cost, so the noise hides it too.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,7 @@ from pate.accounting.moments import epsilon_at, log_moments
 from pate.accounting.smooth import SensitiveCost
 from pate.errors import InvalidInput
 
+GRID = 1000  # a published ε is a whole number of thousandths; public
 _FLOOR = 1e-6  # of the data-independent cost
 
 
@@ -126,17 +130,36 @@ def sanitise(
           :attr:`ReleasePlan.margin`; its exact price is part of the published ε.
         * The figure is at least the exact cost with its price, with probability 1 − doubt; and
           never more than the data-independent cost with the price.
+        * ε is a multiple of the public grid, rounded up, or the public ceiling where that is less:
+          post-processing of the noised cost (Dwork & Roth 2014, Proposition 2.1).
         * It covers the divergence from the data at hand to its neighbours (the direction of
           Theorem 6 there), as every data-dependent bound does.
     """
     if cost.order != plan.order:
         raise InvalidInput(f"the cost is at order {cost.order:g}, the plan at {plan.order:g}")
     if not cost.local_sensitivity.any():  # at no distance: the cost is the same for all votes
-        return _published(cost.value, 0.0, plan, delta, conversion)
+        exact = _at_order(cost.value, plan.order, delta, conversion, data_dependent=False)
+        return Sanitised(guarantee=exact, confidence=1 - plan.doubt, price=0.0)
     sensitivity = _visible(cost, plan)
     noised = cost.value + sensitivity * (plan.margin + plan.noise * rng.standard_normal())
     rdp = float(np.clip(noised, 0.0, cost.ceiling))
-    return _published(rdp, plan.rdp, plan, delta, conversion)
+    below = _at_order(rdp + plan.rdp, plan.order, delta, conversion, data_dependent=False)
+    most = _at_order(cost.ceiling + plan.rdp, plan.order, delta, conversion, data_dependent=False)
+    epsilon = min(on_grid(below.epsilon), most.epsilon)
+    guarantee = replace(below, epsilon=epsilon)
+    return Sanitised(guarantee=guarantee, confidence=1 - plan.doubt, price=plan.rdp)
+
+
+def on_grid(epsilon: float) -> float:
+    """The least double of the public grid that is not below ε.
+
+    >>> on_grid(1.0520001), on_grid(1.052), on_grid(0.0)
+    (1.053, 1.052, 0.0)
+    """
+    if not epsilon < 2**40:  # beyond it doubles are about as coarse as the grid
+        return epsilon
+    steps = round(epsilon * GRID)
+    return steps / GRID if steps / GRID >= epsilon else (steps + 1) / GRID
 
 
 def _visible(cost: SensitiveCost, plan: ReleasePlan) -> float:
@@ -145,13 +168,6 @@ def _visible(cost: SensitiveCost, plan: ReleasePlan) -> float:
     The larger of a β-smooth bound and a constant is a β-smooth bound.
     """
     return max(cost.smooth_sensitivity(plan.beta), _FLOOR * cost.ceiling)
-
-
-def _published(
-    rdp: float, price: float, plan: ReleasePlan, delta: float, conversion: Conversion
-) -> Sanitised:
-    guarantee = _at_order(rdp + price, plan.order, delta, conversion, data_dependent=False)
-    return Sanitised(guarantee=guarantee, confidence=1 - plan.doubt, price=price)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

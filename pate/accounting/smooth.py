@@ -8,6 +8,16 @@ sensitivity; Nissim, Raskhodnikova & Smith 2007). :mod:`pate.accounting.sanitise
 Costs here are RDP at **one Rényi order**, fixed before the votes are opened. One teacher may
 change its vote on every query at once, on each by one vote or not at all; so sensitivities
 *within* distance d add up over queries (those at *exactly* distance d do not).
+
+Guarantees, where teachers may abstain:
+    A change of one teacher moves its vote to another class, takes it away or adds it; the number
+    of teachers (k, public) stays, and a query holds k votes at most. Taking away or adding moves
+    every gap, and the checked statistic, by no more than moving a vote does, so all one-step
+    bounds hold as they are. d changes take at most d votes from the leader and give at most d to
+    its rivals (or the other way round), and d votes moved do both: the walks of
+    :mod:`pate.accounting.gnmax_sensitivity` reach the least and the most certain votes as long as
+    there are votes to move, and beyond their end the largest sensitivity is taken. One change
+    lengthens a walk by one step at most, so the discounted maximum stays smooth.
 """
 
 from __future__ import annotations
@@ -71,15 +81,22 @@ def discounted_max(sensitivity: FloatArray, beta: float) -> float:
 
 
 def gnmax_cost(
-    votes: ArrayLike, *, sigma: float, order: float, weights: ArrayLike | None = None
+    votes: ArrayLike,
+    *,
+    sigma: float,
+    order: float,
+    weights: ArrayLike | None = None,
+    teachers: int | None = None,
 ) -> SensitiveCost:
     """Cost of GNMax answers with its sensitivity; ``weights`` are 1 for an answered query, else 0.
+
+    ``teachers`` is their public number, needed where some abstained.
 
     Guarantees:
         Refuses (``ConditionsFail``) where C5 or C6 fail. Fractional weights (probabilities of
         an answer) are for planning: they are data-dependent and their change is not covered.
     """
-    counts, teachers = _equal_teachers(votes)
+    counts, teachers = _teachers_of(votes, teachers)
     analysis = GnmaxSensitivity(sigma=sigma, order=order, classes=counts.shape[1])
     times = _as_weights(weights, len(counts))
     ceiling = float(log_moments(GaussianNoisyMaxAnswer(sigma=sigma), np.array([order - 1]))[0])
@@ -98,7 +115,7 @@ def gnmax_cost(
     sensitivity = np.zeros(teachers + 2)
     for histogram, weight in zip(histograms, each, strict=True):
         if weight:
-            at = np.append(analysis.at_distances(histogram), [analysis.plateau] * 2)
+            at = np.append(analysis.at_distances(histogram, teachers), [analysis.plateau] * 2)
             sensitivity += weight * np.maximum.accumulate(at)
     return SensitiveCost(
         order=order,
@@ -165,9 +182,16 @@ def threshold_cost(
 
 
 def lnmax_cost(
-    votes: ArrayLike, *, scale: float, order: float, weights: ArrayLike | None = None
+    votes: ArrayLike,
+    *,
+    scale: float,
+    order: float,
+    weights: ArrayLike | None = None,
+    teachers: int | None = None,
 ) -> SensitiveCost:
     """Cost of Laplace noisy-max answers with its sensitivity.
+
+    ``weights`` and ``teachers`` are as in :func:`gnmax_cost`.
 
     Guarantees:
         One changed vote moves every sorted gap by at most two, and the bound of Lemma 4 changes
@@ -178,7 +202,7 @@ def lnmax_cost(
         that the bound is smooth to the end. (The walk of the 2017 code, from leader to runner-up
         only, finds zero for close votes.)
     """
-    counts, teachers = _equal_teachers(votes)
+    counts, teachers = _teachers_of(votes, teachers)
     times = _as_weights(weights, len(counts))
     moment = np.array([order - 1])
     step = 2 / scale
@@ -229,12 +253,17 @@ def _constant_cost(order: float, ceiling: float, teachers: int) -> SensitiveCost
     )
 
 
-def _equal_teachers(votes: ArrayLike) -> tuple[Counts, int]:
+def _teachers_of(votes: ArrayLike, teachers: int | None) -> tuple[Counts, int]:
+    """The counts, and how many teachers there are; guessed only where that is no guess."""
     counts = as_counts(votes)
     totals = counts.sum(axis=1)
-    if totals.min() != totals.max() or totals[0] < 1:
-        raise InvalidInput("smooth sensitivity needs the same number of teachers on every query")
-    return counts, int(totals[0])
+    if teachers is None:
+        if totals.min() != totals.max():
+            raise InvalidInput("some teachers abstained; give the number of teachers")
+        teachers = int(totals[0])
+    if teachers < 1 or totals.max() > teachers:
+        raise InvalidInput(f"the votes are more than those of {teachers} teachers")
+    return counts, teachers
 
 
 def _as_weights(weights: ArrayLike | None, queries: int) -> FloatArray:

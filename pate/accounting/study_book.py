@@ -14,9 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from pate.accounting.events import Event, event_from_json, event_to_json, tally
+from pate.accounting.events import Event, event_from_json, event_to_json, relation_of, tally
+from pate.accounting.guarantee import Neighbours
+from pate.accounting.shown import between
 
-# In ledgers of before there were studies they are made with the first of them.
 TABLES = """
 CREATE TABLE IF NOT EXISTS studies (
     charge INTEGER NOT NULL REFERENCES charges (number),
@@ -76,14 +77,12 @@ class StudyBook:
     # --- writing ------------------------------------------------------------------------------
 
     def mark(self, charge: int, study: str) -> None:
-        self._make()
         self._connection.execute(
             "INSERT INTO studies VALUES (?, ?) ON CONFLICT (charge, name) DO NOTHING",
             (charge, study),
         )
 
     def note_settings(self, charge: int, digests: Iterable[str]) -> None:
-        self._make()
         rows = [(charge, digest) for digest in sorted(set(digests))]
         self._connection.executemany("INSERT INTO settings VALUES (?, ?)", rows)
 
@@ -94,7 +93,6 @@ class StudyBook:
 
         Where something was, the plan that was there stays, and is returned; None if there is none.
         """
-        self._make()
         charged = "SELECT 1 FROM studies WHERE name = ? LIMIT 1"
         if not begun and self._connection.execute(charged, (study,)).fetchone() is None:
             text = json.dumps([[event_to_json(event) for event in each] for each in releases])
@@ -105,45 +103,48 @@ class StudyBook:
             )
         return self.plans().get(study)
 
-    def _make(self) -> None:
-        for statement in TABLES.split(";"):  # one by one: a script would end the transaction
-            self._connection.execute(statement)
-
     # --- reading ------------------------------------------------------------------------------
 
-    def marks(self) -> dict[int, tuple[str, ...]]:
-        """The studies of each charge, by its number, in the order of their marks."""
+    def marks(self, charge: int | None = None) -> dict[int, tuple[str, ...]]:
+        """The studies of each charge (or of one), by its number, in the order of their marks."""
         found: dict[int, tuple[str, ...]] = {}
-        if self._there():
-            for charge, name in self._connection.execute(
-                "SELECT charge, name FROM studies ORDER BY rowid"
-            ):
-                found[charge] = (*found.get(charge, ()), name)
+        for number, name in self._of("studies", "name", charge, order="rowid"):
+            found[number] = (*found.get(number, ()), name)
         return found
 
-    def settings(self) -> dict[int, frozenset[str]]:
-        """The digests of settings, by the number of the charge."""
-        if not self._there():
-            return {}
-        rows = self._connection.execute("SELECT charge, digest FROM settings ORDER BY charge")
-        grouped = groupby(rows.fetchall(), key=lambda row: row[0])
-        return {charge: frozenset(digest for _, digest in each) for charge, each in grouped}
+    def settings(self, charge: int | None = None) -> dict[int, frozenset[str]]:
+        """The digests of settings, by the number of the charge; of all, or of one."""
+        rows = self._of("settings", "digest", charge, order="charge")
+        grouped = groupby(rows, key=lambda row: row[0])
+        return {number: frozenset(digest for _, digest in each) for number, each in grouped}
+
+    def with_settings(self, digests: Iterable[str], *, but: str) -> str | None:
+        """A release that was charged with one of these digests, other than ``but``."""
+        for digest in digests:
+            row = self._connection.execute(
+                "SELECT release FROM settings JOIN charges ON charge = number "
+                "WHERE digest = ? AND release != ? LIMIT 1",
+                (digest, but),
+            ).fetchone()
+            if row is not None:
+                return str(row[0])
+        return None
+
+    def _of(
+        self, table: str, column: str, charge: int | None, *, order: str
+    ) -> list[tuple[int, str]]:
+        where, values = ("", ()) if charge is None else ("WHERE charge = ?", (charge,))
+        return self._connection.execute(
+            f"SELECT charge, {column} FROM {table} {where} ORDER BY {order}", values
+        ).fetchall()
 
     def plans(self) -> dict[str, StudyPlan]:
-        if not self._there():
-            return {}
         rows = self._connection.execute("SELECT study, protects, after, releases FROM plans")
-        return {
-            study: StudyPlan(
-                study=study,
-                protects=protects,
-                after=after,
-                releases=tuple(tuple(map(event_from_json, each)) for each in json.loads(text)),
-            )
-            for study, protects, after, text in rows.fetchall()
-        }
-
-    def _there(self) -> bool:
-        """A ledger in which there never was a study may lack the tables."""
-        wanted = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'plans'"
-        return self._connection.execute(wanted).fetchone() is not None
+        plans = {}
+        for study, protects, after, text in rows.fetchall():
+            releases = tuple(tuple(map(event_from_json, each)) for each in json.loads(text))
+            relation = relation_of(event for each in releases for event in each)
+            if relation is Neighbours.ZERO_OUT:  # plans from before it had a name claimed more
+                protects = between(relation)
+            plans[study] = StudyPlan(study=study, protects=protects, after=after, releases=releases)
+        return plans

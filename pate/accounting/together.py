@@ -12,20 +12,18 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pate.accounting.composition import group
-from pate.accounting.data_ledger import NOT_PRIVATE
+from pate.accounting.data_set import NOT_PRIVATE, Share, beside, total_of
 from pate.accounting.events import Event
 from pate.accounting.guarantee import Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
 from pate.accounting.moments import compose
-from pate.accounting.shown import upwards
+from pate.accounting.shown import between, upwards
 from pate.accounting.study_book import StudyPlan
 from pate.errors import InvalidInput
 
 _LATER = sys.maxsize  # the number of a charge that is still to come
-_DPSGD = ".dpsgd"  # after the name of a data set, in that of its second ledger
 
 
 NOT_PLANNED = (
@@ -44,6 +42,7 @@ class StudyCost:
     guarantee: Guarantee  # of all of them together
     in_advance: bool  # all costs were fixed before the first result
     earlier: int = 0  # other releases of the data set that came before the plan
+    running: Share | None = None  # the ledger's figure, with the relations it rests on
 
     def told(self, *, why: bool = True) -> str:
         """In words; without ``why`` it is not said where the figure comes from.
@@ -106,15 +105,18 @@ class WholeStudy:
         'ε = 1 at δ = 1e-05 together (what '
         """
         why = "" if self.in_advance else f" ({NOT_PLANNED})"
-        return f"{_figure(self.together)} together{why}"
+        weaker = self.together is not None and self.together.neighbours is Neighbours.ZERO_OUT
+        relation = f" for {between(Neighbours.ZERO_OUT)}" if weaker else ""
+        return f"{_figure(self.together)} together{relation}{why}"
 
 
 def all_of(guarantees: Iterable[Guarantee], *, replace_one: bool = False) -> Guarantee:
     """Several guarantees at once: their ε add up, and so do their δ.
 
     For figures of different accountants (PATE and DP-SGD); what one ledger paid for costs less as
-    one plan (:func:`study_costs`). Figures for different neighbours do not add up. With
-    ``replace_one`` those for one record more or less are first restated for one record replaced.
+    one plan (:func:`study_costs`). Where relations differ, all are said of the weakest
+    (:meth:`Neighbours.combine`). With ``replace_one`` those for one record added, removed or
+    zeroed out are first restated for one record replaced.
 
     Guarantees:
         Dwork & Roth 2014, Theorem 3.16: mechanisms that are (εᵢ, δᵢ)-DP for the same neighbours are
@@ -140,17 +142,18 @@ def all_of(guarantees: Iterable[Guarantee], *, replace_one: bool = False) -> Gua
 
 
 def for_replacement(guarantee: Guarantee) -> Guarantee:
-    """A guarantee for one record more or less, said of one record replaced; others stay.
+    """A guarantee for one record added, removed or zeroed out, said of one replaced; others stay.
 
     Guarantees:
         Vadhan 2017, Lemma 2.2, for a group of two: a replaced record is one removed and one added,
-        so (ε, δ) becomes (2ε, (1 + e^ε)δ).
+        and the contribution of one taken away and another put in its place, so (ε, δ) becomes
+        (2ε, (1 + e^ε)δ).
 
     >>> stated = Guarantee(epsilon=1.0, delta=1e-5, neighbours=Neighbours.ADD_REMOVE)
     >>> for_replacement(stated).epsilon, round(for_replacement(stated).delta, 8)
     (2.0, 3.718e-05)
     """
-    if guarantee.neighbours is not Neighbours.ADD_REMOVE:
+    if guarantee.neighbours not in (Neighbours.ADD_REMOVE, Neighbours.ZERO_OUT):
         return guarantee
     if not math.isfinite(guarantee.epsilon):
         return replace(guarantee, neighbours=Neighbours.REPLACE_ONE)
@@ -177,7 +180,8 @@ def study_costs(ledger: Ledger, *, one_teacher: Neighbours | None = None) -> tup
           added up (Abadi et al. 2016, Theorem 2.1) and turned into ε at the best λ. Also of what is
           not paid for yet: to stop may have been decided by results.
         * Where it does not, :meth:`~pate.accounting.Ledger.guarantee` of the ledger, which holds
-          however charges were chosen.
+          however charges were chosen; where some were charged under another relation than
+          ``one_teacher``, restated for one record replaced.
         * Releases whose noise was seeded are not private; their figure says so in ``caveats``.
     """
     names = dict.fromkeys(study for charge in ledger.charges() for study in charge.studies)
@@ -210,6 +214,9 @@ def study_cost(
         unpaid = max(0, len(plan.releases) - len(paid))
     if guarantee.neighbours is Neighbours.REPLACE_ONE and one_teacher is not None:
         guarantee = replace(guarantee, neighbours=one_teacher)
+    running = _running(ledger, guarantee, one_teacher) if plan is None else None
+    if running is not None and len(running.records) > 1:  # not all were dealt out alike
+        guarantee = _together([running], [guarantee])
     if ledger.path.name.endswith(NOT_PRIVATE):
         guarantee = replace(guarantee, caveats=("none of these releases is private",))
     return StudyCost(
@@ -219,6 +226,20 @@ def study_cost(
         guarantee=guarantee,
         in_advance=plan is not None,
         earlier=0 if plan is None else plan.after,
+        running=running,
+    )
+
+
+def _running(ledger: Ledger, guarantee: Guarantee, one_teacher: Neighbours | None) -> Share:
+    """The figure of all releases of a ledger, and the relations that they were charged under."""
+    assert guarantee.moment is not None
+    noted = {each.records for each in ledger.charges() if one_teacher is not None} - {None}
+    return Share(
+        ledger=ledger.path.name,
+        epsilon=guarantee.epsilon,
+        delta=guarantee.delta,
+        moment=guarantee.moment,
+        records=frozenset({guarantee.neighbours, *noted}),
     )
 
 
@@ -263,8 +284,8 @@ def whole_study(
     what the ledgers say of all their releases, whatever was planned.
 
     Guarantees:
-        What both cost adds up (:func:`all_of`); where figures of the two ledgers are for different
-        neighbours, both are said of one record replaced. If either ledger was charged for what was
+        What both cost adds up (:func:`all_of`); where votes were paid for between data sets with
+        one record replaced, both are said of that. If either ledger was charged for what was
         not planned, results of one method may have led to releases of the other: then both count
         with the figure that holds however charges were chosen.
     """
@@ -279,35 +300,46 @@ def whole_study(
                 there = None
         if here.in_advance and (there is None or there.in_advance):
             break
-    parts = [here.guarantee] if there is None else [here.guarantee, there.guarantee]
+    parts = [here] if there is None else [here, there]
     return WholeStudy(here=here, other=there, together=_added(parts))
 
 
-def _added(parts: list[Guarantee]) -> Guarantee | None:
+def _added(parts: list[StudyCost]) -> Guarantee | None:
     """All of them at once; None where δ came to one."""
-    mixed = len({each.neighbours for each in parts}) > 1
+    costs = [each.guarantee for each in parts]
+    running = [each.running for each in parts if each.running is not None]
+    relations = {each.neighbours for each in costs}
+    mixed = len(relations) > 1 and Neighbours.REPLACE_ONE in relations
     try:
-        return all_of(parts, replace_one=mixed)
+        if mixed and len(running) == len(parts):
+            return _together(running, costs)
+        return all_of(costs, replace_one=mixed)
     except InvalidInput:
         return None
+
+
+def _together(running: list[Share], costs: list[Guarantee]) -> Guarantee:
+    """Running figures at once, for one record replaced where they are not of one relation.
+
+    Guarantees:
+        As :func:`pate.accounting.data_set.total_of`. A group of two (:func:`for_replacement`) needs
+        an ε that was fixed in advance; a running figure is not.
+    """
+    total = total_of(running)
+    assert total.neighbours is not None
+    return replace(
+        all_of(replace(each, neighbours=Neighbours.AS_STATED) for each in costs),
+        epsilon=total.epsilon,
+        delta=_probability(total.delta),
+        moment=None,
+        neighbours=total.neighbours,
+    )
 
 
 def _figure(guarantee: Guarantee | None) -> str:
     if guarantee is None:
         return "without any promise between data sets that differ in one record replaced"
     return f"ε = {upwards(guarantee.epsilon)} at δ = {upwards(guarantee.delta)}"
-
-
-def beside(path: Path) -> Path:
-    """The other ledger of the same data: DP-SGD's for that of PATE, and the other way round.
-
-    >>> beside(Path("ledgers/mnist.ledger")).name, beside(Path("mnist.dpsgd.ledger")).name
-    ('mnist.dpsgd.ledger', 'mnist.ledger')
-    """
-    kind = NOT_PRIVATE if path.name.endswith(f".{NOT_PRIVATE}") else "ledger"
-    name = path.name.removesuffix(f".{kind}")
-    other = name.removesuffix(_DPSGD) if name.endswith(_DPSGD) else f"{name}{_DPSGD}"
-    return path.with_name(f"{other}.{kind}")
 
 
 def _probability(delta: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 _PREFIX = ".draft-"
+_RANDOM = "[a-z0-9_]" * 8  # as tempfile ends a name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,6 +78,29 @@ def drafting(parent: Path, *, prefix: str = _PREFIX) -> Iterator[Path]:
         os.close(handle)
 
 
+def write_file(file: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Writes a file in one step: nobody sees half of it, nor is it ever open to more than ``mode``.
+
+    What a killed process left of an earlier try at the same file is removed.
+    """
+    prefix = f".{file.name}-"
+    sweep(file.parent, drafts=f"{glob.escape(prefix)}{_RANDOM}")
+    with drafting(file.parent, prefix=prefix) as folder:
+        draft = folder / "draft"
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.chmod(mode)
+        draft.replace(file)
+
+
+def sweep_files(folder: Path) -> None:
+    """Removes what killed processes left of any file that :func:`write_file` was to write there."""
+    sweep(folder, drafts=f".*-{_RANDOM}")
+
+
 def sweep(root: Path, *, drafts: str = f"*/*/{_PREFIX}*") -> None:
     """Removes the drafts of processes that are gone; those being filled are left alone."""
     for leftover in root.glob(drafts):
@@ -86,3 +111,12 @@ def sweep(root: Path, *, drafts: str = f"*/*/{_PREFIX}*") -> None:
                 shutil.rmtree(leftover, ignore_errors=True)
             finally:
                 os.close(handle)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

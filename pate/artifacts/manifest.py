@@ -1,4 +1,8 @@
-"""Manifests: what an artifact holds and what it was made from, sealed against slips of the hand."""
+"""Manifests: what an artifact holds, sealed against slips of the hand.
+
+The manifest of something PRIVATE also says what it was made from; of something in the open that is
+kept apart (:mod:`pate.artifacts.origins`).
+"""
 
 from __future__ import annotations
 
@@ -18,16 +22,35 @@ class StoreError(PateError):
     """An artifact is missing, damaged, closed to the reader, or cannot be written."""
 
 
-def write_manifest(folder: Path, *, level: Level, **content: Any) -> None:
-    """Describes a folder and everything in it; the last file to be written."""
+def write_manifest(folder: Path, *, level: Level, **content: Any) -> dict[str, Any]:
+    """Describes a folder and everything in it, in the last file to be written; returns that."""
     files = {
         str(file.relative_to(folder)): {"sha256": digest_of(file), "bytes": file.stat().st_size}
         for file in sorted(folder.rglob("*"))
         if file.is_file()
     }
-    content = {**content, "level": level.name, "files": files}
+    manifest = {**content, "level": level.name, "files": files}
+    write_sealed(folder / MANIFEST, manifest)
+    return manifest
+
+
+def write_sealed(file: Path, content: Mapping[str, Any]) -> None:
+    """Writes JSON with a seal over all of it."""
     sealed = {**content, "seal": fingerprint(content)}
-    (folder / MANIFEST).write_text(json.dumps(sealed, indent=1, sort_keys=True) + "\n")
+    file.write_text(json.dumps(sealed, indent=1, sort_keys=True) + "\n")
+
+
+def read_sealed(file: Path, *, what: str, remedy: str) -> dict[str, Any]:
+    """What :func:`write_sealed` wrote, without its seal."""
+    try:
+        content: dict[str, Any] = json.loads(file.read_text())
+        seal = content.pop("seal")
+        whole = fingerprint(content) == seal
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StoreError(f"{what} cannot be read; {remedy}") from error
+    if not whole:
+        raise StoreError(f"{what} was changed by hand; {remedy}")
+    return content
 
 
 def read_manifest(folder: Path, *, stage: str, level: Level) -> Mapping[str, Any]:
@@ -37,14 +60,8 @@ def read_manifest(folder: Path, *, stage: str, level: Level) -> Mapping[str, Any
         The level is the one the artifact was made with: a PRIVATE folder that somebody copies to
         where RELEASED ones are does not become RELEASED.
     """
-    try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        seal = manifest.pop("seal")
-        whole = fingerprint(manifest) == seal
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StoreError(f"the manifest of {folder} cannot be read; remove the folder") from error
-    if not whole:
-        raise StoreError(f"the manifest of {folder} was changed by hand; remove the folder")
+    what = f"the manifest of {folder}"
+    manifest = read_sealed(folder / MANIFEST, what=what, remedy="remove the folder")
     if (manifest["stage"], manifest["level"]) != (stage, level.name):
         raise StoreError(
             f"{folder} was moved there by hand: it is a {manifest['level']} artifact of "

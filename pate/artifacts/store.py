@@ -1,10 +1,12 @@
 """The store of a run: artifacts addressed by fingerprint, written whole or not at all.
 
-    ROOT/public|released|private/STAGE/FINGERPRINT/manifest.json, files…
+    ROOT/private/STAGE/FINGERPRINT/manifest.json, files…
+    ROOT/public|released/STAGE/CONTENT/manifest.json, files…
 
 An artifact is a folder with a manifest, written last: without it nothing is there. Artifacts are
 never changed or replaced; another recipe has another fingerprint and another folder. The private
-folder is open to its owner only.
+folder is open to its owner only. What is in the open is named by a digest of its own content, and
+found by its fingerprint through :mod:`pate.artifacts.origins`.
 """
 
 from __future__ import annotations
@@ -21,10 +23,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.artifacts.drafts import Draft, drafting, is_draft, sweep
+from pate.artifacts.drafts import Draft, drafting, is_draft, sweep, sweep_files, sync
 from pate.artifacts.fingerprint import fingerprint
 from pate.artifacts.levels import Level
-from pate.artifacts.manifest import MANIFEST, StoreError, read_manifest, verify, write_manifest
+from pate.artifacts.manifest import (
+    MANIFEST,
+    StoreError,
+    read_manifest,
+    verify,
+    write_manifest,
+    write_sealed,
+)
+from pate.artifacts.origins import (
+    ORIGINS,
+    all_origins,
+    folder_of,
+    origin_files,
+    origins_folder,
+    read_origin,
+    without_origin,
+    write_origin,
+)
 
 _ID_LENGTH = 20
 _EVERYBODY = 0o077  # the mode bits of group and others
@@ -37,17 +56,18 @@ class Artifact:
     stage: str
     level: Level
     path: Path
-    manifest: Mapping[str, Any]
-
-    @property
-    def digest(self) -> str:
-        """What it holds, whenever and from whatever it was made."""
-        return fingerprint(self.manifest["files"], self.manifest["facts"])
+    manifest: Mapping[str, Any]  # with its origin, where the reader may see what is PRIVATE
+    digest: str  # of what it holds, whenever and from whatever it was made
+    key: str  # stands for it in the fingerprints of what is made from it
 
     @property
     def facts(self) -> Mapping[str, Any]:
         facts: Mapping[str, Any] = self.manifest["facts"]
         return facts
+
+    @property
+    def holds_files(self) -> bool:
+        return bool(self.manifest["files"])
 
     def array(self, name: str) -> NDArray[Any]:
         """An array, memory-mapped; never unpickles."""
@@ -84,22 +104,39 @@ class Store:
 
     def find(self, stage: str, made_from: str) -> Artifact | None:
         """The artifact of this fingerprint if it is finished; its files are not checked."""
-        for level in Level:
+        for level in Level:  # in the open: as versions before this one put them
             path = self.folder(stage, level, made_from)
             if (path / MANIFEST).is_file():
                 artifact = self._artifact(path, stage, level)
                 _check_origin(artifact, made_from)
                 return artifact
-        return None
+        origin = read_origin(self.root, stage, made_from)
+        return None if origin is None else self._in_the_open(origin)
 
     def all(self, stage: str) -> list[Artifact]:
         """Every finished artifact of a stage, whatever it was made from."""
-        return [
+        moved = [self._in_the_open(origin) for origin in all_origins(self.root, stage)]
+        known = [each for each in moved if each is not None]
+        places = {each.path for each in known}
+        others = [
             self._artifact(manifest.parent, stage, level)
             for level in Level
             for manifest in sorted((self.root / level.folder / stage).glob(f"*/{MANIFEST}"))
-            if not is_draft(manifest.parent)
+            if not is_draft(manifest.parent) and manifest.parent not in places
         ]
+        # In the open without an origin: published, and not yet written down when it was killed.
+        return known + [each for each in others if "made_from" in each.manifest]
+
+    def earlier(self, stage: str) -> list[Path]:
+        """Files that say in ``inputs`` what finished artifacts of a stage were made from."""
+        private = (self.root / Level.PRIVATE.folder / stage).glob(f"[!.]*/{MANIFEST}")
+        return [*private, *origin_files(self.root, stage)]
+
+    def fingerprints(self) -> Iterator[str]:
+        """The names of all that is on the private side, as they are cut for folders and files."""
+        private = self.root / Level.PRIVATE.folder
+        yield from (each.name for each in private.glob("*/[!.]*") if each.parent.name != ORIGINS)
+        yield from (each.stem for each in private.glob(f"{ORIGINS}/*/*.json"))
 
     def open(self, stage: str, made_from: str, *, check: bool = True) -> Artifact:
         """The artifact of this fingerprint, its files checked, if the reader may see it."""
@@ -118,7 +155,9 @@ class Store:
         except OSError as error:
             raise StoreError(f"cannot remove {artifact.path}: {error.strerror}") from error
 
-    def _artifact(self, path: Path, stage: str, level: Level) -> Artifact:
+    def _artifact(
+        self, path: Path, stage: str, level: Level, origin: Mapping[str, Any] | None = None
+    ) -> Artifact:
         if level > self.clearance:
             raise StoreError(
                 f"{self.reader} may not open {stage}: it is {level.name}, beyond "
@@ -128,7 +167,16 @@ class Store:
         only_for = manifest["only_for"]
         if only_for and self.reader not in only_for:
             raise StoreError(f"{self.reader} may not open {stage}: it is for {', '.join(only_for)}")
-        return Artifact(stage=stage, level=level, path=path, manifest=manifest)
+        return _described(path, manifest, origin, all_of_it=self.clearance is Level.PRIVATE)
+
+    def _in_the_open(self, origin: Mapping[str, Any]) -> Artifact | None:
+        path = folder_of(self.root, origin)
+        if not (path / MANIFEST).is_file():
+            return None
+        artifact = self._artifact(path, str(origin["stage"]), Level[str(origin["level"])], origin)
+        if artifact.digest[:_ID_LENGTH] != path.name:
+            raise _other_content(path)
+        return artifact
 
     @contextlib.contextmanager
     def draft(
@@ -145,33 +193,103 @@ class Store:
 
         ``durable=False`` leaves out the waits for the disk, for what can be made again.
         """
-        final = self.folder(stage, level, made_from)
+        private = level is Level.PRIVATE
+        parent = self.root / level.folder / stage
         try:
-            self._make_parents(final.parent, level, durable=durable)
-            with drafting(final.parent) as working:
+            self._make_parents(parent, level, durable=durable)
+            with drafting(parent) as working:
                 draft = Draft(path=working)
                 yield draft
-                write_manifest(
+                origin = {"made_from": made_from, "inputs": dict(inputs or {})}
+                manifest = write_manifest(
                     working,
                     stage=stage,
-                    made_from=made_from,
                     level=level,
-                    inputs=dict(inputs or {}),
                     only_for=list(only_for),
-                    facts=draft.facts,
+                    facts=draft.facts if private else without_origin(draft.facts),
+                    **(origin if private else {}),
                 )
                 if durable:
                     _sync_all(working)
-                working.chmod(0o700 if level is Level.PRIVATE else 0o755)
-                _publish(working, final, durable=durable)
+                working.chmod(0o700 if private else 0o755)
+                name = made_from if private else content_digest(manifest)
+                if not private and self._known(stage, made_from):
+                    return  # whoever came first stays
+                _publish(working, parent / name[:_ID_LENGTH], durable=durable)
+                if not private:
+                    self._write_origin(stage, level, origin, draft.facts, name)
         except OSError as error:
             if not self._concerns(error):
                 raise
             raise _cannot_write(self.root, error) from error
 
+    def _known(self, stage: str, made_from: str) -> bool:
+        origin = read_origin(self.root, stage, made_from)
+        return origin is not None and (folder_of(self.root, origin) / MANIFEST).is_file()
+
+    def _write_origin(
+        self,
+        stage: str,
+        level: Level,
+        origin: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        digest: str,
+        *,
+        key: str = "",
+    ) -> None:
+        """Writes down where what is in the open came from."""
+        self._make_parents(origins_folder(self.root, stage).parent, Level.PRIVATE, durable=True)
+        write_origin(
+            self.root,
+            stage=stage,
+            level=level,
+            made_from=str(origin["made_from"]),
+            inputs=origin["inputs"],
+            facts=facts,
+            key=key or digest,
+            folder=digest[:_ID_LENGTH],
+        )
+
     def sweep(self) -> None:
-        """Removes what killed processes left half-written."""
+        """Removes what killed processes left, and origins from manifests of earlier versions."""
         sweep(self.root)
+        for folder in (self.root, self.root / Level.PRIVATE.folder):
+            sweep_files(folder)
+        done = origins_folder(self.root, "all-moved")
+        open_to_all = [self.root / level.folder for level in (Level.PUBLIC, Level.RELEASED)]
+        if done.exists() or not any(place.is_dir() for place in open_to_all):
+            return
+        with contextlib.suppress(OSError):  # where nothing can be written all stays as it is
+            for level in (Level.PUBLIC, Level.RELEASED):
+                for manifest in (self.root / level.folder).glob(f"*/[!.]*/{MANIFEST}"):
+                    self._move_origin(manifest.parent, level)
+            self._make_parents(done.parent, Level.PRIVATE, durable=True)
+            done.mkdir(mode=0o700, exist_ok=True)
+
+    def _move_origin(self, folder: Path, level: Level) -> None:
+        """Takes the origin out of a manifest; in such an order that a kill loses nothing."""
+        stage = folder.parent.name
+        try:
+            manifest = read_manifest(folder, stage=stage, level=level)
+        except StoreError:  # whoever opens it is told
+            return
+        if "made_from" not in manifest:
+            return
+        digest = content_digest(manifest)
+        key = fingerprint(manifest["files"], manifest["facts"])
+        self._write_origin(stage, level, manifest, manifest["facts"], digest, key=key)
+        final = folder.with_name(digest[:_ID_LENGTH])
+        if folder != final:
+            if final.exists():  # the same content was there
+                shutil.rmtree(folder)
+                return
+            folder.rename(final)
+        apart = ("made_from", "inputs")
+        content = {name: each for name, each in manifest.items() if name not in apart}
+        content["facts"] = without_origin(content["facts"])
+        draft = final / f".{MANIFEST}"
+        write_sealed(draft, content)
+        draft.replace(final / MANIFEST)
 
     def _make_parents(self, folder: Path, level: Level, *, durable: bool) -> None:
         private = level is Level.PRIVATE
@@ -181,7 +299,7 @@ class Store:
             for path, mode in ((top, 0o700 if private else 0o777), (folder, 0o777)):
                 path.mkdir(mode=mode, exist_ok=True)
                 if durable:
-                    _sync(path.parent)
+                    sync(path.parent)
         if private and top.stat().st_mode & _EVERYBODY:
             top.chmod(0o700)
 
@@ -195,18 +313,48 @@ def open_alone(path: Path, *, stage: str, level: Level, made_from: str) -> Artif
     """An artifact apart from its store, its files checked: a copy that a worker was given."""
     if not (path / MANIFEST).is_file():
         raise StoreError(f"there is no {stage} artifact for this recipe in {path.parent}")
-    manifest = read_manifest(path, stage=stage, level=level)
-    artifact = Artifact(stage=stage, level=level, path=path, manifest=manifest)
+    artifact = _described(path, read_manifest(path, stage=stage, level=level))
     _check_origin(artifact, made_from)
-    verify(path, manifest)
+    verify(path, artifact.manifest)
     return artifact
 
 
+def content_digest(manifest: Mapping[str, Any]) -> str:
+    """What an artifact holds, whenever and from whatever it was made."""
+    return fingerprint(manifest["files"], without_origin(manifest["facts"]))
+
+
+def _described(
+    path: Path,
+    manifest: Mapping[str, Any],
+    origin: Mapping[str, Any] | None = None,
+    *,
+    all_of_it: bool = True,
+) -> Artifact:
+    """The artifact of a manifest; its origin is there for those who may see all of it."""
+    level, digest = Level[str(manifest["level"])], content_digest(manifest)
+    if origin is None:  # PRIVATE, or made by an earlier version
+        of_content = fingerprint(manifest["files"], manifest["facts"])
+        key = manifest["made_from"] if level is Level.PRIVATE else of_content
+    else:
+        key = origin["key"]
+        if all_of_it:
+            known = {name: origin[name] for name in ("made_from", "inputs")}
+            known["facts"] = {**manifest["facts"], **origin["facts"]}
+            manifest = {**manifest, **known}
+    stage = str(manifest["stage"])
+    return Artifact(
+        stage=stage, level=level, path=path, manifest=manifest, digest=digest, key=str(key)
+    )
+
+
 def _check_origin(artifact: Artifact, made_from: str) -> None:
-    if artifact.manifest["made_from"] != made_from:
-        raise StoreError(
-            f"{artifact.path} was made from something else than its name says; remove the folder"
-        )
+    if artifact.manifest.get("made_from") != made_from:
+        raise _other_content(artifact.path)
+
+
+def _other_content(path: Path) -> StoreError:
+    return StoreError(f"{path} was made from something else than its name says; remove the folder")
 
 
 def _publish(working: Path, final: Path, *, durable: bool) -> None:
@@ -219,7 +367,7 @@ def _publish(working: Path, final: Path, *, durable: bool) -> None:
         if not (final / MANIFEST).is_file():
             raise StoreError(f"{final} has no manifest; remove it to make it again") from error
     if durable:
-        _sync(final.parent)
+        sync(final.parent)
 
 
 def _cannot_write(root: Path, error: OSError) -> StoreError:
@@ -230,13 +378,5 @@ def _cannot_write(root: Path, error: OSError) -> StoreError:
 
 def _sync_all(folder: Path) -> None:
     for file in folder.rglob("*"):
-        _sync(file)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(file)
+    sync(folder)

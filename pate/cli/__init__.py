@@ -16,7 +16,7 @@ from pate.cli import (
     running,
     sweep,
 )
-from pate.console import run_command
+from pate.console import ask_for_debugging, run_command
 
 app = typer.Typer(
     name="pate",
@@ -51,10 +51,13 @@ def _root(
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),
+    debug: bool = typer.Option(
+        False, "--debug", help="Show what unexpected errors say: it may quote private records."
+    ),
 ) -> None:
-    pass
+    ask_for_debugging(debug)
 
 
 def main() -> None:
-    """Runs a command; a user's mistake is one sentence and exit code 2, never a traceback."""
+    """Runs a command; a mistake is one sentence and an exit code, never a traceback."""
     run_command("pate", app, when_interrupted=running.how_to_go_on)

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from pate.accounting import Charge, Guarantee, Ledger, Neighbours
-from pate.accounting.data_ledger import NOT_PRIVATE, budget_line
+from pate.accounting.data_ledger import budget_line, data_set_line
+from pate.accounting.data_set import NOT_PRIVATE, beside, shares_a_budget
 from pate.accounting.events import Repeated
-from pate.accounting.shown import upwards
-from pate.accounting.together import beside, whole_studies
+from pate.accounting.shown import between, printable, upwards
+from pate.accounting.together import whole_studies
 from pate.cli.summary import wide_console
 
 
@@ -23,10 +24,13 @@ def show_ledger(ledger: Ledger, *, one_teacher: Neighbours | None = None) -> Non
     charges = ledger.charges()
     console = wide_console(140)
     console.print(_table(charges))
-    console.print(budget_line(ledger), soft_wrap=True)
+    both = shares_a_budget(ledger.path)
+    console.print(printable(budget_line(ledger, own=both)), soft_wrap=True)
+    if both:
+        console.print(printable(data_set_line(ledger)), soft_wrap=True)
     if any(charge.studies for charge in charges):
         for line in _studies(ledger, one_teacher):
-            console.print(line, soft_wrap=True)
+            console.print(printable(line), soft_wrap=True)
 
 
 def _table(charges: list[Charge]) -> Table:
@@ -39,7 +43,8 @@ def _table(charges: list[Charge]) -> Table:
             f"{e.count} × {e.event}" if isinstance(e, Repeated) else str(e) for e in charge.events
         )
         study = [", ".join(charge.studies)] if studied else []
-        table.add_row(charge.charged_at[:19], charge.release[:24], *study, events)
+        cells = (charge.charged_at[:19], charge.release[:24], *study, events)
+        table.add_row(*map(printable, cells))
     return table
 
 
@@ -54,8 +59,8 @@ def _studies(ledger: Ledger, one_teacher: Neighbours | None) -> Iterator[str]:
     yield "A study counts against the budget like anything else."
     if one_teacher is None and any(study.other is not None for study in studies):
         yield (
-            "What both cost is for one record added or removed, where records went to their "
-            'teachers by hash (partition.method = "hash").'
+            "What both cost is said for records that went to their teachers by hash "
+            '(partition.method = "hash").'
         )
     if ledger.path.name.endswith(NOT_PRIVATE):
         yield "None of these figures holds: none of these releases is private."
@@ -64,12 +69,7 @@ def _studies(ledger: Ledger, one_teacher: Neighbours | None) -> Iterator[str]:
 def _together(total: Guarantee | None) -> str:
     if total is None:  # δ of a restated figure came to one
         return "nothing is promised between data sets that differ in one record replaced"
-    between = {
-        Neighbours.ADD_REMOVE: "one record added or removed",
-        Neighbours.REPLACE_ONE: "one record replaced",
-        Neighbours.AS_STATED: "data sets as the sensitivity was stated",
-    }[total.neighbours]
-    return f"{_figure(total)}, for {between}: ε add up, and so do δ"
+    return f"{_figure(total)}, for {between(total.neighbours)}: ε add up, and so do δ"
 
 
 def _figure(guarantee: Guarantee) -> str:

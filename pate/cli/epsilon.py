@@ -204,7 +204,7 @@ def dpsgd(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """DP-SGD with Poisson-sampled lots, for records added or removed."""
+    """DP-SGD with Poisson-sampled lots (zero-out; add/remove at a rate that is public)."""
     from pate.accounting import Repeated, SampledGaussian
     from pate.accounting.dpsgd import DpsgdAccountant, Method
 

@@ -26,11 +26,13 @@ def show(
 ) -> None:
     """Every charge, the budget spent and left, and what studies cost together."""
     from pate.accounting import Ledger
+    from pate.artifacts import Store
     from pate.cli.charges import show_ledger
     from pate.datasets import data_root as default_root
     from pate.errors import InvalidInput
     from pate.pipeline.runner import find_data_root, read_resolved
     from pate.pipeline.spending import ledger_path
+    from pate.stages.paid import require_paid_in
 
     path, one_teacher = place, None
     if not place.is_file():
@@ -39,6 +41,7 @@ def show(
         if data_root is None:
             root = find_data_root(place, recipe, root)
         path, one_teacher = ledger_path(recipe, root), recipe.partition.neighbours
+        require_paid_in(Store(root=place), recipe, root)
         if not path.exists():
             raise InvalidInput(f"{recipe.data.name} has paid for nothing yet")
     with Ledger.open(path) as ledger:

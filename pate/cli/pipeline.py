@@ -69,7 +69,7 @@ def recipes() -> None:
 
     own = shipped_recipes("pate") | shipped_recipes("compare")
     for name, path in sorted(own.items()):
-        first = path.read_text().partition("\n")[0].lstrip("# ")
+        first = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
         typer.echo(f"{name:14} {first}")
 
 
@@ -81,7 +81,8 @@ def new(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> Non
     if path.exists():
         raise InvalidInput(f"{path} is there already; choose another name")
     try:
-        path.write_text(find_recipe("digits").read_text())
+        text = find_recipe("digits").read_text(encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
     typer.echo(f"wrote {path}; next: pate run {path}")

@@ -9,11 +9,15 @@ import typer
 
 from pate.cli import running
 
-_UNTRIED = 4  # exit code: all is well, but the student could not be tried
+_UNCHECKED = 4  # exit code: no problem was found, but something could not be checked
 
 _Trust = Annotated[
-    list[str] | None,
-    typer.Option("--trust", help="An installed package whose models may be imported."),
+    bool,
+    typer.Option(
+        "--trust",
+        help="Try a student that needs code of its own: imports and runs the code that the release "
+        "names. Only for code you know and a release from somebody you trust.",
+    ),
 ]
 
 
@@ -39,11 +43,18 @@ def release(
     from pate.release.writing import write_release
 
     finished = open_finished(run, data_root=data_root, plugin_path=plugin_path)
-    statement = write_release(finished, out, labels=labels, chosen_beforehand=chosen_beforehand)
+    statement, header = write_release(
+        finished, out, labels=labels, chosen_beforehand=chosen_beforehand
+    )
     stated = statement["guarantee"]
     typer.echo(f"released to {out}: ε = {upwards(stated['epsilon'])} at δ = {stated['delta']:g}, "
                f"{statement['protects']}")  # fmt: skip
     typer.echo(f"It is the student of {finished.recipe.asked}.")
+    if header["model"]["kind"] == "code":
+        typer.echo(
+            "The student is not data alone: loading it runs code of its own and needs trust=True "
+            f"(--trust), because {header['model']['why']}."
+        )
     typer.echo(f"sha256 of {SUMS}, to be told by another way: {digest_of_sums(out)}")
     typer.echo(f"Next: pate verify {out}")
 
@@ -51,33 +62,34 @@ def release(
 def verify(
     folder: Annotated[Path, typer.Argument(help="A release's folder.")],
     plugin_path: running.PluginPath = None,
-    trust: _Trust = None,
+    trust: _Trust = False,
 ) -> None:
     """Checks a release: its files, its ε from the events in it, and that the student works.
 
     Whoever can change files can change their list, too: compare the digest that is printed with one
-    from the owner. Ends with 0 if all is well, 1 if not, and 4 if all is well but the student could
-    not be tried.
+    from the owner. Without --trust nothing that the release names is run, imported or downloaded.
+    Ends with 0 if all is well, 1 if not, and 4 if no problem was found but something could not be
+    checked, such as a student that needs code of its own.
     """
     from pate.accounting.shown import upwards
     from pate.release.checking import verify_release
     from pate.release.sums import SUMS
 
-    checked = verify_release(folder, plugin_path=plugin_path, trust=trust or ())
+    checked = verify_release(folder, plugin_path=plugin_path, trust=trust)
     for problem in checked.problems:
         typer.echo(f"pate: {folder}: {_printable(problem)}", err=True)
     if checked.problems or checked.epsilon is None or checked.delta is None:
         raise typer.Exit(1)
-    but = ", but for the student" if checked.notes else ""
+    but = ", but for what follows" if checked.notes else ""
     typer.echo(
         f"verified{but}: {folder} holds the files of its {SUMS}, and its events come to "
         f"ε = {upwards(checked.epsilon)} at δ = {checked.delta:g}"
     )
     typer.echo(f"sha256 of {SUMS}, to be compared with the owner's: {checked.digest}")
     for note in checked.notes:
-        typer.echo(f"The student was not tried: {_printable(note)}")
+        typer.echo(f"Not checked: {_printable(note)}")
     if checked.notes:
-        raise typer.Exit(_UNTRIED)
+        raise typer.Exit(_UNCHECKED)
 
 
 def _printable(text: str) -> str:

@@ -71,17 +71,19 @@ def make_run(
     quiet: bool,
     json_logs: bool,
 ) -> Run:
-    """A run from what was typed; nothing is read but the recipe."""
+    """A run from what was typed; what its folder holds must be in the ledger."""
     from pate.pipeline.recipe import Recipe
     from pate.pipeline.runner import Run
     from pate.reading import read_recipe
     from pate.stages.catalogue import STAGES
+    from pate.stages.paid import require_paid
     from pate.stages.selected import require_made
 
     name, checked = read_recipe(recipe, settings, Recipe)
     options = make_options(data_root, engine, plugin_path, insecure_seed, spend, quiet, json_logs)
     run = Run(folder=out or Path("runs") / name, recipe=checked, stages=STAGES, options=options)
     require_made(run.recipe, run.store)
+    require_paid(run)
     return run
 
 
@@ -98,6 +100,7 @@ def make_options(
     global _under_way
     from pate.datasets import data_root as default_root
     from pate.engines import Progress, make_engine, terminal_progress
+    from pate.engines.on_ray.session import sweep_leftovers
     from pate.errors import InvalidInput
     from pate.pipeline.stage import Options
 
@@ -113,6 +116,7 @@ def make_options(
             title, total, quiet=quiet, json_logs=json_logs, done=done, slots=slots
         )
 
+    sweep_leftovers()
     _under_way = True
     return Options(
         data_root=default_root(data_root),

@@ -16,6 +16,7 @@ from pate.datasets import data_root as default_root
 from pate.pipeline.runner import Run
 from pate.pipeline.spending import ledger_path, open_ledger
 from pate.report.tuning import tuning_told
+from pate.report.wording import sanitised_holds
 from pate.stages.opening import open_run
 
 
@@ -37,7 +38,8 @@ def show_summary(run: Run) -> None:
     if evaluation["labels"]:
         table.add_row("labels that are right", *_share(evaluation["labels"]))
     delta = costs["guarantee"]["delta"]
-    what = "labels and sanitised figure" if costs.get("sanitised") else "labels"
+    figure = costs.get("sanitised")
+    what = "labels and sanitised figure" if figure and figure["price"] else "labels"
     if run.recipe.selection is not None:
         what = f"labels, and choosing among {len(run.recipe.selection.candidates)} candidates"
     table.add_row(
@@ -60,6 +62,8 @@ def show_summary(run: Run) -> None:
     console.print(table)
     if released.facts["randomness"] != "private":
         console.print("The noise was seeded: this run is NOT PRIVATE.")
+    if figure and _pays_off(costs):
+        console.print(sanitised_holds(run.recipe.aggregate), soft_wrap=True)
     with open_ledger(run.recipe, run.options) as ledger:
         console.print(budget_line(ledger), soft_wrap=True)
         for sentence in tuning_told(run, ledger):
@@ -103,9 +107,17 @@ def _sanitised(costs: dict[str, Any]) -> tuple[str, str]:
     figure = costs.get("sanitised")
     if figure is None:
         return "none", costs.get("why_not", "not asked for")
+    if not _pays_off(costs):
+        return _number(figure), "not below the guarantee: quote that"
     return _number(figure), (
-        f"covers the labels and itself; {100 * figure['confidence']:g} % sure; may be published"
+        f"covers the labels and itself, at this data; {100 * figure['confidence']:g} % sure; may "
+        "be published"
     )
+
+
+def _pays_off(costs: dict[str, Any]) -> bool:
+    """Whether the sanitised ε says more than the guarantee does."""
+    return bool(costs["sanitised"]["epsilon"] < costs["guarantee"]["epsilon"])
 
 
 def show_status(

@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pate.accounting.shown import AT_A_PUBLIC_RATE, between
+
 _TITLES = {
     "data_independent": "data-independent",
     "data_dependent": "data-dependent",
@@ -46,11 +48,9 @@ def show_report(report: dict[str, Any]) -> None:
 
 def _reading(report: dict[str, Any]) -> str:
     guarantee = report["data_independent"]
-    between = {
-        "replace-one": "one record replaced by another",
-        "add-remove": "one record added or removed",
-    }.get(guarantee["neighbours"], "data sets as the sensitivity was stated")
-    text = f"δ = {guarantee['delta']:g}; neighbours: {between}."
+    text = f"δ = {guarantee['delta']:g}; neighbours: {between(guarantee['neighbours'])}."
+    if report.get("mechanism") == "dpsgd":
+        text += f" {AT_A_PUBLIC_RATE.capitalize()}."
     if "data_dependent" in report:
         text += " The data-dependent ε was worked out from private votes and is itself private."
     if "expected_answered" in report:

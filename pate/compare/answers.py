@@ -68,12 +68,12 @@ def require_charged(homes: Iterable[Path], ledger: Path, *, seeded: Path) -> Non
         if not names:
             raise LedgerError(
                 f"{home} holds a model without its {CHECKPOINT}, by which the ledger knows it; "
-                "bring that back from a copy"
+                "restore that from a backup"
             )
         if not names <= paid:
             raise LedgerError(
                 f"the ledger at {ledger} lacks the charge of the model that is released in {home}; "
-                "bring the ledger back from a copy"
+                "restore the ledger from a backup"
             )
 
 

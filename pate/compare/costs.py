@@ -18,7 +18,8 @@ from dpsgd.outcome import find_outcome, name_of_run
 from dpsgd.workplace import CHECKPOINT, private_folder
 from pate.accounting import Event, Guarantee, Ledger, Neighbours, compose
 from pate.accounting.data_ledger import open_data_ledger
-from pate.accounting.shown import upwards
+from pate.accounting.events import relation_of
+from pate.accounting.shown import between, upwards
 from pate.accounting.together import WholeStudy, whole_study
 from pate.compare.points import Point
 from pate.errors import BudgetExceeded
@@ -36,7 +37,9 @@ def told(guarantee: Guarantee | None) -> str:
     """
     if guarantee is None:
         return "more than any ε promises, said of one record replaced"
-    return f"ε = {upwards(guarantee.epsilon)} at δ = {upwards(guarantee.delta)}"
+    figure = f"ε = {upwards(guarantee.epsilon)} at δ = {upwards(guarantee.delta)}"
+    stated = guarantee.neighbours is not Neighbours.AS_STATED
+    return f"{figure} for {between(guarantee.neighbours)}" if stated else figure
 
 
 def _events(points: Iterable[Point], method: str) -> list[Event]:
@@ -65,8 +68,10 @@ class Ledgers:
 
         ``pate`` and ``dpsgd`` are the points that are not paid for yet.
         """
-        _require_room("PATE", self.pate, _events(pate, "pate"))
-        _require_room("DP-SGD", self.dpsgd, _events(dpsgd, "dpsgd"))
+        votes, steps = _events(pate, "pate"), _events(dpsgd, "dpsgd")
+        relation = pate[0].pate.partition.neighbours if pate else None
+        _require_room("PATE", self.pate, votes, records=relation, beside=steps)
+        _require_room("DP-SGD", self.dpsgd, steps)
 
     @contextmanager
     def opened(self, points: Sequence[Point]) -> Iterator[tuple[Ledger, Ledger]]:
@@ -103,7 +108,7 @@ class Ledgers:
         begun = any(self.study in each.studies for book in (pate, dpsgd) for each in book.charges())
         for book, method, who in (
             (pate, "pate", protects),
-            (dpsgd, "dpsgd", "one record added or removed"),
+            (dpsgd, "dpsgd", between(relation_of(_events(points, "dpsgd")))),
         ):
             plans = [_events([point], method) for point in points]
             book.plan_study(self.study, plans, protects=who, begun=begun)
@@ -134,12 +139,19 @@ def budget_told(ledger: Ledger) -> str:
     return f"{ledger.path.name}: {room}"
 
 
-def _require_room(method: str, path: Path, events: list[Event]) -> None:
+def _require_room(
+    method: str,
+    path: Path,
+    events: list[Event],
+    *,
+    records: Neighbours | None = None,
+    beside: Iterable[Event] = (),
+) -> None:
     if not path.exists():
         return  # it will be made without a budget
     with Ledger.open(path) as ledger:
         try:
-            ledger.require_room(events)
+            ledger.require_room(events, records=records, beside=beside)
         except BudgetExceeded as error:
             raise error.saying(
                 f"what {method} is to release here would bring ε in {path} to "

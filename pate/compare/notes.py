@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from pate.accounting.shown import side_by_side
 from pate.accounting.together import NOT_PLANNED, WholeStudy, led_to
 from pate.compare.costs import told
 from pate.compare.recipe import CompareRecipe
 from pate.compare.rows import Row
 
-_BETWEEN = {
-    "add-remove": "one record added or removed",
-    "replace-one": "one record replaced by another",
-}
 _ACCOUNTANTS = {
     "moments": "log-moments on a fine grid of λ",
     "abadi": "log-moments at whole λ up to 32, classic conversion",
@@ -38,7 +35,7 @@ def make_notes(
     by_method = {row.method: row.neighbours or "" for row in rows if row.epsilon is not None}
     accountant = recipe.dpsgd.privacy.accountant
     notes = [
-        _relations(by_method["pate"], by_method["dpsgd"]),
+        side_by_side(by_method["pate"], by_method["dpsgd"]),
         "Both ε are data-independent and cover all that a run releases. PATE's is by log-moments "
         f"(improved conversion), DP-SGD's by {_ACCOUNTANTS[accountant]}; δ = "
         f"{recipe.compare.delta:g} for both.",
@@ -58,16 +55,6 @@ def make_notes(
     if seeded:
         notes.insert(0, "The noise was seeded: nothing in this table is private.")
     return notes
-
-
-def _relations(pate: str, dpsgd: str) -> str:
-    if pate == dpsgd:
-        return f"Both ε are for {_BETWEEN.get(pate, pate)}, and may be set side by side."
-    return (
-        f"PATE's ε is for {_BETWEEN.get(pate, pate)}, DP-SGD's for {_BETWEEN.get(dpsgd, dpsgd)}: "
-        "they are not the same promise. Said of one record replaced, DP-SGD's ε is up to twice as "
-        "large, and its δ 1 + e^ε times."
-    )
 
 
 def _costs(cost: WholeStudy, *, own_accountant: bool) -> list[str]:

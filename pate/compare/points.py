@@ -1,8 +1,9 @@
 """The points of a comparison: for each ε and repetition, a recipe of either method.
 
 Guarantees:
-    Everything here is worked out from the recipe and from two public numbers, how many public
-    inputs and how many private records there are; no record is looked at.
+    Everything here is worked out from the recipe, from how many public inputs there are and, unless
+    ``dpsgd.training.records`` is stated, from how many private records, a number that is then
+    public (zero-out); no record is looked at.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ class Point:
 def make_points(recipe: CompareRecipe, *, public: int, private: int) -> list[Point]:
     """All points, one ε after the other within each repetition.
 
-    ``public`` inputs can be asked about, and ``private`` records are there. Repetitions differ in
-    shards, teachers, student and first weights (:func:`pate.studies.with_seed`), and draw noise of
-    their own. What needs no ε goes with the largest one.
+    ``public`` inputs can be asked about, and ``private`` records are there, which counts only where
+    the recipe states no number of them. Repetitions differ in shards, teachers, student and first
+    weights (:func:`pate.studies.with_seed`), and draw noise of their own. What needs no ε goes with
+    the largest one.
     """
     points = []
     largest = max(recipe.compare.epsilons)

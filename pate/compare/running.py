@@ -29,13 +29,13 @@ from pate.errors import InvalidInput, LedgerError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
 from pate.pipeline.stage import Options, Stage
+from pate.stages.paid import require_paid
 from pate.studies.charges import (
     claim,
     claim_labels,
     drawn_for,
     is_paid,
     releases_in,
-    require_paid,
 )
 
 _MAKES_THE_STUDENT = (  # what is timed: from data to student, without the account and the test
@@ -117,7 +117,7 @@ class Comparison:
         if not cost.here.releases or cost.other is None or not cost.other.releases:
             raise LedgerError(
                 f"the ledgers of {self.recipe.data.name} know nothing of this comparison, which is "
-                "finished; bring them back from a copy"
+                "finished; restore them from a backup"
             )
         return ran_all, cost
 

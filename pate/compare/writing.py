@@ -20,7 +20,7 @@ _COLUMNS = (
     "method", "name", "epsilon", "target", "delta", "accuracy", "spread", "low", "high", "labels",
     "seconds", "peak_memory_mb", "neighbours", "data_dependent", "publishable",
 )  # fmt: skip
-_FORMAT = 1
+_FORMAT = 2
 
 
 def write_comparison(

@@ -68,6 +68,8 @@ def _opened(path: Path) -> Any:
             if stream.read(2) == b"PK":
                 zipfile.ZipFile(stream).close()
         return np.load(path, allow_pickle=False)
+    except MemoryError:
+        raise
     except Exception as error:  # zipfile, numpy and the system each have their own
         raise _unreadable(path) from error
 
@@ -75,6 +77,8 @@ def _opened(path: Path) -> Any:
 def _member(file: Any, key: str | None, path: Path) -> NDArray[Any]:
     try:
         return np.asarray(file[key])
+    except MemoryError:
+        raise
     except Exception as error:
         raise _unreadable(path) from error
 

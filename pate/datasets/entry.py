@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from pate.datasets.part import Part, to_names, to_numbers
 from pate.datasets.table import Splits, Table
-from pate.errors import InvalidInput, PateError
+from pate.errors import InvalidInput
+from pate.untrusted import run_untrusted
 
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _ROLES = ("private", "public", "test")
@@ -39,17 +40,15 @@ def read_entry(source: str, *, plugin_path: Path | None) -> Splits | list[Part]:
     from pate.plugins import resolve
 
     found = resolve(source, path=plugin_path)
-    try:
-        if callable(found) and not _is_data(found):
-            found = found()
-        return _interpret(found, source)
-    except PateError:
-        raise
-    except Exception as error:  # the user's code; its words may hold records, so only the kind
-        raise InvalidInput(
-            f"{source} raised {type(error).__name__} while its data were read; "
-            "run it on its own to see why"
-        ) from None
+
+    def read() -> Splits | list[Part]:
+        made = found() if callable(found) and not _is_data(found) else found
+        return _interpret(made, source)
+
+    read_it: Splits | list[Part] = run_untrusted(
+        source, read, private=True, error=InvalidInput, advice="; run it on its own to see why"
+    )
+    return read_it
 
 
 def _is_data(value: Any) -> bool:
@@ -102,9 +101,10 @@ def _part(value: Any, where: str) -> Part:
 
 
 def _check_keys(value: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
-    for key in value:
-        if key not in known:
-            raise InvalidInput(f"{where} returned the key {key!r}; the keys are {', '.join(known)}")
+    if not all(key in known for key in value):  # which one is not said: it may name a person
+        raise InvalidInput(
+            f"{where} returned a key that means nothing; they are {', '.join(known)}"
+        )
 
 
 def _from_mapping(value: Mapping[Any, Any], where: str) -> Part:

@@ -70,6 +70,8 @@ def _mode(file: Path) -> str:
     try:
         with Image.open(file) as image:
             return str(image.mode)
+    except MemoryError:
+        raise
     except Exception as error:
         raise _unreadable(file) from error
 
@@ -88,6 +90,8 @@ def _pixels(file: Path, *, size: int | None, colour: bool) -> NDArray[Any]:
                 picture = picture.resize((size, size), Image.Resampling.BILINEAR)
             pixels = np.asarray(picture, dtype=np.float32)
             return pixels if picture.mode == "F" else pixels / np.float32(255)
+    except MemoryError:
+        raise
     except Exception as error:  # PIL raises many kinds for a damaged file
         raise _unreadable(file) from error
 

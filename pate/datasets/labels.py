@@ -80,4 +80,21 @@ def _texts(raw: NDArray[Any], where: str) -> list[str]:
     names = [str(label).strip() for label in raw.tolist()]
     if any(name in ("", "None") for name in names):
         raise InvalidInput(f"a label of {where} is missing; fill it in or remove the record")
+    if not all(map(is_text, names)):
+        raise InvalidInput(
+            f"the name of a class of {where} is not Unicode text; rename the label, or the folder"
+        )
     return names
+
+
+def is_text(name: str) -> bool:
+    """Whether a name can be written in UTF-8: that of a folder in another encoding cannot.
+
+    >>> is_text("ε"), is_text("\\udcff")
+    (True, False)
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

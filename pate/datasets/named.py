@@ -29,7 +29,7 @@ def read_named(named: NamedSet, root: Path) -> tuple[Table, Table | None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torchvision about numpy; nothing a user can do
             train, test = reader(root / named.folder, True), reader(root / named.folder, False)
-    except PateError:
+    except (PateError, MemoryError):
         raise
     except Exception as error:  # torchvision raises all kinds for a damaged file
         raise InvalidInput(

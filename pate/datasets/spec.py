@@ -10,6 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pate.datasets.catalogue import CATALOGUE, named_set
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# A data set of such a name would share a ledger with another one (pate.accounting.data_set).
+_RESERVED = (".dpsgd", ".not-private")
 _PARTS = ("private_path", "public_path", "test_path")
 _OWN_ONLY = ("label", "id", "group", "features", "classes", "image_size")
 
@@ -71,6 +73,12 @@ class DataSpec(BaseModel):
         if not _NAME.fullmatch(self.name):
             raise ValueError(
                 f"{self.name!r} cannot name a data set; use letters, digits, '.', '-' and '_'"
+            )
+        taken = [end for end in _RESERVED if self.name.lower().endswith(end)]
+        if taken:
+            raise ValueError(
+                f"{self.name!r} cannot name a data set: its ledger would be that of another one; "
+                f"choose a name that does not end in {taken[0]!r}"
             )
         given = [part for part in _PARTS if getattr(self, part) is not None]
         if self.source is not None and given:

@@ -128,8 +128,8 @@ def _hashes(names: Sequence[str], *, role: str, seed: int) -> NDArray[np.uint64]
     key = hashlib.blake2b(f"pate split {seed} {role}".encode(), digest_size=32).digest()
     return np.array(
         [
-            int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, key=key).digest(), "big")
-            for name in names
+            int.from_bytes(hashlib.blake2b(name, digest_size=8, key=key).digest(), "big")
+            for name in (each.encode(errors="surrogatepass") for each in names)
         ],
         dtype=np.uint64,
     )

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from pate.encoders.guarding import guarded
 from pate.encoders.step import Fixed, flat
-from pate.errors import InvalidInput, PateError
+from pate.errors import InvalidInput
 from pate.plugins import resolve
+from pate.untrusted import make_untrusted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -63,7 +64,8 @@ class Backbone(Fixed):
         parts = []
         with torch.inference_mode():
             for start in range(0, max(len(X), 1), _BATCH):
-                inputs = self._inputs(np.asarray(X[start : start + _BATCH], dtype=np.float32))
+                part = np.array(X[start : start + _BATCH], dtype=np.float32)
+                inputs = self.inputs_of(torch.from_numpy(part))
                 parts.append(self._features(inputs))
         return np.concatenate(parts)
 
@@ -78,18 +80,18 @@ class Backbone(Fixed):
         features: NDArray[np.float32] = flat(answer.float().numpy())
         return features
 
-    def _inputs(self, X: NDArray[np.float32]) -> Tensor:
+    def inputs_of(self, X: Tensor) -> Tensor:
+        """Records as the network takes them."""
         import torch
 
         if X.ndim not in (3, 4):
             if self.resize or self.channels or self.mean:
                 raise InvalidInput(
                     "resize, channels, mean and std are for images (n, height, width[, channels]), "
-                    f"and these records have shape {X.shape[1:]}; leave them out"
+                    f"and these records have shape {tuple(X.shape[1:])}; leave them out"
                 )
-            return torch.from_numpy(X.copy())
-        images = torch.from_numpy(X.copy())
-        images = images.unsqueeze(1) if X.ndim == 3 else images.movedim(3, 1).contiguous()
+            return X
+        images = X.unsqueeze(1) if X.ndim == 3 else X.movedim(3, 1).contiguous()
         if self.channels is not None and images.shape[1] != self.channels:
             if images.shape[1] != 1:
                 raise InvalidInput(
@@ -155,17 +157,9 @@ def _made(model: str, params: dict[str, Any], plugin_path: Path | None) -> nn.Mo
     target = resolve(model, path=plugin_path)
     if not callable(target) or isinstance(target, torch.nn.Module):
         raise InvalidInput(f"{model!r} is no class and no function; a backbone is made by one")
-    try:
-        with torch.random.fork_rng(devices=[]):  # first weights are drawn, and replaced
-            made = target(**params)
-    except PateError:
-        raise
-    except Exception as error:  # no data has been seen: the reason can be told
-        reason = "".join(str(error).strip().splitlines()[:1])
-        raise InvalidInput(
-            f"{model!r} cannot be made with params {sorted(params)}: "
-            f"{type(error).__name__}: {reason}"
-        ) from error
+    failure = f"{model!r} cannot be made with params {sorted(params)}"
+    with torch.random.fork_rng(devices=[]):  # first weights are drawn, and replaced
+        made = make_untrusted(failure, lambda: target(**params), error=InvalidInput)
     if not isinstance(made, torch.nn.Module):
         raise InvalidInput(f"{model!r} makes a {type(made).__name__}; a backbone is a torch module")
     return made

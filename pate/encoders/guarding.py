@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.errors import InvalidInput
-from pate.foreign import run_foreign
+from pate.untrusted import run_untrusted
 
 
 def guarded(what: str, call: Callable[[], Any]) -> Any:
     """Runs a step's own code, on records that may be private: only its type of error is told."""
-    return run_foreign(
+    return run_untrusted(
         what, call, private=True, error=InvalidInput, advice="; try it on public inputs"
     )
 

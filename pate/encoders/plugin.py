@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from pate.encoders.guarding import guarded
 from pate.encoders.step import read_arrays, write_arrays
-from pate.errors import InvalidInput, PateError
+from pate.errors import InvalidInput
 from pate.plugins import resolve
+from pate.untrusted import make_untrusted
 
 _VALUES = "values.json"
 _OWN = "own"  # the folder a class's own save() writes into
@@ -52,16 +53,8 @@ class Plugin:
                                "a function")  # fmt: skip
         if not inspect.isclass(target) and not self._is_factory(target):
             return _Function(target, self.params)
-        try:
-            made = target(**self.params)
-        except PateError:
-            raise
-        except Exception as error:  # no data has been seen: the reason can be told
-            reason = "".join(str(error).strip().splitlines()[:1])
-            raise InvalidInput(
-                f"{self.name!r} cannot be made with params {sorted(self.params)}: "
-                f"{type(error).__name__}: {reason}"
-            ) from error
+        failure = f"{self.name!r} cannot be made with params {sorted(self.params)}"
+        made = make_untrusted(failure, lambda: target(**self.params), error=InvalidInput)
         if not callable(getattr(made, "transform", None)):
             raise InvalidInput(
                 f"{self.name!r} makes a {type(made).__name__}, which has no transform(X); an "

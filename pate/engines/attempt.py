@@ -11,14 +11,13 @@ import importlib
 import json
 import operator
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, final
 
 from pate.engines.threads import limited_threads
-from pate.errors import InvalidInput, PateError
+from pate.errors import InvalidInput
+from pate.untrusted import contained, locate, shown
 
 
 @final
@@ -54,20 +53,24 @@ def attempt(order: bytes, *, born_with: int | None = None) -> bytes:
     'TypeError'
 
     Guarantees:
-        The report of an exception carries its message only if it is a PateError.
+        The report of an exception carries its message only if our code raised it on purpose
+        (:func:`pate.untrusted.shown`).
     """
     start = time.perf_counter()
     try:
         task = json.loads(order)
         function = resolve(task["function"])
         start = time.perf_counter()
-        with limited_threads(task.get("threads", 1), born_with=born_with):
+        threads = limited_threads(task.get("threads", 1), born_with=born_with)
+        with threads, contained(silent=False):
             result = function(task["payload"])
         seconds = time.perf_counter() - start
         return _report(result, seconds=seconds, function=task["function"])
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if type(error) is KeyboardInterrupt:  # not the task's doing
+            raise
         seconds = time.perf_counter() - start
-        return Report(error=describe(error), where=locate(error), seconds=seconds).encode()
+        return Report(error=shown(error), where=locate(error), seconds=seconds).encode()
 
 
 def _report(result: object, *, seconds: float, function: str) -> bytes:
@@ -105,26 +108,3 @@ def resolve(function: str) -> Callable[[dict[str, Any]], object]:
     if not callable(found):
         raise InvalidInput(f"{function!r} is not a function; a task must name something to call")
     return found
-
-
-def describe(error: BaseException) -> str:
-    """One line about an exception that is safe to show.
-
-    >>> describe(ValueError("could not convert 'Ada Lovelace'"))
-    'ValueError'
-    >>> describe(InvalidInput("scale is -1; it must be positive"))
-    'InvalidInput: scale is -1; it must be positive'
-    """
-    kind = type(error).__name__
-    if isinstance(error, PateError):
-        return f"{kind}: {' '.join(str(error).split())}"
-    return kind
-
-
-def locate(error: BaseException) -> str | None:
-    """The line of code that raised, as ``folder/file.py:12 in function``."""
-    frames = traceback.extract_tb(error.__traceback__, limit=-1)
-    if not frames:
-        return None
-    frame = frames[-1]
-    return f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} in {frame.name}"

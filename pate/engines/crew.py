@@ -24,10 +24,17 @@ from pate.engines.task import Outcome, Task
 from pate.engines.task_queue import Patience, Pending, TaskQueue
 from pate.engines.worker import READY
 from pate.engines.worker_process import WorkerProcess
-from pate.errors import PateError
+from pate.errors import InvalidInput, PateError
 
 LOOK_AROUND_SECONDS = 1.0
 MOST_FAILED_STARTS = 3
+MOST_WORKERS = 4096
+
+
+def require_sane(workers: int) -> None:
+    """Refuses more workers than a machine can start."""
+    if workers > MOST_WORKERS:
+        raise InvalidInput(f"{workers} workers are more than a machine can start; use fewer")
 
 
 class CrewEngine(ABC):

@@ -15,7 +15,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import ClassVar, final
 
 from pate.devices import parse_device
-from pate.engines.crew import CrewEngine
+from pate.engines.crew import CrewEngine, require_sane
 from pate.errors import InvalidInput
 
 HOW = "write the devices after a colon, such as 'gpus:0,1', or 'gpus:0,1@3' for 3 workers on each"
@@ -48,6 +48,7 @@ class GpuEngine(CrewEngine):
             raise InvalidInput(
                 f"workers_each is {workers_each!r}; it must be a whole number, 1 or more"
             )
+        require_sane(workers_each)
         if not self.devices:
             raise InvalidInput("no device is named; name one or more, such as ('cuda:0', 'cuda:1')")
         names = tuple(str(parse_device(text)) for text in self.devices)

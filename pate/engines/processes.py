@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
-from pate.engines.crew import CrewEngine
+from pate.engines.crew import CrewEngine, require_sane
 from pate.engines.threads import usable_cores
 from pate.errors import InvalidInput
 
@@ -25,6 +25,7 @@ class ProcessEngine(CrewEngine):
     def __post_init__(self) -> None:
         if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
             raise InvalidInput(f"workers is {self.workers!r}; it must be a whole number, 1 or more")
+        require_sane(self.workers)
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -93,8 +93,8 @@ def make_engine(text: str) -> Engine:
         raise InvalidInput(f"{text!r} is not an engine; choose one of: {_choices()}")
     try:
         return _FACTORIES[name](option if colon else None)
-    except InvalidInput as error:
-        raise InvalidInput(f"engine {text!r}: {error}") from None
+    except ValueError as error:  # a rule of ours, or a number of thousands of digits
+        raise InvalidInput(f"engine {text[:60]!r}: {error}") from None
 
 
 def _choices() -> str:

@@ -77,9 +77,9 @@ class Outcome:
     """How one task ended: exactly one of ``result`` and ``error`` is None.
 
     Guarantees:
-        * ``error`` is one line: the message only of a :class:`~pate.errors.PateError`, which by
-          rule quotes no record; of any other exception only the type, since its message may
-          quote private data. ``where`` names a line of code, never a value.
+        * ``error`` is one line: the message only of a :class:`~pate.errors.PateError` that our
+          own code raised, which by rule quotes no record; of any other exception only the type,
+          since its message may quote private data. ``where`` names a line of code, never a value.
         * The result is left out of ``repr``, so that a logged outcome shows no metric of
           private data.
     """
@@ -89,7 +89,7 @@ class Outcome:
     error: str | None
     seconds: float  # how long the function took, in the last attempt
     attempts: int  # 1 unless it was retried
-    where: str | None = None  # "file.py:12 in fit": the line that raised, if one did
+    where: str | None = None  # "plugins/mine.py line 12", if an exception came from there
 
     @property
     def kind(self) -> str | None:
@@ -97,6 +97,12 @@ class Outcome:
         was killed), NodeLost (with the machine it was on), TimedOut.
         """
         return None if self.error is None else self.error.partition(":")[0]
+
+    @property
+    def why(self) -> str:
+        """The error as a sentence: its message, or its type and place."""
+        place = f" in {self.where}" if self.where and self.error == self.kind else ""
+        return f"{self.error}{place}"
 
 
 class Engine(Protocol):

@@ -7,6 +7,7 @@ Guarantees:
     * A worker does not outlive its driver. When the socket closes it stops reading; when the
       driver dies in the middle of a task, a watching thread notices that the worker has a new
       parent and kills the worker with everything the task started.
+    * A worker that crashes leaves no core dump: records would be in it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import threading
 import time
 
 from pate.engines.attempt import attempt
+from pate.untrusted import forbid_core_dumps
 
 READY = b"ready\n"
 THREADS = 1  # of a worker, as its environment says from the start: as many workers as cores
@@ -26,6 +28,7 @@ WATCH_SECONDS = 0.2
 
 def main(descriptor: int) -> None:
     """Serves the driver at the other end of the socket ``descriptor``."""
+    forbid_core_dumps()
     os.set_inheritable(descriptor, False)  # what a task starts must not keep the line open
     driver = os.getppid()
     threading.Thread(target=_die_with, args=(driver,), daemon=True).start()

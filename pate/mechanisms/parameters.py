@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from pate.errors import InvalidInput
@@ -23,8 +22,10 @@ def check_noise(name: str, value: float) -> None:
 
 def check_threshold(name: str, value: float) -> None:
     """A number of votes that a check compares with."""
-    if not (_is_number(value) and 0 < value < math.inf):
-        raise InvalidInput(f"{name} is {value!r}; it must be a finite number of votes above zero")
+    if not (_is_number(value) and 0 < value <= MOST_NOISE):
+        raise InvalidInput(
+            f"{name} is {value!r}; it must be a number of votes above zero, at most {MOST_NOISE:g}"
+        )
 
 
 def check_share(name: str, value: float) -> None:

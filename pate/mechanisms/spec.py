@@ -46,7 +46,7 @@ class AggregateSpec(BaseModel):
     mechanism: Name = "lnmax"
     scale: Noise | None = Field(None, description="Laplace b, in votes (lnmax)")
     sigma: Noise | None = Field(None, description="standard deviation, in votes (gnmax)")
-    threshold: Annotated[float, Field(gt=0)] | None = Field(
+    threshold: Annotated[float, Field(gt=0, le=MOST_NOISE)] | None = Field(
         None, description="votes (confident) or votes of lead (interactive) that a check asks for"
     )
     sigma1: Noise | None = Field(None, description="noise of the check, in votes")

@@ -12,6 +12,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from pate.accounting.data_ledger import make_ledgers_folder
 from pate.errors import LedgerError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.spending import ledger_path
@@ -39,12 +40,12 @@ def naming_key(recipe: Recipe, data_root: Path) -> str:
     except OSError as error:
         raise LedgerError(f"cannot keep a key at {path}: {error.strerror}") from error
     if len(key) != _BYTES:
-        raise LedgerError(f"the key at {path} is damaged; bring it back from a copy")
+        raise LedgerError(f"the key at {path} is damaged; restore it from a backup")
     return key.hex()
 
 
 def _make(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_ledgers_folder(path.parent)
     handle, name = tempfile.mkstemp(prefix=".key-", dir=path.parent)  # of mode 0600
     try:
         with os.fdopen(handle, "wb") as file:

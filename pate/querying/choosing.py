@@ -28,6 +28,7 @@ from pate.querying.coverage import cover, near_inputs
 
 IntArray = NDArray[np.int64]
 
+_SPREADING = 5  # neighbours to which labels spread
 _LEAST = 0.05  # what an input counts whose class is beyond doubt
 
 
@@ -84,6 +85,14 @@ class Chooser:
         return near_inputs(self._table)
 
     @cached_property
+    def _spreading(self) -> Any:
+        """The graph along which labels spread, the same in every round."""
+        from pate.students.propagation import neighbour_graph
+
+        table = np.asarray(self._table, dtype=np.float32).reshape(self.inputs, -1)
+        return neighbour_graph(table, neighbours=_SPREADING)
+
+    @cached_property
     def _table(self) -> NDArray[Any]:
         table = np.asarray(self.features())
         if len(table) != self.inputs:
@@ -99,7 +108,7 @@ class Chooser:
 
         if self.inputs < 2:
             return np.ones(self.inputs)
-        table = propagate(self._table, rows, labels, classes=classes)
+        table = propagate(self._table, rows, labels, classes=classes, graph=self._spreading)
         logs = np.log(np.maximum(table, np.finfo(float).tiny))
         entropy = np.asarray(-(table * logs).sum(axis=1) / np.log(classes))
         return _LEAST + (1 - _LEAST) * entropy

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 Where = tuple[str | int, ...]
 
+_MOST_SAID = 600  # characters of a rule with the value it quotes
 _MOST_SHOWN = 60  # characters of a value in a message
 
 
@@ -45,13 +46,42 @@ def numbers_without_end(content: Any, where: Where = ()) -> Iterator[tuple[Where
         yield from numbers_without_end(value, (*where, key))
 
 
+def words_for_numbers(
+    content: Any, read: Any, where: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], bool]]:
+    """Every true and false that was read as a number.
+
+    >>> list(words_for_numbers({"a": True, "b": [False]}, {"a": 1.0, "b": [False]}))
+    [(('a',), True)]
+    """
+    if isinstance(content, bool):
+        if isinstance(read, (int, float)) and not isinstance(read, bool):
+            yield where, content
+    elif isinstance(content, dict) and isinstance(read, dict):
+        for key in content.keys() & read.keys():
+            yield from words_for_numbers(content[key], read[key], (*where, key))
+    elif isinstance(content, list) and isinstance(read, (list, tuple)):
+        for number, (each, own) in enumerate(zip(content, read, strict=False)):
+            yield from words_for_numbers(each, own, (*where, number))
+
+
+def plain(text: str, *, most: int = 200) -> str:
+    """Text that may be shown on one line: escapes for what is not printable, and not too long.
+
+    >>> plain("a\\x1b[31m"), len(plain("x" * 1000))
+    ('a\\\\x1b[31m', 200)
+    """
+    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[:most])
+    return shown if len(text) <= most and len(shown) <= most else f"{shown[: most - 1]}…"
+
+
 def explained(problem: Any, model: type[BaseModel]) -> str:
     """A problem of a recipe in one sentence: the key, its value, the rule.
 
     ``model`` is what the recipe was checked against: it knows which keys there are.
     """
     where, kind = problem["loc"], problem["type"]
-    key = ".".join(map(str, where))
+    key = plain(".".join(map(str, where)))
     if kind == "extra_forbidden":
         return _unknown(where, problem["input"], model)
     if kind == "missing":
@@ -59,6 +89,8 @@ def explained(problem: Any, model: type[BaseModel]) -> str:
         return f"{key} is missing; add {target}"
     message = _lowered(problem["msg"].removeprefix("Value error, ").rstrip("."))
     if kind in ("value_error", "assertion_error"):
+        if len(message) > _MOST_SAID:  # it quotes a value, and ends with the rule
+            message = f"{message[:200]}…{message[-200:]}"
         return f"{key}: {message}" if key else message
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         message = "input should be a section, or a table in braces"
@@ -71,7 +103,7 @@ def explained(problem: Any, model: type[BaseModel]) -> str:
 
 
 def _unknown(where: Where, value: Any, model: type[BaseModel]) -> str:
-    key, known = ".".join(map(str, where)), _keys_at(where[:-1], model)
+    key, known = plain(".".join(map(str, where))), _keys_at(where[:-1], model)
     what = f"section [{key}]" if len(where) == 1 and isinstance(value, dict) else f"key {key}"
     near = difflib.get_close_matches(str(where[-1]), known, n=1)
     if near:
@@ -101,7 +133,7 @@ def _shown(value: Any) -> str:
         text = json.dumps(value, default=str, ensure_ascii=False)
     except (ValueError, TypeError, RecursionError):
         text = type(value).__name__
-    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
+    return plain(text, most=_MOST_SHOWN)
 
 
 def _lowered(message: str) -> str:

@@ -11,7 +11,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from pate.errors import InvalidInput
-from pate.reading.explaining import explained, numbers_without_end, worst_problem
+from pate.reading.explaining import (
+    explained,
+    numbers_without_end,
+    plain,
+    words_for_numbers,
+    worst_problem,
+)
 from pate.reading.kinds import PATE, check_kind, is_kind, kind_for, shipped_recipes
 from pate.reading.places import line_of
 
@@ -28,7 +34,7 @@ def read_recipe(name: str, settings: list[str] | None, model: type[M]) -> tuple[
     path = find_recipe(name, kind=kind)
     text, content = _read(path)
     check_kind(name, content, wanted=kind)
-    set_by = {_apply(content, setting): setting for setting in settings or []}
+    set_by = {_apply(content, setting): plain(setting) for setting in settings or []}
     try:
         recipe = model.model_validate(content)
     except ValidationError as error:
@@ -37,7 +43,13 @@ def read_recipe(name: str, settings: list[str] | None, model: type[M]) -> tuple[
         raise InvalidInput(f"{place}: {explained(problem, model)}") from error
     for where, value in numbers_without_end(content):  # in params anything else goes
         place = _place(path, text, where, set_by)
-        raise InvalidInput(f"{place}: {'.'.join(map(str, where))} is {value}; give a finite number")
+        raise InvalidInput(
+            f"{place}: {plain('.'.join(map(str, where)))} is {value}; give a finite number"
+        )
+    for where, value in words_for_numbers(content, recipe.model_dump()):
+        place = _place(path, text, where, set_by)
+        key, said = plain(".".join(map(str, where))), str(value).lower()
+        raise InvalidInput(f"{place}: {key} is {said}; give a number")
     return path.stem, recipe
 
 
@@ -55,7 +67,9 @@ def find_recipe(name: str, *, kind: str = PATE) -> Path:
             return given
         if given.is_dir() and name:
             raise InvalidInput(f"{name} is a folder; give a .toml file, or the name of a recipe")
-        beside = [str(file) for file in given.parent.glob("*.toml")]
+        if is_path and given.exists():
+            raise InvalidInput(f"{name} is a pipe or a device; give a .toml file")
+        beside = [str(file) for file in given.parent.glob("*.toml") if file.is_file()]
     except OSError as error:
         raise InvalidInput(f"the recipe {name} cannot be read: {error.strerror}") from error
     shipped = shipped_recipes(kind)
@@ -90,7 +104,7 @@ def _apply(content: dict[str, Any], setting: str) -> tuple[str | int, ...]:
     key, equals, value = setting.partition("=")
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
-        raise InvalidInput(f"--set {setting} is not of the form section.key=value")
+        raise InvalidInput(f"--set {plain(setting)} is not of the form section.key=value")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):
@@ -104,7 +118,9 @@ def _apply(content: dict[str, Any], setting: str) -> tuple[str | int, ...]:
         elif isinstance(holder, dict):
             holder.setdefault(part, {})
         else:
-            raise InvalidInput(f"--set {setting}: {'.'.join(map(str, path))} is not a section")
+            raise InvalidInput(
+                f"--set {plain(setting)}: {plain('.'.join(map(str, path)))} is not a section"
+            )
         path += (own,)
         if depth == len(parts):
             holder[own] = parsed
@@ -115,7 +131,7 @@ def _apply(content: dict[str, Any], setting: str) -> tuple[str | int, ...]:
 def _place_in_list(holder: list[Any], part: str, setting: str, *, of: str) -> int:
     if not (part.isascii() and part.isdecimal() and int(part) < len(holder)):
         raise InvalidInput(
-            f"--set {setting}: {of} is a list of {len(holder)}; "
+            f"--set {plain(setting)}: {plain(of)} is a list of {len(holder)}; "
             f"name one by its number, 0 to {len(holder) - 1}"
         )
     return int(part)

@@ -10,6 +10,7 @@ from typing import Any
 from pate.accounting import BestOfTries, Repeated
 from pate.accounting.events import tally
 from pate.accounting.shown import upwards
+from pate.release.contents import recipe_of
 from pate.release.figures import read_events
 from pate.report.numbers import factor
 
@@ -27,11 +28,6 @@ def plainly(text: Any) -> str:
     shown = "".join(each if each.isprintable() else " " for each in str(text))
     line = _MARKS.sub(r"\\\1", " ".join(shown.split()))
     return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _word(name: Any) -> str:
-    """The name of a package, between fences, where nothing can be escaped."""
-    return re.sub(r"[^\w.-]", "?", str(name))
 
 
 def write_card(
@@ -72,7 +68,7 @@ def _guarantee(statement: Mapping[str, Any], notes: list[str]) -> str:
     if chosen is not None:
         published += f", and the choice of its settings among {len(chosen.candidates)} candidates"
     if figure is not None:
-        published += ", and the sanitised figure below"
+        published += ", and the sanitised figure in `guarantee.json`"
     lines = [
         "## What is promised",
         "",
@@ -91,11 +87,12 @@ def _guarantee(statement: Mapping[str, Any], notes: list[str]) -> str:
     ]
     if figure is not None:
         lines += [
-            f"Sanitised, from the votes themselves: ε = {upwards(figure['epsilon'])} at "
-            f"δ = {figure['delta']:g} and λ = {figure['moment']:g}. Noise hides the votes, and its "
-            f"price is part of both figures. With {100 * figure['confidence']:g} % confidence it "
-            "is not below the exact one. It covers the labels and itself only: no other release, "
-            "and no earlier one that led to these settings.",
+            "`guarantee.json` also holds a sanitised figure: what the votes themselves say the "
+            "labels cost, hidden by noise. It is not a differential privacy guarantee and must not "
+            "be quoted as one: it holds at the data at hand only, bounds one direction (from these "
+            "data to their neighbours), and, where a noised check decides what is answered "
+            "(Confident- and Interactive-GNMax), it is known only after the answers. The guarantee "
+            "above does not rest on it.",
             "",
         ]
     lines += [
@@ -156,9 +153,9 @@ def _terms(terms: Mapping[str, Any]) -> str:
 
 def _use(header: Mapping[str, Any], release: Mapping[str, Any]) -> str:
     shape = ", ".join(["n", *map(str, header["input"]["shape"])])
-    plugins, names = header["plugins"], header["class_names"]
-    own = f', plugin_path="FOLDER WITH {_word(plugins[0])}"' if plugins else ""
-    own += f", trust={[_word(name) for name in header['trust']]!r}" if header["trust"] else ""
+    model, names = header["model"], header["class_names"]
+    code = model["kind"] == "code"
+    own = ', plugin_path="FOLDER WITH ITS CODE", trust=True' if code else ""
     lines = [
         "## How to use it",
         "",
@@ -173,22 +170,12 @@ def _use(header: Mapping[str, Any], release: Mapping[str, Any]) -> str:
         f"({header['input']['dtype']}). Labels are 0 … {len(names) - 1}; `student.class_names` "
         f"says what they are called: {_listed(names[:20])}{', …' if len(names) > 20 else ''}.",
         "",
+        _form(model),
+        "",
     ]
-    if header["encoder"] is not None:
+    if header["encoder"] or (code and model["encoder"] is not None):
         lines += [
             "The encoder in `encoder/` was fitted on public inputs only, and is applied first.",
-            "",
-        ]
-    if plugins:
-        lines += [
-            f"The code of {_listed(plugins)} is not part of this release: whoever loads the "
-            "student needs it, and gives its folder as `plugin_path`.",
-            "",
-        ]
-    if header["trust"]:
-        lines += [
-            f"Loading imports {_listed(header['trust'])}, which must be installed; `trust` "
-            "says that you trust it.",
             "",
         ]
     if release["labels"]:
@@ -201,22 +188,45 @@ def _use(header: Mapping[str, Any], release: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _form(model: Mapping[str, Any]) -> str:
+    """What the student is made of, and what loading it does."""
+    if model["kind"] == "code":
+        return (
+            f"The student needs code that is not part of this release: {_listed(model['needs'])} "
+            f"({plainly(model['why'])}). Loading it imports and runs that code, so it asks for "
+            "`trust=True`: give it only for code you know and a release from somebody you trust. "
+            "`plugin_path` is not needed where the code is installed."
+        )
+    form = {
+        "onnx": "an ONNX graph of standard operators",
+        "linear": "a matrix of weights (safetensors)",
+        "constant": "one label",
+        "network": "the weights (safetensors) of a network that pate brings",
+    }[model["kind"]]
+    return (
+        f"The student is data, {form}: loading it runs no code from this release. Before it was "
+        "released it was compared with the original on public and random inputs: the same labels, "
+        "and the same probabilities to 0.0001."
+    )
+
+
 def _listed(names: list[str]) -> str:
     return ", ".join(map(plainly, names))
 
 
 def _made(statement: Mapping[str, Any], release: Mapping[str, Any]) -> str:
-    recipe = release["recipe"]
+    recipe = recipe_of(release)
     events = "\n".join(_paid_for(statement))
-    student = recipe["student"]
-    encoder = _listed(recipe["encoder"]) or "none"
+    teachers, student = recipe.teachers, recipe.student
+    models = [entry.model for entry in teachers.mix] or [str(teachers.model)]
+    encoder = _listed([step.name for step in recipe.encoder.steps]) or "none"
     return (
         "## How it was made\n\n"
-        f"* Teachers: {recipe['teachers']['count']:d} of {_listed(recipe['teachers']['models'])}; "
-        f"a {recipe['partition']['by']} goes to one of them, by {recipe['partition']['method']}\n"
+        f"* Teachers: {teachers.count} of {_listed(models)}; "
+        f"a {recipe.partition.by} goes to one of them, by {recipe.partition.method}\n"
         f"* Encoder, public: {encoder}\n"
-        f"* Student: {_listed([student['model'], student['method']])}, on "
-        f"{plainly(student['inputs'])} inputs; public inputs and released labels are all it saw. "
+        f"* Student: {_listed([student.model, student.method])}, on {student.inputs} inputs; "
+        "public inputs and released labels are all it saw. "
         "A model that keeps what it learnt from (nearest neighbours) holds public inputs.\n"
         "* Noise: drawn from the operating system's secure randomness\n\n"
         f"What was paid for, at most:\n\n{events}\n"
@@ -254,8 +264,7 @@ def _quality(release: Mapping[str, Any]) -> str:
 
 
 def _check(header: Mapping[str, Any]) -> str:
-    own = " --plugin-path FOLDER" if header["plugins"] else ""
-    own += "".join(f" --trust {_word(name)}" for name in header["trust"])
+    own = " --plugin-path FOLDER --trust" if header["model"]["kind"] == "code" else ""
     return (
         "## How to check it\n\n"
         "```\n"
@@ -266,6 +275,6 @@ def _check(header: Mapping[str, Any]) -> str:
         "change that list: compare its own digest, which `pate verify` prints, with one that you "
         "have from the owner.\n\n"
         "The second also works ε out anew from the events in `guarantee.json`, without the private "
-        "data, and writes this card again from the JSON files. That these are all the events there "
-        "were is the word of whoever keeps the ledger: the charges are named there.\n"
+        "data, and writes this card and the page again from the JSON files. That these are all the "
+        "events there were is the word of whoever keeps the ledger: the charges are named there.\n"
     )

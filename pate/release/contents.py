@@ -5,37 +5,39 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from pate.artifacts import Artifact
 from pate.artifacts.manifest import MANIFEST
+from pate.datasets.catalogue import CATALOGUE
 from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
 from pate.release.figures import same, undamaged, wrong_with_share
 from pate.release.finished import Finished
-from pate.release.importing import needs_trust, package_of, provided
-from pate.release.student import ENCODER, HEADER, STUDENT, names_of
-from pate.stages.selected import candidates_of
-from pate.teachers.spec import ModelSpec
+from pate.release.models import ENCODER, GRAPH, STUDENT, TENSORS
+from pate.release.schema import FORMAT, HEADER
+from pate.report.facts import file_name
+from pate.report.recipe_text import without_places
 
 LABELS = ("asked.npy", "answered.npy", "labels.npy", "kept.npy", "kept_labels.npy")
 _TEXTS = ("MODEL_CARD.md", "SHA256SUMS", "guarantee.json", "release.json", "report.html", HEADER)
 
-# Formats that are read without running code; what a class of one's own saves must be of these.
+# A class of one's own must save files of these kinds, which are read without running code.
 _SAFE = "npy|npz|json|safetensors|skops|txt|onnx|ubj"
-_STUDENT = (
-    rf"(teacher\.json|model\.skops|model\.safetensors|arrays\.npz|own/([\w-]+/)*[\w.-]+\.({_SAFE}))"
-)
 _MAY_LEAVE = re.compile(
     "|".join(
         [
             *(re.escape(name) for name in _TEXTS),
-            rf"{STUDENT}/{_STUDENT}",
+            rf"{STUDENT}/({re.escape(GRAPH)}|{re.escape(TENSORS)})",
+            rf"{ENCODER}/step-\d+\.(onnx|safetensors)",
+            # of a student that needs code
+            rf"{STUDENT}/(teacher\.json|model\.skops|arrays\.npz|own/([\w-]+/)*[\w.-]+\.({_SAFE}))",
             rf"{ENCODER}/(encoder\.json|weights-\d+\.safetensors)",
             rf"{ENCODER}/step-\d+/([\w-]+/)*[\w.-]+\.({_SAFE})",
             rf"labels/({'|'.join(re.escape(name) for name in LABELS)})",
@@ -79,29 +81,20 @@ def _copy(
 
 
 def student_header(finished: Finished) -> dict[str, Any]:
-    """``student.json``: all that is needed to build and ask the student, and nothing of the data.
-
-    Class names are those of the evaluation, and the form of a record that of the public inputs.
-    """
+    """The part of ``student.json`` that all kinds share: classes, and the form of a record."""
     recipe = finished.recipe
     public = finished.artifacts["data-public"].array("features.npy")
-    model = recipe.student.as_model()
     encoder = released_encoder(finished)
-    _require_portable("student", model.model_dump(mode="json"))
+    _require_portable("student", recipe.student.as_model().model_dump(mode="json"))
     for at, step in enumerate([] if encoder is None else encoder.steps):
         _require_portable(f"encoder.steps[{at}]", step.model_dump(mode="json"))
-    file = finished.path("evaluate", "evaluation.json")
-    with undamaged(file):
+    with undamaged(finished.path("evaluate", "evaluation.json")):
         told = finished.json("evaluate", "evaluation.json")["classes"]
         names = [str(each["class"]) for each in told]
     return {
-        "format": 1,
-        "model": model.model_dump(mode="json"),
-        "seed": recipe.student.seed,
+        "format": FORMAT,
         "class_names": names,
         "input": {"shape": list(public.shape[1:]), "dtype": public.dtype.name},
-        "encoder": None if encoder is None else _spelt(encoder),
-        **_needs(model, encoder, finished.run.options.plugin_path),
     }
 
 
@@ -156,20 +149,6 @@ def _copy_weights(finished: Finished, weights: str, place: Path) -> str:
     return file_digest(place)
 
 
-def _spelt(encoder: EncoderSpec) -> dict[str, Any]:
-    return {"steps": [{"name": step.name, **step.settings()} for step in encoder.steps]}
-
-
-def _needs(
-    model: ModelSpec, encoder: EncoderSpec | None, plugin_path: Path | None
-) -> dict[str, list[str]]:
-    """Packages of the user's own, and others to be trusted, to load the student."""
-    names = names_of(model, encoder)
-    own = {package_of(name) for name in names if provided(package_of(name), plugin_path)}
-    others = {package_of(name) for name in names if needs_trust(name, plugin_path=plugin_path)}
-    return {"plugins": sorted(own), "trust": sorted(others)}
-
-
 def _require_portable(where: str, value: Any) -> None:
     for text in _texts(value):
         if Path(text).is_absolute() or PureWindowsPath(text).is_absolute() or text[:1] == "~":
@@ -192,61 +171,77 @@ def evaluation_told(finished: Finished) -> dict[str, Any]:
     file = finished.path("evaluate", "evaluation.json")
     with undamaged(file):
         evaluation = finished.json("evaluate", "evaluation.json")
-        student, labels = evaluation["student"], evaluation["labels"]
-        table = np.array(evaluation["confusion"], dtype=np.int64)
-        records, right = int(table.sum()), int(np.trace(table))
-        told = {
-            key: {name: each[name] for name in ("accuracy", "low", "high", "records")}
-            for key, each in (("student", student), ("labels", labels))
-            if each is not None
+        told: dict[str, Any] = {
+            name: None
+            if evaluation[name] is None
+            else {key: evaluation[name][key] for key in ("accuracy", "low", "high", "records")}
+            for name in ("student", "labels", "agreement")
         }
+        told["confusion"] = [list(map(int, row)) for row in evaluation["confusion"]]
         rows = [each["records"] for each in evaluation["classes"]]
-        agrees = (
-            (table >= 0).all()
-            and table.sum(axis=1).tolist() == rows
-            and student["records"] == records > 0
-            and same(student["accuracy"], right / records)
-            and not any(wrong_with_share(each) for each in told.values())
-        )
-    if not agrees:
+        wrong = wrong_with_evaluation(told, classes=len(rows))
+        if wrong is None and [sum(row) for row in told["confusion"]] != rows:
+            wrong = "its classes have other numbers of records"
+    if wrong is not None:
         raise InvalidInput(
-            f"{file} states another accuracy than its table of confusions comes to; remove its "
-            "folder and run the recipe again"
+            f"{file} states another accuracy than its table of confusions comes to ({wrong}); "
+            "remove its folder and run the recipe again"
         )
-    return {"labels": None} | told
+    return told
+
+
+def wrong_with_evaluation(told: Mapping[str, Any], *, classes: int) -> str | None:
+    """What does not go together in an evaluation; None where all does."""
+    for name in ("student", "labels", "agreement"):
+        wrong = None if told[name] is None else wrong_with_share(told[name])
+        if wrong is not None:
+            return f"{name}: {wrong}"
+    table = told["confusion"]
+    if len(table) != classes or any(len(row) != classes for row in table):
+        return "its table has not a row and a column for each class"
+    records, right = sum(map(sum, table)), sum(row[at] for at, row in enumerate(table))
+    student = told["student"]
+    if student["records"] != records or not same(student["accuracy"], right / records):
+        return f"student: {right} of {records} records are right by its table"
+    return None
+
+
+def answers_told(finished: Finished) -> dict[str, Any]:
+    """How much was asked and answered, and with which classes."""
+    released = finished.artifacts["aggregate"]
+    classes = len(finished.json("evaluate", "evaluation.json")["classes"])
+    counts = np.bincount(np.asarray(released.array("labels.npy")), minlength=classes)
+    told = {key: int(released.facts[key]) for key in ("asked", "answered", "kept")}
+    return told | {"by_class": counts.tolist()}
 
 
 def recipe_told(finished: Finished) -> dict[str, Any]:
-    """The settings that say what was done. No path, no column, no key of a partition."""
-    recipe = finished.recipe
-    teachers, privacy, student = recipe.teachers, recipe.privacy, recipe.student
-    models = [entry.model for entry in teachers.mix] or [str(teachers.model)]
-    chosen = {} if recipe.selection is None else {"selection": _selection_told(recipe)}
-    return chosen | {
-        "data": {"name": recipe.data.name},
-        "partition": {"method": recipe.partition.method, "by": recipe.partition.by},
-        "teachers": {"count": teachers.count, "models": models},
-        "aggregate": recipe.aggregate.model_dump(mode="json", exclude_none=True),
-        "privacy": privacy.model_dump(mode="json", exclude={"budget"}, exclude_none=True),
-        "encoder": [step.name for step in recipe.encoder.steps],
-        "student": {"model": student.model, "method": student.method, "inputs": student.inputs},
-    }
+    """The recipe as its page shows it: no path, no column, no key of a partition."""
+    shown = without_places(finished.recipe)
+    told: dict[str, Any] = _without_folders(
+        shown.model_dump(mode="json", exclude={"partition": {"key"}})
+    )
+    return told
 
 
-def _selection_told(recipe: Recipe) -> dict[str, Any]:
-    """How the settings were chosen: what each candidate asks, from which its cost follows."""
-    assert recipe.selection is not None
-    return {
-        "mean_tries": recipe.selection.mean_tries,
-        "shape": recipe.selection.shape,
-        "candidates": [asked_told(each) for each in candidates_of(recipe)],
-    }
+def _without_folders(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_folders(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(each) for each in value]
+    is_path = isinstance(value, str) and ("/" in value or "\\" in value)
+    return file_name(value) if is_path else value
 
 
-def asked_told(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe asks of how many teachers; its own ε, where it has one."""
-    return {
-        "teachers": recipe.teachers.count,
-        "aggregate": recipe.aggregate.model_dump(mode="json", exclude_none=True),
-        "epsilon": recipe.privacy.epsilon,
-    }
+def recipe_of(release: Mapping[str, Any]) -> Recipe:
+    """The recipe that a release tells of, every setting checked; its data are nowhere."""
+    sections = dict(release["recipe"])
+    if sections["data"]["name"] not in CATALOGUE:
+        sections["data"] = sections["data"] | {"source": "-"}
+    try:
+        return Recipe.model_validate(sections)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        raise InvalidInput(
+            f"recipe.{'.'.join(map(str, first['loc']))} is wrong: {first['msg']}"
+        ) from None

@@ -119,7 +119,7 @@ class _Covering:
             until, total = self._until(report)
             statement["events"] = written(until)
         else:
-            price = [] if figure is None else read_events([figure["event"]])
+            price = read_events([figure["event"]]) if figure and figure["charged"] else []
             total = self._planned([*labels, *price])
         statement["guarantee"] = told(total, self.neighbours)
         everything = [event for each in self.charges for event in each.events]
@@ -148,9 +148,8 @@ class _Covering:
 
     def _labels(self) -> list[Event]:
         """The events charged for the labels, and for those they build on."""
-        released = self.finished.artifacts["aggregate"]
         file = self.finished.path("aggregate", "labels.npy")
-        drawn: str | None = str(released.facts["drawn"])
+        drawn: str | None = self._drawn_for("aggregate")
         charged: list[Event] = []
         while drawn is not None:
             answer = self._drawn("pending-labels", drawn)
@@ -190,9 +189,7 @@ class _Covering:
             return None
         if stated["publishable"] is not True:
             raise InvalidInput(f"{self._report()} holds an ε that may not be published")
-        answer = self._drawn(
-            "pending-sanitised", str(self.finished.artifacts["account"].facts["drawn"])
-        )
+        answer = self._drawn("pending-sanitised", self._drawn_for("account"))
         if answer.json("sanitised.json") != stated:
             raise InvalidInput(
                 f"{self._report()} holds another figure than was drawn; remove its folder and run "
@@ -231,6 +228,10 @@ class _Covering:
     def _private(self) -> Store:
         """For the names of charges, which are kept with the drawn answers; nothing else is read."""
         return Store(root=self.finished.run.folder).cleared("release", Level.PRIVATE)
+
+    def _drawn_for(self, stage: str) -> str:
+        """What an answer was drawn for; that is kept apart from what is released."""
+        return str(self.finished.run.artifact(stage).facts["drawn"])
 
     def _drawn(self, kind: str, made_from: str) -> Artifact:
         return self._private().open(kind, made_from)

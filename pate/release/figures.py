@@ -204,10 +204,7 @@ def _problems(statement: Mapping[str, Any]) -> Iterable[str]:
         if wrong is not None:
             yield f"sanitised: {wrong}"
     if statement["counted"] == "plan":
-        priced = [] if figure is None else [event_from_json(figure["event"])]
-        computed = of_plan(
-            [*labels, *priced], delta=stated["delta"], conversion=Conversion(stated["conversion"])
-        )
+        computed = of_plan(paid, delta=stated["delta"], conversion=Conversion(stated["conversion"]))
     elif statement["counted"] == "ledger":
         until = read_events(statement["events"])
         if not covers(until, paid) or not covers(everything, until):

@@ -96,7 +96,7 @@ def _root_of(folder: Path, recipe: Recipe, given: Path | None) -> Path:
         if not file.is_file():
             raise LedgerError(
                 f"there is no {file}; a release is made where the ledger of its data set is: give "
-                "its --data-root, or bring the file back from a copy"
+                "its --data-root, or restore the file from a backup"
             )
     try:
         home = json.loads((folder / "home.json").read_text())["key"]

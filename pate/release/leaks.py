@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from pate.artifacts import Level
 from pate.errors import InvalidInput
 from pate.pipeline.secret import naming_key
 from pate.release.finished import Finished
@@ -52,18 +51,17 @@ def _forbidden(finished: Finished) -> Iterator[tuple[bytes, str]]:
     ):
         for form in () if path is None else {path.absolute(), path.resolve()}:
             if len(form.parts) > 1:
-                yield f"{form}".encode(), what
+                yield os.fsencode(form), what
     home = os.path.expanduser("~")  # as it is written where nobody has a home
     places = [Path.cwd(), Path(sys.prefix), Path(__file__).parents[2]]
     for place in (home, *(each for each in places if len(each.parts) > 2)):
         if str(place) not in ("~", "/"):
-            yield f"{place}/".encode(), "a path of this machine"
+            yield os.fsencode(str(place)) + b"/", "a path of this machine"
     key = naming_key(finished.recipe, options.data_root)
     yield key.encode(), "the key of the data set"
     yield bytes.fromhex(key), "the key of the data set"
-    for level in (Level.PRIVATE, Level.RELEASED):
-        for folder in (run / level.folder).glob("*/[!.]*"):
-            yield folder.name.encode(), "a fingerprint of private records"
+    for name in finished.run.store.fingerprints():
+        yield name.encode(), "a fingerprint of private records"
 
 
 def _layers(content: bytes) -> Iterator[bytes]:

@@ -5,36 +5,31 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import platform
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pate import __version__
 from pate.accounting import Ledger
 from pate.artifacts.drafts import drafting, sweep
 from pate.errors import InvalidInput, PateError
 from pate.release.card import CARD, write_card
 from pate.release.checking import verify_release
 from pate.release.contents import (
-    copy_encoder,
+    answers_told,
     copy_labels,
-    copy_student,
     evaluation_told,
     may_leave,
     recipe_told,
-    released_encoder,
     student_header,
 )
 from pate.release.covering import require_own_choice, statement_of
+from pate.release.export import export_student
 from pate.release.finished import Finished
-from pate.release.importing import package_of
 from pate.release.leaks import require_clean
-from pate.release.student import HEADER, names_of
+from pate.release.page import PAGE, write_page
+from pate.release.schema import FORMAT, HEADER
 from pate.release.sums import SUMS, digests, rendered
-from pate.report.facts import gather
-from pate.report.page import build_page
+from pate.report.facts import versions, without_paths
 from pate.report.tuning import tuning_told
 
 _DRAFT = ".pate-release-"  # the beginning of a draft's name, beside the place of the release
@@ -46,8 +41,8 @@ def write_release(
     *,
     labels: bool = False,
     chosen_beforehand: bool = False,
-) -> dict[str, Any]:
-    """Writes ``out``, whole or not at all; returns what ``guarantee.json`` says.
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Writes ``out``, whole or not at all; returns ``guarantee.json`` and ``student.json``.
 
     A run of a study (a sweep, a comparison) is refused, because whoever chose it by results has
     spent what all of the study costs; ``chosen_beforehand`` is the owner's word that nobody did,
@@ -66,21 +61,22 @@ def write_release(
     statement = statement_of(finished)
     with Ledger.open(finished.ledger) as ledger:
         notes = [*tuning_told(finished.run, ledger), *told]
-    header = student_header(finished)
+    shared = student_header(finished)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         sweep(out.parent, drafts=f"{_DRAFT}*")  # of releases that were killed
         with drafting(out.parent, prefix=_DRAFT) as draft:
-            copy_student(finished, draft)
-            copy_encoder(finished, draft)
+            header = export_student(finished, draft, shared)
             if labels:
                 copy_labels(finished, draft)
             _write_json(draft / HEADER, header)
             _write_json(draft / "guarantee.json", statement)
-            release = _release(finished, header, notes, labels=labels)
-            card = write_card(statement, header, release)
-            (draft / CARD).write_text(card, encoding="utf-8")
-            _add_report(finished, draft)
+            release = _release(finished, notes, labels=labels)
+            # As they will be read: what is written again must be the same to the last byte.
+            read = [json.loads(_as_text(each)) for each in (statement, header, release)]
+            for name, write in ((CARD, write_card), (PAGE, write_page)):
+                text = write(*read)
+                (draft / name).write_text(text, encoding="utf-8")
             _write_json(draft / "release.json", release | {"files": digests(draft)})
             (draft / SUMS).write_text(rendered(digests(draft)), encoding="utf-8")
             _require_listed(draft)
@@ -90,7 +86,7 @@ def write_release(
             _publish(draft, out)
     except OSError as error:
         raise InvalidInput(f"cannot write {out}: {error.strerror}") from error
-    return statement
+    return statement, header
 
 
 def _require_place(out: Path, run: Path) -> None:
@@ -102,48 +98,30 @@ def _require_place(out: Path, run: Path) -> None:
         raise InvalidInput(f"{out} is not empty; a release is never overwritten: choose another")
 
 
-def _release(
-    finished: Finished, header: dict[str, Any], notes: list[str], *, labels: bool
-) -> dict[str, Any]:
+def _release(finished: Finished, notes: list[str], *, labels: bool) -> dict[str, Any]:
+    """``release.json``, but for the list of files."""
     return {
-        "format": 1,
+        "format": FORMAT,
         "what": "a student of private data, by PATE",
         "date": datetime.now(UTC).date().isoformat(),
-        "versions": _versions(header),
+        "versions": versions()
+        | {name: importlib.metadata.version(name) for name in ("matplotlib", "onnxruntime")},
         "recipe": recipe_told(finished),
         "public_inputs": len(finished.artifacts["data-public"].array("features.npy")),
         "labels": labels,
         "notes": notes,
+        "why_not": without_paths(finished.json("account", "guarantees.json").get("why_not")),
         "evaluation": evaluation_told(finished),
+        "answers": answers_told(finished),
     }
 
 
-def _versions(header: dict[str, Any]) -> dict[str, str]:
-    """Of what the student is loaded with."""
-    package = header["model"]["model"].partition(":")[0].partition(".")[0]
-    names = ["numpy", "scipy"]
-    if package == "sklearn":
-        names += ["scikit-learn", "skops"]
-    elif package in ("pate", "torch", "torchvision"):
-        names += ["torch", "safetensors"]
-    versions = {"pate": __version__, "python": platform.python_version()}
-    for name in names:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+def _as_text(value: Any) -> str:
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
 def _write_json(file: Path, value: Any) -> None:
-    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    file.write_text(text + "\n", encoding="utf-8")
-
-
-def _add_report(finished: Finished, draft: Path) -> None:
-    """The public page. A comparison stays at home: no charge here covers what was compared."""
-    page = build_page(replace(gather(finished.run), comparison=()))
-    (draft / "report.html").write_text(page, encoding="utf-8")
+    file.write_text(f"{_as_text(value)}\n", encoding="utf-8")
 
 
 def _require_listed(draft: Path) -> None:
@@ -153,17 +131,10 @@ def _require_listed(draft: Path) -> None:
 
 
 def _require_verified(draft: Path, finished: Finished) -> None:
-    checked = verify_release(
-        draft, plugin_path=finished.run.options.plugin_path, trust=_own_packages(finished)
-    )
-    if checked.problems:
-        raise PateError(f"the release does not hold: {checked.problems[0]}; nothing was released")
-
-
-def _own_packages(finished: Finished) -> list[str]:
     """What the recipe names is trusted here: its person ran it."""
-    names = names_of(finished.recipe.student.as_model(), released_encoder(finished))
-    return [package_of(name) for name in names]
+    checked = verify_release(draft, plugin_path=finished.run.options.plugin_path, trust=True)
+    for found in (*checked.problems, *checked.notes):
+        raise PateError(f"the release does not hold: {found}; nothing was released")
 
 
 def _open_to_all(draft: Path, date: str) -> None:

@@ -1,9 +1,12 @@
 """Other ways to the same end, where ``pate compare`` was run in this folder: ``compare.json``.
 
-{"format": 1, "delta": 1e-5, "seeds": 3, "rows": [{"method": "dpsgd", "name": "DP-SGD",
+{"format": 2, "delta": 1e-5, "seeds": 3, "rows": [{"method": "dpsgd", "name": "DP-SGD",
  "epsilon": 2.0, "accuracy": 0.9, "spread": 0.01, "low": 0.88, "high": 0.92,
- "neighbours": "add-remove", "publishable": true, …}, …],
- "cost": {"together": {"epsilon": 20.0, "delta": 2e-5, "neighbours": "add-remove"}, …}, …}
+ "neighbours": "zero-out", "publishable": true, …}, …],
+ "cost": {"together": {"epsilon": 20.0, "delta": 2e-5, "neighbours": "zero-out"}, …}, …}
+
+Format 1 is from when DP-SGD's ε was claimed for one record added or removed though its sampling
+rate followed from the number of records: it holds for zero-out, and is read so.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pate.accounting import Neighbours
 from pate.errors import InvalidInput
 
-_FILE, _FORMAT = "compare.json", 1
+_FILE, _FORMATS = "compare.json", (1, 2)
 _WITH_EPSILON = ("pate", "dpsgd")
 
 
@@ -59,8 +63,10 @@ def read_comparison(folder: Path) -> tuple[Contender, ...]:
         return ()
     try:
         content = json.loads(path.read_text())
-        if content["format"] != _FORMAT:
+        if content["format"] not in _FORMATS:
             raise ValueError(f"format {content['format']}")
+        if content["format"] == 1:
+            _restate(content)
         terms = _terms(content)
         found = tuple(
             _contender(row, terms) for row in content["rows"] if row.get("publishable") is True
@@ -70,6 +76,14 @@ def read_comparison(folder: Path) -> tuple[Contender, ...]:
     if not all(map(_makes_sense, found)):
         raise InvalidInput(f"{path} holds a figure that is none; compare again, or remove it")
     return found if any(each.method in _WITH_EPSILON for each in found) else ()
+
+
+def _restate(content: dict[str, Any]) -> None:
+    together = content["cost"]["together"]
+    for figure in (*content["rows"], *([] if together is None else [together])):
+        ours = figure.get("method", "dpsgd") == "dpsgd"  # the sum rests on them, too
+        if ours and figure["neighbours"] == Neighbours.ADD_REMOVE:
+            figure["neighbours"] = Neighbours.ZERO_OUT.value
 
 
 def _terms(content: Mapping[str, Any]) -> Terms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pate.accounting.shown import between, side_by_side
 from pate.report import plots
 from pate.report.comparison import Contender, Terms
 from pate.report.facts import Facts
@@ -10,10 +11,6 @@ from pate.report.numbers import epsilon, percent, plain
 from pate.report.tables import Cell, table
 
 _NONE = "–"
-_BETWEEN = {
-    "add-remove": "one record added or removed",
-    "replace-one": "one record replaced by another",
-}
 
 
 def comparison(facts: Facts) -> Markup | None:
@@ -57,12 +54,8 @@ def _row(row: Contender, *, alike: bool) -> list[Cell | object]:
         Cell(percent(row.accuracy), row.accuracy),
         spread,
         f"{percent(row.low)} to {percent(row.high)}",
-        *([] if alike else [_relation(row.neighbours) if row.neighbours else _NONE]),
+        *([] if alike else [between(row.neighbours) if row.neighbours else _NONE]),
     ]
-
-
-def _relation(neighbours: str) -> str:
-    return _BETWEEN.get(neighbours, neighbours)
 
 
 def _cost(terms: Terms) -> str:
@@ -72,7 +65,7 @@ def _cost(terms: Terms) -> str:
     )
     if terms.epsilon_together is None or terms.delta_together is None:
         return f"{alone}, for which nothing can be promised of one record replaced."
-    relation = _relation(terms.neighbours_together or "")
+    relation = between(terms.neighbours_together or "")
     return (
         f"{alone}: ε = {epsilon(terms.epsilon_together)} at δ = {plain(terms.delta_together)} "
         f"for {relation}. The guarantee at the head of this page is that of its own run, without "
@@ -81,12 +74,11 @@ def _cost(terms: Terms) -> str:
 
 
 def _differences(rows: tuple[Contender, ...]) -> str:
-    relations = {row.neighbours for row in rows if row.neighbours}
-    same = (
-        f"All ε here are for {_relation(*relations)} and may be set side by side."
-        if len(relations) == 1
-        else "These ε are for different neighbours, and not the same promise."
-    )
+    relations = {row.method: row.neighbours for row in rows if row.neighbours}
+    if {"pate", "dpsgd"} <= relations.keys():
+        same = side_by_side(relations["pate"], relations["dpsgd"])
+    else:  # a row may not be published
+        same = f"All ε here are for {' and '.join(map(between, sorted({*relations.values()})))}."
     return (
         f"{same} They are data-independent. How the settings of either method were chosen is in no "
         "ε. Methods without an ε used no private record."

@@ -72,6 +72,7 @@ class Facts:
     plan: Mapping[str, Figure]  # of the labels alone, by conversion
     sanitised: Figure | None
     confidence: float | None  # that the sanitised figure is an upper bound
+    price: float | None  # RDP that was paid for the sanitised figure
     why_not: str | None  # there is no sanitised figure
     events: tuple[Event, ...]  # of the plan
     queries: int
@@ -173,7 +174,8 @@ def gather(run: Run) -> Facts:
         plan={name: _figure(each) for name, each in costs["plan"].items()},
         sanitised=_figure(costs["sanitised"]) if costs.get("sanitised") else None,
         confidence=costs["sanitised"]["confidence"] if costs.get("sanitised") else None,
-        why_not=_without_paths(costs.get("why_not")),
+        price=costs["sanitised"]["price"] if costs.get("sanitised") else None,
+        why_not=without_paths(costs.get("why_not")),
         events=events,
         queries=plan["queries"],
         answers=plan["answers"],
@@ -195,7 +197,7 @@ def gather(run: Run) -> Facts:
         all_releases=total,
         seeded=seeded,
         extended=bool(released.facts["extended"]),
-        warnings=(*_warnings(run, seeded=seeded, extended=released.facts["extended"]), *told),
+        warnings=(*warnings_of(recipe, seeded=seeded, extended=released.facts["extended"]), *told),
         digests=_digests(shown),
         versions=versions(),
         written=datetime.now(UTC).date(),
@@ -228,14 +230,15 @@ def _classes(rows: list[dict[str, Any]], labels: Any) -> tuple[ClassRow, ...]:
     )
 
 
-def _warnings(run: Run, *, seeded: bool, extended: bool) -> list[str]:
+def warnings_of(recipe: Recipe, *, seeded: bool, extended: bool) -> list[str]:
+    """Sentences that a reader must see first."""
     told = []
     if seeded:
         told.append(
             "The noise was drawn from a known seed. This run is NOT PRIVATE: whoever knows the "
             "seed can subtract the noise, and no figure on this page is a guarantee."
         )
-    if run.recipe.partition.method == "shuffle":
+    if recipe.partition.method == "shuffle":
         told.append(
             "Records were dealt to teachers by a shuffle of their places. The guarantee covers one "
             "record replaced by another; it does not cover one record added or removed, which would"
@@ -263,7 +266,7 @@ def _of_the_ledger(run: Run) -> tuple[Figure | None, list[str]]:
         return whole, tuning_told(run, ledger)
 
 
-def _without_paths(reason: str | None) -> str | None:
+def without_paths(reason: str | None) -> str | None:
     """Why there is no sanitised figure; a sentence that names a file stays at home."""
     if reason is not None and ("/" in reason or "\\" in reason):
         return "its price was not paid again"

@@ -91,7 +91,7 @@ def _header(facts: Facts) -> Markup:
         ("Labels released", plain(share), f"of {plain(facts.asked)} queries asked"),
         ("Teachers", plain(facts.recipe.teachers.count), "at most one vote each on a query"),
     ]  # fmt: skip
-    if facts.sanitised is not None:
+    if facts.sanitised is not None and facts.sanitised.epsilon < facts.guarantee.epsilon:
         cards.insert(
             1,
             (
@@ -99,7 +99,7 @@ def _header(facts: Facts) -> Markup:
                 epsilon(facts.sanitised.epsilon),
                 "does not hold"
                 if facts.seeded
-                else f"{percent(facts.confidence or 0, 0)} sure; covers itself",
+                else f"{percent(facts.confidence or 0, 0)} sure; at this data, one direction",
             ),
         )
     lead = (

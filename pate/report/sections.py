@@ -12,9 +12,9 @@ from pate.report.recipe_text import recipe_text
 from pate.report.tables import Cell, confusion_table, table
 from pate.report.wording import (
     CONVERSIONS,
-    RELATIONS,
     best_guess,
     mechanism_formula,
+    sanitised_holds,
     strength,
 )
 from pate.shares import Share
@@ -48,7 +48,7 @@ def guarantee(facts: Facts) -> Markup:
                  class_="notice" if word == "weak" else "notice verdict")
     )  # fmt: skip
     what = "the released labels and the student" + (
-        ", and the sanitised figure below" if facts.sanitised else ""
+        ", and the sanitised figure below" if facts.price else ""
     )
     if facts.recipe.selection is not None:
         what += ", and from the choice of its settings"
@@ -66,6 +66,9 @@ def guarantee(facts: Facts) -> Markup:
             "was. Without any release a guess is right half of the time. With it, "
             f"{_guess(facts)}. That holds for any attacker, with any other knowledge, now and "
             "later."),
+        tag("p", "It covers what this finished run released. That a run stopped, say because a "
+            "teacher could not learn from its part, or how long it took, may depend on private "
+            "records and is not covered: its owner keeps that secret."),
         held,
     ]  # fmt: skip
     return join(tag("h2", "The guarantee", id="guarantee-title"), *words, *_symbols(facts))
@@ -83,10 +86,9 @@ def _guess(facts: Facts) -> str:
 def _symbols(facts: Facts) -> list[Markup]:
     name, formula = mechanism_formula(facts.recipe.aggregate)
     conversion, theorem = CONVERSIONS[facts.conversion.value]
-    relation = RELATIONS.get(facts.neighbours, facts.neighbours)
     terms = [
         ("Mechanism", f"{name}: {formula}. nⱼ: votes for class j."),
-        ("Neighbours", f"{relation} ({facts.protects}); one teacher, so one vote for each query, "
+        ("Neighbours", f"d′ is d with {facts.protects}; one teacher, so one vote for each query, "
          "changes."),
         ("Plan", _plan_said(facts)),
         ("Composition", "log-moments α(λ) of all events add up: Abadi et al. 2016, Theorem 2.1."),
@@ -99,7 +101,8 @@ def _symbols(facts: Facts) -> list[Markup]:
         terms.append(
             ("Sanitised ε", "the data-dependent ε with noise scaled to its smooth sensitivity, a "
              "margin that makes it an upper bound, and its own price (after Papernot et al. 2018, "
-             "Appendix B); computed at one order fixed in advance.")
+             "Appendix B), rounded up to thousandths; computed at one order fixed in advance. "
+             + sanitised_holds(facts.recipe.aggregate))
         )  # fmt: skip
     elif facts.why_not:
         terms.append(("Sanitised ε", f"none: {facts.why_not}."))
@@ -154,13 +157,13 @@ def _plan_said(facts: Facts) -> str:
 
 
 def _figures_table(facts: Facts) -> Markup:
-    covers = "labels and sanitised figure" if facts.sanitised else "labels"
+    covers = "labels and sanitised figure" if facts.price else "labels"
     if facts.recipe.selection is not None:
         covers = "labels, and the choice of settings"
     other = next(name for name in facts.plan if name != facts.conversion.value)
     rows = [_figure_row("The guarantee", facts.guarantee, covers)]
     if facts.sanitised is not None and facts.confidence is not None:
-        sure = f"labels and itself; {percent(facts.confidence, 0)} sure"
+        sure = f"labels and itself, at this data; {percent(facts.confidence, 0)} sure"
         rows.append(_figure_row("Sanitised", facts.sanitised, sure))
     # Of a plan that grew with the answers only the ledger's figure holds.
     if facts.recipe.selection is not None:
@@ -232,7 +235,7 @@ def cost(facts: Facts) -> Markup:
     moment = facts.plan[facts.conversion.value].moment
     sanitised = (
         " The diamond is the sanitised figure: what the votes themselves say of the cost, published"
-        " with noise, and paid for."
+        f" with noise. {sanitised_holds(facts.recipe.aggregate)}"
         if facts.sanitised
         else ""
     )
@@ -245,7 +248,7 @@ def cost(facts: Facts) -> Markup:
                "at once, and no guarantee." if facts.extended else "")),
         tag("figure", plots.cost_picture(facts), tag("figcaption", "ε at δ = "
             f"{plain(facts.guarantee.delta)}. The disc is the guarantee"
-            + (", with the price of the sanitised figure." if facts.sanitised else ".")
+            + (", with the price of the sanitised figure." if facts.price else ".")
             + sanitised)),
         tag("details", tag("summary", "The curves as numbers"),
             table("ε after so many queries, at the plan’s worst",
@@ -405,6 +408,7 @@ def provenance(facts: Facts) -> Markup:
             class_="small") if not facts.seeded else "",
         tag("details", tag("summary", "The recipe, every setting spelt out"),
             tag("pre", tag("code", recipe_text(facts.recipe)), tabindex="0")),
-        table("What this page was made from, as SHA-256", ["Artifact", "Level", "Digest"], digests),
+        table("What this page was made from, as SHA-256", ["Artifact", "Level", "Digest"], digests)
+        if digests else "",
         tag("p", f"Versions: {versions}.", class_="small"),
     )  # fmt: skip

@@ -93,8 +93,8 @@ def _compared(run: Run, ledger: Ledger) -> list[str]:
 def _trained(ledger: Ledger) -> list[str]:
     """What was paid for by DP-SGD, which has a ledger of its own."""
     from pate.accounting import Ledger
-    from pate.accounting.shown import upwards
-    from pate.accounting.together import beside
+    from pate.accounting.data_set import beside
+    from pate.accounting.shown import between, upwards
 
     other = beside(ledger.path)
     if not other.exists():
@@ -105,8 +105,9 @@ def _trained(ledger: Ledger) -> list[str]:
         return []
     return [
         f"{_times(trained, 'release', 'releases')} of this data set by DP-SGD: "
-        f"ε = {upwards(whole.epsilon)} at δ = {upwards(whole.delta)} in all, for one record added "
-        "or removed, by a ledger of its own. That is on top of the ε of all PATE releases."
+        f"ε = {upwards(whole.epsilon)} at δ = {upwards(whole.delta)} in all, for "
+        f"{between(whole.neighbours)}, by a ledger of its own. That is on top of the ε of all PATE "
+        "releases."
     ]
 
 
@@ -134,7 +135,7 @@ def _earlier_releases(run: Run, ledger: Ledger) -> int:
 
 def _seeded_releases(run: Run) -> int:
     from pate.accounting import Ledger
-    from pate.accounting.together import beside
+    from pate.accounting.data_set import beside
     from pate.pipeline.spending import ledger_path
 
     if run.options.insecure_seed is not None:  # this run is not private anyhow, and says so

@@ -50,6 +50,21 @@ def strength(epsilon: float) -> tuple[str, str]:
     )
 
 
+def sanitised_holds(spec: AggregateSpec) -> str:
+    """What a sanitised ε promises and what it does not, in plain words.
+
+    >>> sanitised_holds(AggregateSpec(scale=20.0)).endswith("not the other way round.")
+    True
+    """
+    told = (
+        "The sanitised ε holds at the data at hand and in one direction: it bounds how much "
+        "likelier the release is with this data than with a neighbour, not the other way round."
+    )
+    if spec.cost_follows_answers:
+        told += " It is ex post: it speaks of the answers that came, not of all that could come."
+    return told
+
+
 def mechanism_formula(spec: AggregateSpec) -> tuple[str, str]:
     """A mechanism's name and what it answers, in symbols."""
     match spec.mechanism:
@@ -80,9 +95,4 @@ CONVERSIONS = {
         "Canonne, Kamath & Steinke 2020, Proposition 12",
     ),
     "classic": ("ε = min over λ of (α(λ) + log 1/δ)/λ", "Abadi et al. 2016, Theorem 2.2"),
-}
-
-RELATIONS = {
-    "add-remove": "d′ is d with one record more or less",
-    "replace-one": "d′ is d with one record replaced by another",
 }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from pate.artifacts.drafts import write_file
 from pate.errors import InvalidInput
 from pate.pipeline.runner import Run
 from pate.report.facts import gather
@@ -37,18 +35,8 @@ def write_report(run: Run, file: Path | None = None, *, private: bool = False) -
 
 
 def _write(place: Path, text: str, *, mode: int) -> None:
-    """In one step: nobody sees half a page, and a private one is never open to others."""
     try:
-        handle, name = tempfile.mkstemp(prefix=".report-", dir=place.parent)  # of mode 0600
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            os.chmod(name, mode)
-            os.replace(name, place)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        write_file(place, text.encode(), mode=mode)
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise InvalidInput(f"cannot write {place}: {reason}") from error

@@ -52,7 +52,7 @@ from pate.accounting.noisy_max import checked_statistic
 from pate.accounting.smooth import SensitiveCost, gnmax_cost, lnmax_cost, threshold_cost
 from pate.artifacts import Artifact, Draft, Level
 from pate.errors import BudgetExceeded, ConditionsFail, InvalidInput, SpendNeeded
-from pate.mechanisms import Randomness, student_baseline
+from pate.mechanisms import Plan, Randomness, student_baseline
 from pate.mechanisms.spec import AggregateSpec
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.spending import open_ledger
@@ -83,8 +83,7 @@ def _run(context: Context) -> None:
         return
     votes = _Votes.of(context)
     with open_ledger(recipe, context.options) as ledger:
-        # The order at which the ledger adds up: fixed when it was made, before these votes.
-        order = _set(ledger.terms.budget.moment) + 1
+        order = order_of(ledger)
         # What was paid for may depend on answers: then the best λ does, too.
         moments = [order - 1] if recipe.aggregate.cost_follows_answers else None
         dependent = votes.total(recipe.aggregate, moments)
@@ -97,14 +96,43 @@ def _run(context: Context) -> None:
         if cost is not None:
             plan = ReleasePlan.default(order=order, doubt=recipe.privacy.doubt)
             try:
-                _release(context, _with_figure(report, released, recipe, plan), cost, plan, ledger)
+                _release(context, report, cost, plan, ledger)
                 return
             except BudgetExceeded:
                 why = "the budget of the data set does not cover its price"
-            except SpendNeeded as error:
-                why = str(error)
+            except SpendNeeded:  # its words name the ledger's place
+                why = "it was paid for before, and to draw it again needs --spend"
     with context.draft(Level.RELEASED) as draft:
         _save(draft, report | {"sanitised": None, "why_not": why}, recipe)
+
+
+def order_of(ledger: Ledger) -> float:
+    """The Rényi order at which the ledger adds up: fixed when it was made, before these votes."""
+    return _set(ledger.terms.budget.moment) + 1
+
+
+def rehearse(recipe: Recipe, plan: Plan, *, classes: int, order: float) -> None:
+    """Works out on made-up votes whatever is worked out once the labels are paid for.
+
+    So settings at which some figure cannot be computed are refused while nothing is charged yet.
+    """
+    teachers = recipe.teachers.count
+    made_up = np.zeros((3, classes), dtype=np.int64)  # all agree, two classes are level, none votes
+    made_up[0, 0], made_up[1, :2] = teachers, (teachers - teachers // 2, teachers // 2)
+    baseline = np.zeros(made_up.shape) if recipe.aggregate.mechanism == "interactive" else None
+    votes = _Votes(made_up, np.ones(len(made_up), dtype=bool), baseline, teachers)
+    try:
+        _figures_of_plan(list(plan.events), recipe.privacy.delta)
+        for moments in ([order - 1], None):
+            total = votes.total(recipe.aggregate, moments)
+            for conversion in Conversion:
+                _json(total, recipe.privacy.delta, conversion)
+        _sensitive(votes, recipe, order)
+    except (ArithmeticError, ValueError) as error:
+        raise InvalidInput(
+            f"what {recipe.asked} cost cannot be computed ({type(error).__name__}); nothing was "
+            "charged: choose other noise in [aggregate]"
+        ) from error
 
 
 def _chosen(context: Context, report: dict[str, Any]) -> None:
@@ -121,16 +149,6 @@ def _chosen(context: Context, report: dict[str, Any]) -> None:
         _save(draft, report | {"sanitised": None, "why_not": _CHOSEN}, context.recipe)
 
 
-def _with_figure(
-    report: dict[str, Any], released: Artifact, recipe: Recipe, plan: ReleasePlan
-) -> dict[str, Any]:
-    """The guarantee of the labels *and* of the sanitised figure that is published with them."""
-    caps = [event_from_json(text) for text in released.json("plan.json")["events"]]
-    conversion = Conversion(recipe.privacy.conversion)
-    both = _json(compose([*caps, plan.event]), recipe.privacy.delta, conversion)
-    return report | {"guarantee": both}
-
-
 def _sensitive(
     votes: _Votes, recipe: Recipe, order: float
 ) -> tuple[SensitiveCost | None, str | None]:
@@ -139,8 +157,6 @@ def _sensitive(
         return None, "not asked for"
     if recipe.privacy.epsilon is not None:
         return None, "its price would come on top of privacy.epsilon"
-    if recipe.teachers.on_error == "abstain":
-        return None, "teachers may abstain, and then the sensitivity is not known"
     try:
         return votes.sensitive(recipe.aggregate, order), None
     except (ConditionsFail, InvalidInput) as error:
@@ -154,9 +170,14 @@ def _release(
     plan: ReleasePlan,
     ledger: Ledger,
 ) -> None:
-    """Publishes the sanitised ε, exactly once, and charges its price."""
-    recipe = context.recipe
+    """Publishes the sanitised ε, exactly once, and charges its price.
+
+    A cost that is the same for all votes is published as it is: nothing is charged, and the
+    guarantee stays that of the labels.
+    """
+    recipe, released = context.recipe, context.inputs["aggregate"]
     randomness = Randomness.open(insecure_seed=context.options.insecure_seed)
+    price: tuple[Event, ...] = (plan.event,) if cost.local_sensitivity.any() else ()
 
     def prepare(draft: Draft, name: str) -> None:
         result = sanitise(
@@ -170,22 +191,23 @@ def _release(
 
     def publish(answer: Artifact, draft: Draft) -> None:
         told = report | {"sanitised": answer.json("sanitised.json")}
-        if context.inputs["aggregate"].facts["extended"]:  # then the ledger's figure covers it all
+        if released.facts["extended"]:  # then the ledger's figure covers it all
             told["guarantee"] = ledger.guarantee().as_json()
+        elif price:
+            caps = [event_from_json(text) for text in released.json("plan.json")["events"]]
+            conversion = Conversion(recipe.privacy.conversion)
+            told["guarantee"] = _json(compose([*caps, *price]), recipe.privacy.delta, conversion)
         _save(draft, told, recipe)
 
-    events: tuple[Event, ...] = (plan.event,) if cost.local_sensitivity.any() else ()
     release_once(
         context,
         kind="sanitised",
         source="aggregate",
         ledger=ledger,
-        events=events,
+        events=price,
         prepare=prepare,
         publish=publish,
-        builds_on=charges_behind(
-            context.store, "labels", str(context.inputs["aggregate"].facts["drawn"])
-        ),
+        builds_on=charges_behind(context.store, "labels", str(released.facts["drawn"])),
     )
 
 
@@ -216,11 +238,17 @@ def _public_report(released: Artifact, recipe: Recipe) -> dict[str, Any]:
         "guarantee": plan["guarantee"],
         "protects": released.facts["protects"],
         "randomness": released.facts["randomness"],
-        "plan": {c.value: _json(compose(caps), delta, c) for c in Conversion},
         # How much was answered was not fixed in advance: a reading, which covers nothing.
         "odometer": {
             c.value: _json(compose(happened), delta, c) | {"publishable": False} for c in Conversion
         },
+    } | _figures_of_plan(caps, delta)
+
+
+def _figures_of_plan(caps: list[Event], delta: float) -> dict[str, Any]:
+    """What the plan costs, by every rule."""
+    return {
+        "plan": {c.value: _json(compose(caps), delta, c) for c in Conversion},
         "composition": _older_rules(caps, delta),
     }
 
@@ -282,11 +310,19 @@ class _Votes:
         if not len(self.counts):
             raise InvalidInput("nothing was asked, so there is nothing to sanitise")
         if spec.mechanism == "lnmax":
-            return lnmax_cost(self.counts, scale=_set(spec.scale), order=order)
+            return lnmax_cost(
+                self.counts, scale=_set(spec.scale), order=order, teachers=self.teachers
+            )
         if spec.mechanism == "gnmax":
-            return gnmax_cost(self.counts, sigma=_set(spec.sigma), order=order)
+            return gnmax_cost(
+                self.counts, sigma=_set(spec.sigma), order=order, teachers=self.teachers
+            )
         answers = gnmax_cost(
-            self.counts, sigma=_set(spec.sigma2), order=order, weights=self.answered
+            self.counts,
+            sigma=_set(spec.sigma2),
+            order=order,
+            weights=self.answered,
+            teachers=self.teachers,
         )
         checks = threshold_cost(
             checked_statistic(self.counts, baseline=self.baseline),

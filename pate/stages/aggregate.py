@@ -19,6 +19,7 @@ from pate.pipeline.recipe import Recipe
 from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options, Stage
 from pate.querying import Chooser
+from pate.stages.account import order_of, rehearse
 from pate.stages.drawing import (
     ANSWER,
     chooser_of,
@@ -66,6 +67,8 @@ def _run(context: Context) -> None:
     chooser = chooser_of(context)
 
     with open_ledger(recipe, options, moment=plan.guarantee.moment) as ledger:
+        classes = int(context.inputs["data-public"].facts["classes"])
+        rehearse(recipe, plan, classes=classes, order=order_of(ledger))
         # One drawing of all is chosen before the votes are opened; rounds choose as they go.
         rows = _NONE if recipe.aggregate.in_rounds else chooser.first(plan.queries)
         charge, known = _known_answers(context, ledger, plan, rows)
@@ -132,6 +135,9 @@ def _known_answers(
     if context.options.study is not None:
         return charge, best
     if capped or spec.mechanism not in ("lnmax", "gnmax") or spec.in_rounds:
+        return charge, best
+    # The ledger's figure, which covers a plan that grew, would not hold under this relation.
+    if not ledger.relations() <= {context.recipe.partition.neighbours, None}:
         return charge, best
     for release, earlier in paid_answers(context, "labels", ledger).items():
         same = earlier.manifest["inputs"].get("vote") == context.provenance["vote"]

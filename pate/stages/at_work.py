@@ -3,19 +3,26 @@
 Apart from the stages that hand out the work, so that a worker loads no more than it needs. In a
 group a teacher without ``made_from`` is not asked for; it keeps its place among the others. Files
 are named by references (:mod:`pate.engines.files`): a worker may be on another machine.
+
+A teacher whose shard is empty is kept as an artifact without files, and casts no vote.
+
+Guarantees:
+    A record more or less makes a teacher vote that abstained, or the other way round: one count
+    moves by one, which is within what every bound allows for (two counts by one each). Who learns
+    from an empty shard takes its turn like the others, so that neither progress nor messages tell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from pate.artifacts import Level, Store, StoreError, open_alone
+from pate.artifacts import Artifact, Draft, Level, Store, StoreError, open_alone
 from pate.engines.files import load_rows, path_of
 from pate.errors import PateError
 from pate.teachers import (
@@ -29,6 +36,7 @@ from pate.teachers import (
     save,
     train_many,
 )
+from pate.untrusted import is_own, shown
 
 CHUNK = 4096  # inputs predicted at a time
 ABSTAINS = -1
@@ -47,6 +55,14 @@ def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
     except PateError as error:
         return {"failed": {}, "stop": str(error)}
     failed: dict[int, str] = {}
+    for place, each in enumerate(group):
+        if each["made_from"] and _is_empty(each["records"]):
+            teachers[place] = None
+            try:
+                with _draft(store, each):
+                    pass
+            except StoreError as stop:
+                return {"failed": failed, "stop": str(stop)}
     for family in _families(payload, teachers):
         data = [None if t is None else _shard(group[place]) for place, t in family.items()]
         try:
@@ -56,16 +72,15 @@ def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
         for (place, teacher), failure in zip(family.items(), told, strict=True):
             if teacher is None:
                 continue
-            number, made_from = group[place]["number"], group[place]["made_from"]
             try:
                 if failure is not None:
                     raise failure
-                with store.draft("teacher", made_from, level=Level.PRIVATE, durable=False) as draft:
+                with _draft(store, group[place]) as draft:
                     save(teacher, draft.path)
             except (StoreError, OutOfMemory) as stop:
                 return {"failed": failed, "stop": str(stop)}
             except Exception as why:
-                failed[number] = _reason(why)
+                failed[group[place]["number"]] = _reason(why)
     return {"failed": failed, "stop": None}
 
 
@@ -100,7 +115,9 @@ def _predictions(payload: Mapping[str, Any]) -> dict[str, Any]:
         for place, teacher in family.items():
             try:
                 if teacher is not None:
-                    family[place] = restore(teacher, _folder(group[place]))
+                    found = _opened(group[place])
+                    # Without files it has learnt nothing.
+                    family[place] = restore(teacher, found.path) if found.holds_files else None
             except StoreError as error:
                 stop = f"teacher {group[place]['number']}: {error}"
                 return {"failed": failed, "stop": stop, "damaged": True}
@@ -171,21 +188,30 @@ def _make(payload: Mapping[str, Any], each: Mapping[str, Any]) -> Teacher:
     )
 
 
+def _draft(store: Store, each: Mapping[str, Any]) -> AbstractContextManager[Draft]:
+    """Where a teacher is kept; it can be trained again, so nobody waits for the disk."""
+    return store.draft("teacher", each["made_from"], level=Level.PRIVATE, durable=False)
+
+
+def _is_empty(rows: Mapping[str, Any]) -> bool:
+    return bool(rows["stop"] <= rows["start"])
+
+
 def _shard(each: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """One teacher's records and their labels, and no other's."""
     return load_rows(each["records"]), load_rows(each["labels"])
 
 
-def _folder(each: Mapping[str, Any]) -> Path:
-    """Where a teacher is, its files as they were written."""
+def _opened(each: Mapping[str, Any]) -> Artifact:
+    """A teacher, its files as they were written."""
     return open_alone(
         path_of(each["folder"]),
         stage="teacher",
         level=Level.PRIVATE,
         made_from=each["made_from"],
-    ).path
+    )
 
 
 def _reason(error: Exception) -> str:
     """Why a teacher failed; the text of other errors than ours may quote private records."""
-    return str(error) if isinstance(error, PateError) else type(error).__name__
+    return str(error) if is_own(error) else shown(error)

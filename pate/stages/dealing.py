@@ -112,12 +112,10 @@ def key_of(work: Work) -> str:
     return f"teachers-{work.name}"
 
 
-def read_failures(
-    result: Mapping[str, Any] | None, error: str | None, wanted: list[int]
-) -> dict[int, str]:
+def read_failures(result: Mapping[str, Any] | None, why: str, wanted: list[int]) -> dict[int, str]:
     """Which teachers of a task failed, and why; what no teacher is to blame for is raised."""
     if result is None:
-        return dict.fromkeys(wanted, str(error))
+        return dict.fromkeys(wanted, why)
     if result["stop"]:
         raise PateError(result["stop"])
-    return {int(number): why for number, why in result["failed"].items()}
+    return {int(number): reason for number, reason in result["failed"].items()}

@@ -42,8 +42,9 @@ def _run(context: Context) -> None:
         labels=labels,
         classes=int(public.facts["classes"]),
     )
-    final = context.store.folder("distill", Level.RELEASED, context.made_from)
-    checkpoints = final.with_name(f".checkpoint-{final.name}")
+    # On the private side: its name follows from what the labels were drawn from.
+    place = context.store.folder("distill", Level.PRIVATE, context.made_from)
+    checkpoints = place.with_name(f".checkpoint-{place.name}")
     with first_device(context):
         student = train_student(
             context.recipe.student,

@@ -14,7 +14,7 @@ from typing import Any
 
 from pate.accounting import Event, Ledger, event_from_json, event_to_json
 from pate.artifacts import Artifact, Draft, Level, Store, fingerprint
-from pate.errors import BudgetExceeded, LedgerError, SpendNeeded
+from pate.errors import BudgetExceeded, LedgerError, ReleaseConflict, SpendNeeded
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.secret import naming_key
 from pate.pipeline.stage import Context
@@ -70,8 +70,7 @@ def release_once(
     if answer is None:
         if pay_first:
             name, study = _begin(context, kind, source, ledger)
-            release = _release_id(kind, context.made_from, name)
-            ledger.charge(events, release=release, study=study, settings=settings)
+            _charge(context, kind, ledger, events, name=name, study=study, family=settings)
         else:
             if extends is None:
                 require_consent(context, kind, source, ledger, sources=drawn_from)
@@ -101,7 +100,7 @@ def release_once(
 
 def paid_answers(context: Context, kind: str, ledger: Ledger) -> dict[str, Artifact]:
     """Answers in this run by their own charge, where it is in the ledger; their files checked."""
-    paid = {each.release for each in ledger.charges()}
+    paid = ledger.releases()
     pending = f"pending-{kind}"
     found = {}
     for each in context.store.all(pending):
@@ -126,7 +125,8 @@ def require_charged(store: Store, kind: str, drawn: Iterable[str], *, ledger: Pa
         if not known:
             raise LedgerError(
                 f"the ledger at {ledger} lacks the charge of {kind} that are released in "
-                f"{store.root}; bring the ledger back from a copy"
+                f"{store.root}, so what was spent is not known: restore the ledger from a backup "
+                "that was made after that release"
             )
 
 
@@ -135,7 +135,7 @@ def releases_in_ledger(ledger: Path) -> set[str]:
     if not ledger.exists():
         return set()
     with Ledger.open(ledger) as opened:
-        return {each.release for each in opened.charges()}
+        return opened.releases()
 
 
 def settings_of(recipe: Recipe, data_root: Path) -> str:
@@ -187,7 +187,7 @@ def _begin(context: Context, kind: str, source: str, ledger: Ledger) -> tuple[st
     earlier = _stored(context, begun)
     if earlier is not None:
         name = str(earlier.json(_CHARGE)["name"])
-        if _release_id(kind, context.made_from, name) in {c.release for c in ledger.charges()}:
+        if _release_id(kind, context.made_from, name) in ledger.releases():
             return name, _study(context, earlier)
     require_consent(context, kind, source, ledger)
     if earlier is None:
@@ -211,11 +211,11 @@ def _pay(context: Context, kind: str, answer: Artifact, ledger: Ledger) -> None:
     charge = answer.json(_CHARGE)
     events = [event_from_json(text) for text in charge["events"]]
     release = _release_id(kind, context.made_from, charge["name"])
-    paid = {each.release for each in ledger.charges()}
+    paid = ledger.releases()
     if charge["extends"] is not None and charge["extends"] not in paid:
         raise LedgerError(
-            f"the ledger at {ledger.path} lacks the charge that this answer builds on; bring the "
-            "ledger back from a copy"
+            f"the ledger at {ledger.path} lacks the charge that this answer builds on; restore "
+            "the ledger from a backup"
         )
     if not events:
         return
@@ -224,18 +224,47 @@ def _pay(context: Context, kind: str, answer: Artifact, ledger: Ledger) -> None:
         return
     prefix = _release_id(kind, context.made_from, "")
     if any(each.startswith(prefix) for each in paid) and not context.options.spend:
-        raise SpendNeeded(_paid_elsewhere(ledger, prefix))
+        raise SpendNeeded(_paid_elsewhere(ledger, prefix))  # also by an earlier version
     try:
-        ledger.charge(
+        _charge(
+            context,
+            kind,
+            ledger,
             events,
-            release=release,
+            name=charge["name"],
             study=_study(context, answer),
-            settings=charge.get("settings", ()),
+            family=charge.get("settings", ()),
         )
     except BudgetExceeded:
         context.store.discard(answer)
         raise
     _take_over(ledger, release, charge)
+
+
+def _charge(
+    context: Context,
+    kind: str,
+    ledger: Ledger,
+    events: Iterable[Event],
+    *,
+    name: str,
+    study: str | None,
+    family: Iterable[str],
+) -> None:
+    """Charges a draw; another one for the same data and settings only if told to pay again."""
+    prefix = _release_id(kind, context.made_from, "")
+    try:
+        ledger.charge(
+            events,
+            release=f"{prefix}{name}",
+            study=study,
+            settings=[fingerprint("drawn", kind, context.made_from)[:40]],
+            again=context.options.spend,
+            family=family,
+            records=context.recipe.partition.neighbours,
+        )
+    except ReleaseConflict as error:
+        raise SpendNeeded(_paid_elsewhere(ledger, prefix)) from error
 
 
 def _take_over(ledger: Ledger, release: str, charge: Mapping[str, Any]) -> None:
@@ -255,7 +284,7 @@ def require_consent(
     """Refuses a second draw from one source unless the user agrees to pay for it."""
     if context.options.spend:
         return
-    paid = {each.release for each in ledger.charges()}
+    paid = ledger.releases()
     own = _release_id(kind, context.made_from, "")
     if any(each.startswith(own) for each in paid):
         raise SpendNeeded(_paid_elsewhere(ledger, own))

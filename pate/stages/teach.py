@@ -139,7 +139,7 @@ def _attempt(
         task=lambda work: _task(context, shards, made_from, work, attempt=attempt),
         weight=lambda work: float(sizes[work.wanted].sum()),
         missing=lambda work: [n for n in work.wanted if find("teacher", made_from[n]) is None],
-        failures=lambda work, outcome: read_failures(outcome.result, outcome.error, work.wanted),
+        failures=lambda work, outcome: read_failures(outcome.result, outcome.why, work.wanted),
         shown=shown,
     )
     failed: dict[int, str] = {}

@@ -95,7 +95,7 @@ def _collect(
 
 def _blamed(teach: Artifact, outcome: Outcome, wanted: list[int]) -> dict[int, str]:
     try:
-        return read_failures(outcome.result, outcome.error, wanted)
+        return read_failures(outcome.result, outcome.why, wanted)
     except PateError as stop:
         if outcome.result is None or "damaged" not in outcome.result:
             raise

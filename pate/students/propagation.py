@@ -24,12 +24,14 @@ def propagate(
     alpha: float = 0.99,
     metric: Literal["cosine", "euclidean"] = "cosine",
     balance: bool = False,
+    graph: Any = None,
 ) -> NDArray[np.float64]:
     """The probability of each class for every input, (n, classes).
 
     Solves (I − α S) F = Y, with S the normalised graph: what a walk that stops with probability
     1 − α at each step collects. With ``balance`` the classes are brought to the shares they have
-    among the released labels (class mass normalisation, Zhu et al. 2003).
+    among the released labels (class mass normalisation, Zhu et al. 2003). ``graph`` is that of
+    :func:`neighbour_graph` for these features, where it is known.
 
     >>> line = np.array([[1, 0.0], [1, 0.1], [1, 0.2], [0, 1], [0.1, 1], [0.2, 1]])
     >>> propagate(line, [0, 3], [1, 0], classes=2, neighbours=2).argmax(axis=1)
@@ -37,7 +39,8 @@ def propagate(
     """
     records = np.asarray(features, dtype=np.float32).reshape(len(np.asarray(features)), -1)
     rows, labels = np.asarray(rows), np.asarray(labels)
-    graph = neighbour_graph(records, neighbours=neighbours, metric=metric)
+    if graph is None:
+        graph = neighbour_graph(records, neighbours=neighbours, metric=metric)
     known = np.zeros((len(records), classes))
     np.add.at(known, (rows, labels), 1.0)
     # Each class starts with the same mass: a walk's end says which class is near, not common.

@@ -9,7 +9,7 @@ from pate.students.data import StudentData
 from pate.students.spec import StudentSpec
 from pate.students.tools import Tools, refuse_torch_keys
 from pate.teachers.placing import device_of
-from pate.teachers.protocol import Teacher, guarded, train
+from pate.teachers.protocol import Teacher, train
 from pate.teachers.torch_teacher import TorchTeacher
 
 
@@ -22,10 +22,7 @@ def supervised(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
     student = tools.fresh()
     if isinstance(student, TorchTeacher):
         if spec.augment != "none" or spec.smoothing or spec.average or spec.validation:
-            if tools.private:
-                guarded("fit", lambda: _fit_torch(spec, data, tools, student), private=True)
-            else:
-                _fit_torch(spec, data, tools, student)
+            _fit_torch(spec, data, tools, student)
             return student
     else:
         refuse_torch_keys(spec)

@@ -17,8 +17,7 @@ from pate.students.spec import StudentSpec
 from pate.students.supervised import supervised
 from pate.students.tools import Show, Tools
 from pate.teachers.errors import TeacherError
-from pate.teachers.protocol import Teacher
-from pate.teachers.sizing import out_of_memory, short_of_memory
+from pate.teachers.protocol import Teacher, guarded
 
 Method = Callable[[StudentSpec, StudentData, Tools], Teacher]
 
@@ -82,11 +81,13 @@ def train_student(
         private=private,
     )
     try:
-        return METHODS[spec.method](spec, data, tools)
+        trained: Teacher = guarded(
+            "fit",
+            lambda: METHODS[spec.method](spec, data, tools),
+            private=private,
+            silent=private,  # a student sees nothing private, and shows how far it has come
+        )
     except (TeacherError, InvalidInput) as error:
         who = "the reference model" if private else "the student"
         raise type(error)(f"{who} failed: {error}") from None
-    except Exception as error:
-        if not short_of_memory(error):
-            raise
-        raise out_of_memory() from None
+    return trained

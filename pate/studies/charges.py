@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable
 from pate.accounting import Ledger
 from pate.artifacts import Artifact, Store
 from pate.pipeline.runner import Run
-from pate.pipeline.spending import ledger_path
-from pate.stages.releasing import charges_behind, require_charged
+from pate.stages.releasing import charges_behind
 
 
 def release_of(answer: Artifact) -> str:
@@ -52,27 +51,11 @@ def claim_labels(ledger: Ledger, runs: Iterable[Run], *, study: str) -> None:
     claim(ledger, [each for each in known if each.startswith(tuple(begins))], study=study)
 
 
-def require_paid(run: Run) -> None:
-    """All labels that are released in a run's folder are paid for, in the ledgers of its data.
-
-    Also those of points that are not asked for now: what they cost is part of what is looked at.
-    """
-    found = list(run.store.all("aggregate"))
-    for seeded in (False, True):
-        drawn = [
-            str(each.facts["drawn"])
-            for each in found
-            if (each.facts["randomness"] != "private") is seeded
-        ]
-        place = ledger_path(run.recipe, run.options.data_root, seeded=seeded)
-        require_charged(run.store, "labels", drawn, ledger=place)
-
-
 def is_paid(run: Run, ledger: Ledger) -> bool:
     """Whether a run's labels are released, or paid for and at hand."""
     state = next(each for each in run.states() if each.stage == "aggregate")
     if state.done or state.made_from is None:
         return state.done
     kept = [run.store.find(f"{s}-labels", state.made_from) for s in ("pending", "begun")]
-    paid = {each.release for each in ledger.charges()}
+    paid = ledger.releases()
     return any(release_of(answer) in paid for answer in kept if answer is not None)

@@ -7,15 +7,13 @@ its owner to decide.
 from __future__ import annotations
 
 import csv
-import glob
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pate.artifacts.drafts import drafting, sweep
+from pate.artifacts.drafts import write_file
 from pate.errors import InvalidInput
 
 
@@ -72,22 +70,10 @@ def _cell(value: Any) -> str:
 
 
 def write_owned(file: Path, content: bytes) -> None:
-    """Writes a file of mode 0600 in one step: nobody sees half of it, or another's copy of it.
-
-    What a killed process left of an earlier try at the same file is removed.
-    """
-    prefix = f".{file.name}-"
+    """Writes a file of mode 0600 in one step (:func:`pate.artifacts.drafts.write_file`)."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        sweep(file.parent, drafts=f"{glob.escape(prefix)}*")
-        with drafting(file.parent, prefix=prefix) as folder:
-            draft = folder / "draft"
-            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            draft.replace(file)
+        write_file(file, content)
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise InvalidInput(f"cannot write {file}: {reason}") from error

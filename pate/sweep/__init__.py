@@ -10,5 +10,4 @@ results    a row for each point, as JSON and CSV
 plotting   accuracy over ε
 selecting  the best of a random number of tries, at an ε that covers the choice
 trying     one try after the other, in private
-unheard    work of which nobody hears
 """

@@ -15,10 +15,12 @@ from pate.accounting import Conversion, Event, Ledger, compose
 from pate.accounting.together import StudyCost, study_cost
 from pate.errors import BudgetExceeded
 from pate.mechanisms import Plan
+from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
 from pate.pipeline.spending import open_ledger
 from pate.stages.drawing import plan_of
-from pate.studies.charges import claim, claim_labels, drawn_for, is_paid, releases_in, require_paid
+from pate.stages.paid import require_paid
+from pate.studies.charges import claim, claim_labels, drawn_for, is_paid, releases_in
 from pate.sweep.grid import Point
 from pate.sweep.sweeping import Sweep
 
@@ -55,7 +57,7 @@ def plan_sweep(sweep: Sweep) -> Planned:
         unpaid = tuple(
             plan.events for run, plan in zip(runs, plans, strict=True) if not is_paid(run, ledger)
         )
-        _require_room(ledger, unpaid)
+        _require_room(ledger, unpaid, first)
         ledger.plan_study(sweep.study, [plan.events for plan in plans], protects=_protects(runs[0]))
         claim(ledger, releases_in(sweep.store, drawn_for(runs)), study=sweep.study)
         cost = study_cost(ledger, sweep.study, more=unpaid)
@@ -75,9 +77,11 @@ def planned(run: Run, point: Point) -> Plan:
         raise error.saying(f"{point}: {error}") from error
 
 
-def _require_room(ledger: Ledger, unpaid: tuple[tuple[Event, ...], ...]) -> None:
+def _require_room(ledger: Ledger, unpaid: tuple[tuple[Event, ...], ...], recipe: Recipe) -> None:
     try:
-        ledger.require_room(event for events in unpaid for event in events)
+        ledger.require_room(
+            (event for events in unpaid for event in events), records=recipe.partition.neighbours
+        )
     except BudgetExceeded as error:
         what = "the release" if len(unpaid) == 1 else f"the {len(unpaid)} releases"
         raise error.saying(
@@ -90,7 +94,8 @@ def _require_room(ledger: Ledger, unpaid: tuple[tuple[Event, ...], ...]) -> None
 def cost_so_far(sweep: Sweep, points: Iterable[Point]) -> StudyCost:
     """What the study has come to by the ledger, with all that was planned.
 
-    What the finished ``points`` rest on is of the study, whoever drew it: it is marked here.
+    What the ``points`` that were finished last rest on is of the study, whoever drew it: it is
+    marked here.
     """
     with open_ledger(sweep.grid.points[0].recipe, sweep.options) as ledger:
         claim_labels(ledger, map(sweep.run, points), study=sweep.study)

@@ -17,6 +17,7 @@ from pate.sweep.results import STEM, Results, Row
 from pate.sweep.sweeping import Sweep, enough_labels
 
 _BETWEEN_PICTURES = 20.0  # seconds: a picture takes a second, a small point less than that
+_REST = 20  # times as long as a picture took: most of the time goes into points
 
 
 def run_sweep(sweep: Sweep) -> Results:
@@ -36,18 +37,19 @@ def run_sweep(sweep: Sweep) -> Results:
     for line in _announced(sweep, planned):
         say(line)
     rows = [_row(sweep, point) for point in sweep.grid.points if _finished(sweep, point)]
-    results = _kept(sweep, rows)
-    drawn = 0.0
+    results = _kept(sweep, rows, new=rows)
+    again = 0.0
     finished = {row.point.number for row in rows}
     for point in sweep.in_order:
         if point.number in finished:
             continue
         say(f"point {point.number} of {len(sweep.grid.points)}: {point}")
         rows.append(_run(sweep, point))
-        results = _kept(sweep, rows)
-        if time.monotonic() - drawn > _BETWEEN_PICTURES:
+        results = _kept(sweep, rows, new=rows[-1:])
+        if time.monotonic() > again:
+            start = time.monotonic()
             draw(results, sweep.folder)
-            drawn = time.monotonic()
+            again = time.monotonic() + max(_BETWEEN_PICTURES, _REST * (time.monotonic() - start))
     _leave_first(sweep)
     draw(results, sweep.folder)
     return results
@@ -70,11 +72,14 @@ def _announced(sweep: Sweep, planned: Planned) -> Iterator[str]:
     )
 
 
-def _kept(sweep: Sweep, rows: Sequence[Row]) -> Results:
-    """All rows in order, with what the study has come to; the tables in the folder hold them."""
+def _kept(sweep: Sweep, rows: Sequence[Row], *, new: Sequence[Row]) -> Results:
+    """All rows in order, with what the study has come to; the tables in the folder hold them.
+
+    The charges of the ``new`` rows are marked as the study's; those of the others were before.
+    """
     ordered = tuple(sorted(rows, key=lambda row: row.point.number))
     seeded = sweep.options.insecure_seed is not None
-    cost = cost_so_far(sweep, [row.point for row in ordered])
+    cost = cost_so_far(sweep, [row.point for row in new])
     results = Results(grid=sweep.grid, rows=ordered, cost=cost, seeded=seeded)
     results.write(sweep.folder)
     return results

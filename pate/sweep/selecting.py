@@ -39,13 +39,13 @@ from pate.pipeline.runner import Run
 from pate.pipeline.secret import naming_key
 from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options
+from pate.silence import silence
 from pate.stages.catalogue import STAGES
 from pate.stages.distill import DISTILL
 from pate.stages.drawing import ANSWER, plan_of, save_events
 from pate.stages.releasing import release_once, require_consent, settings_of
 from pate.stages.selected import SELECTION, differences, event_of, mark_of
 from pate.sweep.trying import Candidate, Tries, forget
-from pate.sweep.unheard import unheard
 
 _VERSION = 1  # raised when the same candidates would be tried in another way
 _SHARED = {
@@ -137,7 +137,7 @@ class _Selection:
             say("privacy.epsilon caps what one try may cost, and not the choice among them")
         with self._ledger() as ledger:
             if not self._paid(ledger):
-                ledger.require_room([event])
+                ledger.require_room([event], records=self.recipes[0].partition.neighbours)
         for run in self._runs:  # all of them, so that nothing tells which will be picked
             if not _voted(run):
                 run.execute(until="vote")
@@ -269,7 +269,7 @@ class _Selection:
                 for run, each in zip(self._runs, self._contexts, strict=True)
             ]
             if context.store.find("pending-labels", self._made_from) is None:
-                with unheard():  # also what a model keeps alive for later says nothing then
+                with silence():  # also what a model keeps alive for later says nothing then
                     _rehearse(candidates)
             self.options.say("selection: trying")
 

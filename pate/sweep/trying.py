@@ -24,11 +24,11 @@ from pate.errors import PateError
 from pate.mechanisms import Plan
 from pate.pipeline.recipe import SelectionSpec
 from pate.pipeline.stage import Context, Options
+from pate.silence import silence
 from pate.stages.drawing import chooser_of, draw, noise, save_answer
 from pate.stages.features import as_student_sees, graph_features, student_inputs
 from pate.stages.first_device import first_device
 from pate.students import StudentData, train_student
-from pate.sweep.unheard import unheard
 from pate.teachers import predict_labels
 from pate.teachers.errors import OutOfMemory
 
@@ -111,7 +111,7 @@ class Tries:
         course = self._course()
         picks = [int(each) for each in course.array("picks.npy")]
         token = str(course.facts["token"])
-        with unheard():
+        with silence():
             answers = [self._answer(token, number, pick) for number, pick in enumerate(picks)]
             scores = [
                 self._score(token, number, pick, answer)

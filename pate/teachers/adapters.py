@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pate.errors import InvalidInput, PateError
+from pate.errors import InvalidInput
 from pate.plugins import resolve
 from pate.teachers.own_randomness import own_randomness
 from pate.teachers.protocol import Teacher
@@ -23,6 +23,7 @@ from pate.teachers.sizing import out_of_memory, short_of_memory
 from pate.teachers.sklearn_teacher import SklearnTeacher
 from pate.teachers.spec import ENTRY_POINTS, ModelSpec, Training
 from pate.teachers.torch_teacher import TorchTeacher
+from pate.untrusted import make_untrusted
 
 # Arguments a class or factory may ask for by name, where the recipe does not give them.
 _SEEDS = ("random_state", "seed")
@@ -191,21 +192,19 @@ def _arguments(target: Any) -> frozenset[str]:
 
 
 def _call(target: Callable[..., Any], arguments: dict[str, Any], *, name: str) -> Any:
-    try:
-        made = target(**arguments)
-        if is_sklearn(made) and hasattr(made, "_validate_params"):
-            made._validate_params()  # else a bad parameter is found only in fit, where none may say
-        return made
-    except PateError:
-        raise
-    except Exception as error:  # no data has been seen: the reason can be told
-        if short_of_memory(error):
-            raise out_of_memory() from None
-        reason = "".join(str(error).strip().splitlines()[:1])
-        raise InvalidInput(
-            f"the model {name} cannot be made with params {sorted(arguments)}: "
-            f"{type(error).__name__}: {reason}"
-        ) from error
+    def made() -> Any:
+        try:
+            found = target(**arguments)
+            if is_sklearn(found) and hasattr(found, "_validate_params"):
+                found._validate_params()  # else a bad parameter is found only in fit
+            return found
+        except Exception as error:
+            if not short_of_memory(error):
+                raise
+        raise out_of_memory()
+
+    failure = f"the model {name} cannot be made with params {sorted(arguments)}"
+    return make_untrusted(failure, made, error=InvalidInput)
 
 
 def _seed_parts(estimator: Any, seed: int) -> None:

@@ -12,9 +12,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate.foreign import run_foreign
 from pate.teachers.errors import TeacherError
 from pate.teachers.sizing import out_of_memory, short_of_memory
+from pate.untrusted import run_untrusted
 
 
 @runtime_checkable
@@ -99,7 +99,7 @@ def probabilities(teacher: Any, X: ArrayLike, *, classes: int) -> NDArray[np.flo
     return table
 
 
-def guarded(name: str, call: Callable[[], Any], *, private: bool) -> Any:
+def guarded(name: str, call: Callable[[], Any], *, private: bool, silent: bool = True) -> Any:
     """Runs a model's own code: its words are dropped, its exceptions become one sentence.
 
     A device that is short of memory is not the model's doing, and says so in its own way.
@@ -113,4 +113,4 @@ def guarded(name: str, call: Callable[[], Any], *, private: bool) -> Any:
                 raise
         raise out_of_memory()
 
-    return run_foreign(name, called, private=private, error=TeacherError)
+    return run_untrusted(name, called, private=private, error=TeacherError, silent=silent)

@@ -24,7 +24,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from dpsgd.cli import main
-from pate.accounting import Ledger, compose, event_from_json
+from pate.accounting import Guarantee, Ledger, Neighbours, compose, event_from_json
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """\
@@ -162,11 +162,12 @@ def test_a_run_tells_its_guarantee_and_releases_what_was_paid_for(place):
     report = place.report
     rows = [line.split() for line in told.splitlines() if line.lstrip()[:1].isdigit()]
     assert [row[0] for row in rows if len(row) == 4] == ["1", "2", "3", "4"]
-    assert "δ = 0.001 for one record added or removed" in told
+    assert "δ = 0.001 for one record's contribution removed (zero-out; the number" in told
+    assert "to be published: ε" in told
     assert "PCA and training" in told
     assert "moments accountant" in told
     assert 5.99 < report["guarantee"]["epsilon"] <= 6.0
-    assert report["guarantee"]["neighbours"] == "add-remove"
+    assert report["guarantee"]["neighbours"] == "zero-out"
     assert report["guarantee"]["publishable"]
     assert report["accuracy"] > 0.8
     # One charge, for exactly what the guarantee was worked out from.
@@ -268,14 +269,15 @@ def test_a_seeded_run_repeats_itself_and_is_kept_apart(quick):
     assert quick.charges() == []
     assert len(quick.charges("dpsgd.not-private.ledger")) == 1
     weights = (quick.released / "model.safetensors").read_bytes()
-    quick.train("--insecure-seed", "3", "--out", "again")
+    quick.train("--insecure-seed", "3", "--out", "again", "--spend")
     (again,) = quick.folder.glob("again/released/training/*/model.safetensors")
     assert again.read_bytes() == weights
 
 
 def test_what_pate_released_is_pointed_out(quick):
     quick.ledger("ledger").parent.mkdir(parents=True)
-    quick.ledger("ledger").touch()
+    votes = Guarantee(epsilon=20.0, delta=1e-3, neighbours=Neighbours.REPLACE_ONE)
+    Ledger.open(quick.ledger("ledger"), budget=votes).close()
     told = quick.train()
     assert "what PATE released from these data is in" in told
     assert "add up" in told
@@ -312,6 +314,51 @@ def test_another_recipe_in_the_same_folder_costs_again(quick):
     assert len(quick.charges()) == 3
 
 
+def test_the_same_training_in_another_folder_costs_again(quick):
+    """One rule for `pate` and `dpsgd`: the same data and settings are paid for twice with a word"""
+    quick.train()
+    for words in (("--out", "b"), ("--out", "b", "--set", "training.batch_size=7")):
+        refused = quick.train(*words, code=3)
+        assert "has already paid for training with these settings" in refused
+        assert "--spend" in refused
+    shutil.copy(quick.folder / "tiny.npz", quick.folder / "moved.npz")
+    quick.change('source = "tiny.npz"', 'source = "moved.npz"')  # the same data set
+    assert "already paid" in quick.train("--out", "b", code=3)
+    assert len(quick.charges()) == 1
+    assert not list(quick.folder.glob("b/private/*/checkpoint.safetensors"))
+    shutil.rmtree(quick.run_folder)
+    assert "already paid" in quick.train(code=3)
+    quick.train("--spend")
+    assert len(quick.charges()) == 2
+    assert quick.train().startswith("nothing to do")
+    quick.train("--out", "b", "--set", "model.init=1")  # another model
+    assert len(quick.charges()) == 3
+
+
+def test_of_the_same_training_in_many_folders_at_once_one_is_paid(quick):
+    started = [quick.process("train", "tiny.toml", "--out", f"runs/{i}") for i in range(4)]
+    ends = [(*process.communicate(), process.returncode) for process in started]
+    assert sorted(code for *_, code in ends) == [0, 3, 3, 3], ends
+    assert all(err.count("\n") == 1 and "already paid" in err for _, err, code in ends if code)
+    assert len(quick.charges()) == 1
+    assert len(list(quick.folder.glob("runs/*/released/training/*/model.safetensors"))) == 1
+
+
+def test_a_killed_run_is_resumed_under_its_settings_without_a_word(quick):
+    code, _, _ = stopped(quick, signal.SIGKILL, after=0.05)
+    assert code == -signal.SIGKILL
+    assert "already paid" in quick.train("--out", "b", *LONG, code=3)
+    quick.train(*LONG)
+    assert len(quick.charges()) == 1
+
+
+@pytest.mark.parametrize("rate", ["1e300", "1e38", "{start=0.1, end=1e300, epochs=2}"])
+def test_a_learning_rate_beyond_all_bounds_is_refused_before_the_charge(quick, rate):
+    told = quick.train("--set", f"training.learning_rate={rate}", code=2)
+    assert "learning_rate" in told
+    assert not quick.ledger().exists()
+
+
 def test_a_mistake_found_late_costs_nothing_and_asks_for_no_consent(quick):
     assert "did you mean relu" in quick.train("--set", 'model.activation="rellu"', code=2)
     assert "features" in quick.train("--set", "features.pca.dimension=7", code=2)
@@ -322,11 +369,9 @@ def test_a_mistake_found_late_costs_nothing_and_asks_for_no_consent(quick):
 
 def test_one_process_at_a_time(quick):
     quick.train("--quiet")
-    (private,) = quick.run_folder.glob("private/*")
-    for file in quick.released.iterdir():
-        file.unlink()
-    quick.run_folder.joinpath("released/training", private.name).rmdir()
-    with (private / "lock").open("w") as held:
+    (lock,) = quick.run_folder.glob("private/*/lock")
+    shutil.rmtree(quick.released)
+    with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert "another process is training" in quick.train(code=2)
     told = quick.train()  # publishes what was trained, once more
@@ -389,6 +434,37 @@ def test_stopped_at_random_moments_a_run_goes_on_under_one_charge(quick):
     assert quick.report["steps"] == 16 * 60
     spent = compose(list(charge.events)).guarantee(delta=1e-3).epsilon
     assert quick.report["guarantee"]["epsilon"] == spent
+
+
+def test_a_copy_of_a_live_run_is_refused_and_one_of_them_finishes(quick):
+    """The folder of a run is copied while it trains: one charge, one trained model."""
+    copy = quick.folder / "runs" / "copy"
+    live = quick.process("train", "tiny.toml", *LONG)
+    for line in live.stdout:
+        if line.split()[:1] == ["2"]:
+            break
+    live.send_signal(signal.SIGSTOP)  # a slow machine: it holds its lock all the while
+    shutil.copytree(quick.run_folder, copy)
+    told = quick.train("--out", "runs/copy", *LONG, code=2)
+    assert "another process is training this run" in told
+    live.send_signal(signal.SIGCONT)
+    for line in live.stdout:
+        if line.split()[:1] == ["6"]:  # several checkpoints after the copy
+            break
+    live.kill()  # the lock goes with it
+    live.communicate()
+    assert "not the last of its run" in quick.train("--out", "runs/copy", *LONG, code=2)
+    shutil.rmtree(copy)
+    shutil.copytree(quick.run_folder, copy)  # of the last checkpoint either goes on
+    both = [quick.process("train", "tiny.toml", "--out", out, *LONG)
+            for out in ("runs/tiny", "runs/copy")]  # fmt: skip
+    ends = [(*process.communicate(), process.returncode) for process in both]
+    assert sorted(code for *_, code in ends) == [0, 2], ends
+    (error,) = (err for _, err, code in ends if code)
+    assert re.match("dpsgd: (another process|this checkpoint is not the last)", error)
+    assert error.count("\n") == 1
+    assert len(list(quick.folder.glob("runs/*/released/training/*/model.safetensors"))) == 1
+    assert len(quick.charges()) == 1
 
 
 # --- the rest of the command line -------------------------------------------------------------

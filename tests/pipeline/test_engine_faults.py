@@ -22,8 +22,8 @@ import pytest
 from pate.artifacts import Store
 from pate.teachers.spec import TeachersSpec, seed_for
 
-RAY = pytest.mark.xdist_group("ray")  # in one worker: they share a cluster
-ENGINES = ["processes:2", "gpus:cpu,cpu", pytest.param("ray", marks=RAY)]
+ON_RAY = [pytest.mark.xdist_group("ray"), pytest.mark.campaign]  # in one worker: one cluster
+ENGINES = ["processes:2", "gpus:cpu,cpu", pytest.param("ray", marks=ON_RAY)]
 COUNT, SICK = 16, 5  # groups of two; one teacher that things happen to
 SEEDS = [seed_for(TeachersSpec(count=COUNT, model="patient:Patient"), n) for n in range(COUNT)]
 TASKS = "PATE_TASK_FOLDER"
@@ -406,7 +406,8 @@ def test_no_room_for_a_teacher(clinic, engine):
     assert not clinic.drafts()
 
 
-@RAY
+@pytest.mark.campaign
+@pytest.mark.xdist_group("ray")
 def test_no_room_for_a_task_on_a_node(clinic, cluster):
     """The directory of tasks is full: one sentence that names it, and later the run goes on."""
     cluster.complete()
@@ -463,7 +464,8 @@ def test_ctrl_c_leaves_nothing_running_and_nothing_behind(clinic, engine, reques
 # ------------------------------------------------------------------ Ray
 
 
-@RAY
+@pytest.mark.campaign
+@pytest.mark.xdist_group("ray")
 def test_a_node_that_is_lost(clinic, cluster):
     """Teachers that were on it are trained on the other node."""
     cluster.complete()
@@ -482,7 +484,8 @@ def on_second(clinic, cluster):
     return busy & set(descendants(cluster.second))
 
 
-@RAY
+@pytest.mark.campaign
+@pytest.mark.xdist_group("ray")
 def test_ray_on_this_machine_alone(clinic):
     """Started and ended by the run: a worker is killed, then Ctrl-C, and no process is left."""
     clinic.ill("hang", times=1, who=(SICK, SICK + 2))

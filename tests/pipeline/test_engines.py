@@ -13,7 +13,7 @@ import pytest
 OTHERS = [
     "processes:2",
     "gpus:cpu,cpu",
-    pytest.param("ray", marks=pytest.mark.xdist_group("ray")),
+    pytest.param("ray", marks=[pytest.mark.campaign, pytest.mark.xdist_group("ray")]),
 ]
 SEED = ("--insecure-seed", "5")
 

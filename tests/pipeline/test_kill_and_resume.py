@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections import Counter
 
 import numpy as np
 import pytest
+from kills import (
+    RELEASES,
+    WORDS,
+    Launcher,
+    audit,
+    charges,
+    complete,
+    drafts,
+    drawn_bytes,
+    finished,
+    kill_group,
+    kill_runs,
+    published,
+    start,
+)
 
-from pate.accounting import Ledger
-from pate.artifacts import Store
-from pate.stages.catalogue import STAGES
-
-KILLS = 15  # in each half
-WORDS = ("run", "tiny.toml", "--plugin-path", "plugins", "--engine")
-RELEASES = {"aggregate": "pending-labels", "account": "pending-sanitised"}
+KILLS = 6  # in each half; the campaigns have hundreds
 
 SLEEPER = '''
 import time
@@ -46,257 +51,17 @@ class Sleeper:
         return np.full(len(X), self.label)
 '''
 
-# Python and what a run imports are loaded once, by a run that is let through; then every run is a
-# forked process in a group of its own. So kills fall on the work, not on seconds of importing.
-LAUNCHER = """
-import contextlib, io, json, os, sys
-from pate.cli import main
-
-def run(words):
-    sys.argv = ["pate", *words]
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-
-def child(words, said):
-    code = 1
-    try:
-        os.setsid()
-        os.dup2(os.open(said, os.O_WRONLY), 1)
-        code = run(words)
-        sys.stdout.flush()
-    finally:
-        os._exit(code)
-
-with contextlib.redirect_stdout(io.StringIO()):
-    assert run(json.loads(sys.stdin.readline())) == 0
-print("ready", flush=True)
-for line in sys.stdin:
-    pid = os.fork()
-    if not pid:
-        child(*json.loads(line))
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-
-
-class Launcher:
-    """Starts the command again and again, one process at a time, without loading it again."""
-
-    def __init__(self, project):
-        self.said = project.folder / "said"  # where a run's words come out
-        os.mkfifo(self.said)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER],
-            cwd=project.folder,
-            env=project.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._tell([*WORDS, "serial"]) == "ready"
-
-    def _tell(self, order):
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-        return self.hear()
-
-    def hear(self):
-        return self.process.stdout.readline().strip()
-
-    def start(self, engine):
-        return Launched(self, int(self._tell([[*WORDS, engine], str(self.said)])))
-
-    def close(self):
-        self.process.communicate(timeout=60)
-
-
-class Launched:
-    """A run that a launcher forked, to be treated as if it were a ``Popen``."""
-
-    def __init__(self, launcher, pid):
-        self.launcher, self.pid = launcher, pid
-        # opening waits for the other end, which is opened once the run has a group of its own
-        self.stdout = os.fdopen(os.open(launcher.said, os.O_RDONLY), "rb")
-
-    def wait(self):
-        return int(self.launcher.hear())
-
-
-def start(project, engine="processes:2"):
-    """The command in a process group of its own."""
-    return subprocess.Popen(
-        project.command(*WORDS, engine),
-        cwd=project.folder,
-        env=project.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def wait_for(process, stage):
-    """Until the command comes to a stage, or ends."""
-    for line in process.stdout:
-        if line.startswith(f"{stage}:".encode()):
-            return
-
-
-def undisturbed(launcher, engine, *, since=None):
-    """How long a run takes, all of it or from a stage on."""
-    process = launcher.start(engine)
-    began = time.perf_counter()
-    if since is not None:
-        wait_for(process, since)
-        began = time.perf_counter()
-    with process.stdout as said:
-        said.read()
-    assert process.wait() == 0
-    return time.perf_counter() - began
-
-
-def kill_group(process):
-    """Ends the command and all its workers at once; True if it was still running."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    running = process.wait() == -signal.SIGKILL
-    process.stdout.close()
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return running
-        time.sleep(0.005)
-    raise AssertionError("a worker outlived SIGKILL")
-
-
-def charges(project):
-    """What was charged, and the ledger is whole."""
-    if not project.ledger.exists():
-        return []
-    with Ledger.open(project.ledger) as ledger:
-        assert ledger._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        return [charge.release for charge in ledger.charges()]
-
-
-def finished(project, stage):
-    """Finished artifacts of a stage, as the store sees them."""
-    return Store(root=project.run_folder, reader="evaluate").all(stage)
-
-
-def same_answer(released, pending):
-    """A release says what was drawn, byte for byte."""
-    if pending.stage == "pending-labels":
-        return all(
-            (released.path / file.name).read_bytes() == file.read_bytes()
-            for file in pending.path.glob("*.npy")
-        )
-    published = json.loads((released.path / "guarantees.json").read_text())["sanitised"]
-    return published == json.loads((pending.path / "sanitised.json").read_text())
-
-
-def audit(project):
-    """At any moment: nothing is out that is not paid for, and nothing was paid for twice."""
-    paid = charges(project)
-    assert len(set(paid)) == len(paid)
-    kinds = Counter(release.split()[0] for release in paid)
-    assert kinds <= Counter({"labels": 1, "sanitised": 1})
-    for stage, pending in RELEASES.items():
-        drawn, out = finished(project, pending), finished(project, stage)
-        assert len(drawn) <= 1
-        assert len(out) <= len(drawn)
-        assert kinds[pending.removeprefix("pending-")] in {len(out), len(drawn)}
-        for released in out:
-            assert same_answer(released, drawn[0])
-    for artifact in project.run_folder.glob("*/*/[!.]*"):  # no folder without a whole manifest
-        assert artifact in {whole.path for whole in finished(project, artifact.parent.name)}
-    return paid
-
-
-def drafts(project):
-    return list(project.run_folder.glob("*/*/.draft-*"))
-
-
-def drawn_bytes(project):
-    """Everything that was drawn so far: it must never be drawn again."""
-    return {
-        str(file): file.read_bytes()
-        for pending in RELEASES.values()
-        for artifact in finished(project, pending)
-        for file in sorted(artifact.path.iterdir())
-    }
-
-
-def complete(project, paid_before, drawn_before):
-    """A run again, to its end: the same answers, one charge for each, and no leftovers."""
-    project.run("--quiet")
-    paid = audit(project)
-    assert sorted(release.split()[0] for release in paid) == ["labels", "sanitised"]
-    assert paid[: len(paid_before)] == paid_before
-    assert drawn_before.items() <= drawn_bytes(project).items()
-    assert not drafts(project)
-    store = Store(root=project.run_folder, reader="evaluate")
-    for stage in STAGES:
-        (artifact,) = finished(project, stage.name)
-        store.open(stage.name, artifact.manifest["made_from"])
-    assert len(finished(project, "teacher")) == 6
-
-
-@pytest.fixture
-def launcher(project):
-    with contextlib.closing(Launcher(project)) as made:
-        yield made
-
-
-def fresh(project):
-    """A run folder and a ledger as if nothing had been."""
-    shutil.rmtree(project.run_folder, ignore_errors=True)
-    shutil.rmtree(project.ledger.parent, ignore_errors=True)
-
 
 @pytest.mark.parametrize(("engine", "since"), [("processes:2", None), ("serial", "aggregate")])
-def test_killed_thirty_times(project, launcher, engine, since):
-    """Thirty kills in two halves, at random moments of an undisturbed run's measured duration.
-
-    One half is spread over the whole run, which spends most of its time on teachers; the other
-    over what comes from ``aggregate`` on, where charges are made. A killed run is started again
-    and killed again, up to three times; then it is let through and audited whole.
+def test_killed_a_dozen_times(project, engine, since):
+    """Half of them anywhere in a run, which spends most of its time on teachers; the other half
+    from ``aggregate`` on, where charges are made.
     """
-    fresh(project)
-    duration = undisturbed(launcher, engine, since=since)
-    audit(project)
-    fresh(project)
-    rng = random.Random(30)
-    shares = [(number + rng.random()) / KILLS for number in range(KILLS)]
-    rng.shuffle(shares)
-    found: Counter[str] = Counter()
-    kills = attempts = in_a_row = 0
-    while kills < KILLS:
-        attempts += 1
-        assert attempts < 4 * KILLS, "most runs ended before they were killed"
-        process = launcher.start(engine)
-        if since is not None:
-            wait_for(process, since)
-        time.sleep(shares[kills] * duration)
-        if kill_group(process):
-            kills += 1
-            in_a_row += 1
-            paid, drawn = audit(project), drawn_bytes(project)
-            done = [stage.name for stage in STAGES if finished(project, stage.name)]
-            found[done[-1] if done else "nothing"] += 1
-            if in_a_row == 3 or kills == KILLS:
-                complete(project, paid, drawn)
-        else:  # it was through before its moment: an earlier one, from nothing
-            assert len(audit(project)) == 2
-            duration *= 1 if in_a_row and in_a_row < 3 else 0.8
-            in_a_row = 3
-        if in_a_row == 3:
-            fresh(project)
-            in_a_row = 0
+    with contextlib.closing(Launcher(project)) as launcher:
+        found = kill_runs(
+            project, launcher, engine=engine, since=since, kills=KILLS, rng=random.Random(30)
+        )
     assert len(found) > 1, "all kills hit the same stage"
-    print(f"\n{kills} kills over {duration:.2f} s; the last finished stage: {dict(found)}")
 
 
 @pytest.mark.parametrize("stage", ["aggregate", "account"])
@@ -331,9 +96,10 @@ def test_killed_on_either_side_of_the_charge(project, stage, moment):
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     paid, drawn = audit(project), drawn_bytes(project)
     assert len(finished(project, pending)) == 1
-    assert len(finished(project, stage)) == (moment == "published")
+    assert len(published(project, stage)) == (moment == "published")
     kinds = [release.split()[0] for release in paid]
     assert (pending.removeprefix("pending-") in kinds) == (moment != "drawn")
+    project.run("--quiet")
     complete(project, paid, drawn)
 
 

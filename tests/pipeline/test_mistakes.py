@@ -6,12 +6,15 @@ code, standard error, nothing else) is checked at the end.
 
 from __future__ import annotations
 
+import decimal
+import importlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +47,7 @@ model = "crew:Centroids"
 
 CREW = '''
 """Teachers that are plain numpy, good and bad."""
+import os
 import time
 from pathlib import Path
 
@@ -79,6 +83,32 @@ class RaisesLater(Centroids):
 class Exits(Centroids):
     def fit(self, X, y):
         raise SystemExit("stop")
+
+
+class Leaves(Centroids):
+    def fit(self, X, y):
+        os._exit(0)
+
+
+class Generator(Centroids):
+    def fit(self, X, y):
+        raise GeneratorExit(f"could not digest {X[0, 0]!r}")
+
+
+class Base(Centroids):
+    def fit(self, X, y):
+        raise type("Odd", (BaseException,), {})(f"could not digest {X[0, 0]!r}")
+
+
+class Strict(Centroids):
+    def fit(self, X, y):
+        np.seterr(all="raise")
+        return super().fit(X, y)
+
+
+class Huge(Centroids):
+    def fit(self, X, y):
+        np.empty(2**58)
 
 
 class TwoColumns(Centroids):
@@ -128,6 +158,14 @@ ready_made = Centroids()
 
 def broken_data():
     raise RuntimeError("row 17 is strange")
+
+
+def data_that_leaves():
+    os._exit(0)
+
+
+def data_that_exits():
+    raise SystemExit(0)
 '''
 
 
@@ -203,6 +241,15 @@ def made_of(stage):
 
 def test_the_recipe_that_all_mistakes_start_from_is_good(run):
     complete(run)
+
+
+def test_what_cannot_be_printed_is_escaped_and_what_is_long_is_cut(run):
+    """Of keys and of settings alike: a terminal must not obey them."""
+    change("count = 5", 'count = 5\n"\\u001b[31mred" = 1')
+    refused(run(), "my.toml:10", "teachers.\\x1b[31mred")
+    change('\n"\\u001b[31mred" = 1', "")
+    refused(run("--set", f"teachers.count=[{'1, ' * 5000}]"), "--set teachers.count=[1, 1,", "…")
+    refused(run("--set", 'teachers.count="\x1b[31m"'), 'teachers.count="\\x1b[31m')
 
 
 # --- recipes ----------------------------------------------------------------------------------
@@ -401,6 +448,13 @@ def test_recipe_that_is_not_text(pate):
     refused(pate("run", "my.toml"), "my.toml", "folder")
 
 
+def test_recipe_that_is_a_pipe(here):
+    """Nobody writes into it: whoever reads waits for ever."""
+    os.mkfifo("pipe.toml")
+    refused(process("run", "pipe.toml"), "pipe.toml is a pipe")
+    refused(process("run", "pip.toml"), "there is no recipe file pip.toml")
+
+
 def test_empty_recipe(pate):
     Path("my.toml").write_text("")
     refused(pate("run", "my.toml"), "my.toml", "data is missing")
@@ -476,8 +530,10 @@ def test_setting(setting, run):
 
 
 @pytest.mark.parametrize(
-    "engine", ["threads", "processes:0", "processes:x", "serial:2", "gpus:x", "ray:", ""]
-)
+    "engine",
+    ["threads", "processes:0", "processes:x", "serial:2", "gpus:x", "ray:", "",
+     "processes:99999999999999999999", "gpus:cpu@99999999999999999999"],
+)  # fmt: skip
 def test_engine(engine, run):
     refused(run(engine=engine), "engine", engine)
 
@@ -591,6 +647,107 @@ def test_table(case, run):
     assert "hello" not in result[2]  # a private value
 
 
+def test_teachers_that_change_numpy_change_it_for_nobody(run):
+    change("crew:Centroids", "crew:Strict")
+    before = np.geterr()
+    complete(run)
+    assert np.geterr() == before
+
+
+def parquet(**columns):
+    arrow = pytest.importorskip("pyarrow")
+    labels = {"y": np.arange(150) % 2}
+    importlib.import_module("pyarrow.parquet").write_table(
+        arrow.table(labels | columns), "t.parquet"
+    )
+    change('source = "data.npz"', 'source = "t.parquet"\nlabel = "y"')
+
+
+SECONDS = np.arange(150) + 1583020799123456789
+ODD_COLUMNS = {  # what a column of Parquet may hold, and how the file says which type that is
+    "ragged lists": (lambda arrow: [[1.0] * (row % 3) for row in range(150)], "list<"),
+    "nanoseconds": (lambda arrow: arrow.array(SECONDS).cast("timestamp[ns]"), "timestamp[ns]"),
+    "an unknown time zone": (
+        lambda arrow: arrow.array(SECONDS // 1000).cast(arrow.timestamp("us", tz="Mars/Phobos")),
+        "Mars/Phobos",
+    ),
+    "bytes that are no text": (
+        lambda arrow: arrow.StringArray.from_buffers(
+            150,
+            arrow.py_buffer((np.arange(151) * 2).astype("<i4").tobytes()),
+            arrow.py_buffer(b"\xff\xfe" * 150),
+        ),
+        "string",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD_COLUMNS)
+def test_column_of_parquet_that_python_cannot_hold(case, run):
+    """Where it is used it is refused by its type, without a value; else nobody looks."""
+    arrow = pytest.importorskip("pyarrow")
+    make, kind = ODD_COLUMNS[case]
+    parquet(a=np.random.default_rng(1).normal(size=150), odd=make(arrow))
+    result = run()
+    refused(result, "t.parquet", "'odd'")
+    assert "1583020799" not in result[2]
+    for role in ("id", "group"):
+        result = run("--set", f"data.{role}=odd", "--set", 'data.features=["a"]')
+        refused(result, "t.parquet", "'odd'", kind)
+        assert "1583020799" not in result[2]
+    complete(lambda quiet: run(quiet, "--set", 'data.features=["a"]'))
+
+
+def test_decimals_of_parquet_are_numbers(run):
+    arrow = pytest.importorskip("pyarrow")
+    decimals = [decimal.Decimal(row) / 8 for row in range(150)]
+    parquet(a=arrow.array(decimals, type=arrow.decimal128(12, 4)))
+    complete(run)
+
+
+@pytest.mark.parametrize("settings", [["data.id=who"], ["data.group=who", "partition.by=group"]])
+def test_names_that_are_not_unicode(settings, run):
+    """A lone surrogate: what a name in another encoding becomes."""
+    arrays(who=np.array([f"\udcff{row}" for row in range(150)]))
+    words = [word for setting in settings for word in ("--set", setting)]
+    complete(lambda quiet: run(quiet, *words))
+
+
+def pictures(folder, *, name, classes=(b"a", b"b")):
+    from PIL import Image
+
+    rng = np.random.default_rng(1)
+    for row in range(150):
+        place = Path(folder) / os.fsdecode(classes[row % 2])
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = (rng.random((4, 4)) * 100 + 100 * (row % 2)).astype(np.uint8)
+        Image.fromarray(pixels.reshape(4, 4)).save(place / os.fsdecode(name % row))
+
+
+def test_image_files_of_another_encoding(run):
+    pictures("images", name=b"\xe9%d.png")
+    change("crew:Centroids", "ridge")
+    change('[student]\nmodel = "crew:Centroids"', '[student]\nmodel = "ridge"')
+    complete(lambda quiet: run(quiet, "--set", "data.source=images"))
+
+
+def test_class_folders_of_another_encoding(run):
+    """Class names are published: on a page, in a card."""
+    pictures("images", name=b"%d.png", classes=(b"a", b"\xe9"))
+    refused(run("--set", "data.source=images"), "a class of images is not Unicode text", "rename")
+
+
+def test_folders_of_another_encoding(run, pate):
+    out, released = os.fsdecode(b"\xe9"), os.fsdecode(b"\xe8")
+    own = ("--plugin-path", "plugins")
+    complete(lambda quiet: run(quiet, "--out", out))
+    for words in (("report", out), ("status", out), ("release", out, released)):
+        code, _, err = pate(*words, *own)
+        assert code == 0, err
+    assert (Path(out) / "report.html").is_file()
+    assert Path(released).is_dir()
+
+
 def test_table_that_is_not_utf8(run):
     Path("t.csv").write_bytes(b"a,kind\n1,\xff\n")
     change('source = "data.npz"', 'source = "t.csv"\nlabel = "kind"')
@@ -607,6 +764,10 @@ def test_own_code_for_data(run):
     result = run()
     refused(result, "crew:broken_data", "RuntimeError")
     assert "17" not in result[2]
+    for name, kind in (("data_that_leaves", "ProcessExit"), ("data_that_exits", "SystemExit")):
+        refused(
+            run("--set", f"data.source=crew:{name}"), f"{name} raised {kind} in plugins/crew.py"
+        )
     change("crew:broken_data", "crew:broken_dat")
     refused(run(), "crew", "broken_dat", "broken_data")
     change("crew:broken_dat", "krew:data")
@@ -618,11 +779,14 @@ def test_fetch_of_an_unknown_set(pate):
 
 
 def test_more_teachers_than_records(run):
-    refused(run("--set", "teachers.count=500"), "500", "teachers.count")
+    shuffled = ("--set", "partition.method=shuffle")
+    refused(run(*shuffled, "--set", "teachers.count=500"), "500", "teachers.count")
 
 
-def test_teachers_without_records(run):
-    refused(run("--set", "teachers.count=80"), "80", "teachers.count")
+def test_teachers_without_records_abstain(run):
+    """With a hashed partition how many records there are is private: it is no mistake."""
+    code, _, err = run("--set", "teachers.count=80")
+    assert code == 0, err
 
 
 def test_groups_that_are_not_there(run):
@@ -640,6 +804,10 @@ BAD_MODELS = {
     "sklearn.tree.DecisionTreeClassifier": ["sklearn.tree:DecisionTreeClassifier"],
     "crew:Raises": ["teacher 0", "ValueError in plugins/crew.py line"],
     "crew:Exits": ["teacher 0", "SystemExit in plugins/crew.py line"],
+    "crew:Leaves": ["teacher 0", "ProcessExit in plugins/crew.py line"],
+    "crew:Generator": ["teacher 0", "GeneratorExit in plugins/crew.py line"],
+    "crew:Base": ["teacher 0", "Odd in plugins/crew.py line"],
+    "crew:Huge": ["teacher 0", "MemoryError in plugins/crew.py line"],
     "crew:RaisesLater": ["teacher 0", "KeyError"],
     "crew:TwoColumns": ["teacher 0", "shape (40, 2)", "(40,)"],
     "crew:TooFew": ["teacher 0", "shape (39,)"],
@@ -682,6 +850,7 @@ def test_plugin_path_that_is_no_code(pate):
         ("krew:Centroids", "'krew'"),
         ("crew:NoPredict", "NoPredict"),
         ("crew:Raises", "fit raised ValueError in plugins/crew.py line"),
+        ("crew:Leaves", "fit raised ProcessExit in plugins/crew.py line"),
     ],
 )
 def test_student(model, reason, run):
@@ -808,7 +977,8 @@ def test_status_beside_a_broken_manifest(run, pate):
     own = ("--plugin-path", "plugins")
     code, _, err = pate("account", "my.toml", "--quiet", *own, "--set", "student.params.shrink=1.0")
     assert code == 0, err
-    (made_of("distill") / "manifest.json").write_text("{")
+    (origin,) = Path("runs/my/private/origins/distill").glob("*.json")
+    origin.write_text("{")
     code, out, err = pate("status", "runs/my", *own)
     assert code == 0, err
     assert "stale" in out
@@ -916,9 +1086,97 @@ def test_process_teacher_that_hangs(here):
 def test_process_teacher_that_raises_in_a_worker(here):
     change("crew:Centroids", "crew:Raises")
     result = process("run", "my.toml", "--engine", "processes:1", "--plugin-path", "plugins")
-    refused(result, "failed: fit raised ValueError in plugins/crew.py line 27")
+    refused(result, "failed: fit raised ValueError in plugins/crew.py line 28")
     assert re.match(r"pate: teacher \d+ failed", result[2])
     assert "digest" not in result[1] + result[2]
+
+
+def test_process_without_utf8(here):
+    """In the C locale, and told not to take UTF-8 for it, a file is ASCII unless one says else."""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG"))}
+    plain |= {"LC_ALL": "C", "PYTHONUTF8": "0"}
+    code, out, err = process("recipes", env=plain)
+    assert (code, err) == (0, "")
+    assert "digits" in out
+    code, _, err = process("new", "fresh.toml", env=plain)
+    assert (code, err) == (0, "")
+    assert "digits" in Path("fresh.toml").read_text(encoding="utf-8")
+    Path("my.toml").write_text("# ε\n" + RECIPE, encoding="utf-8")
+    own = ("--engine", "serial", "--plugin-path", "plugins", "--quiet")
+    assert process("run", "my.toml", *own, env=plain)[0] == 0
+    code, _, err = process("report", "runs/my", "--plugin-path", "plugins", env=plain)
+    assert (code, err) == (0, "")
+    assert "ε" in Path("runs/my/report.html").read_text(encoding="utf-8")
+
+
+def test_process_whose_reader_goes_away(here):
+    """``pate run my.toml | head -1``."""
+    command = [sys.executable, "-m", "pate", "run", "my.toml", "--engine", "serial",
+               "--plugin-path", "plugins"]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout.readline() == b"data: running\n"
+        running.stdout.close()
+        assert running.stderr.read() == b""
+        assert running.wait(timeout=120) == 141
+    assert process("status", "runs/my", "--plugin-path", "plugins")[0] == 0
+
+
+def test_process_on_a_full_disk(here):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "pate", "recipes"]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+        )
+    refused((done.returncode, "", done.stderr), "no space left")
+
+
+def test_process_unfit_for_its_data(here):
+    """Less memory than one array of the data takes: an error of nobody's."""
+    np.savez("data.npz", X=np.zeros((150, 2_000_000), dtype=np.uint8), y=np.arange(150) % 2)
+    limited = (
+        "import resource, runpy, sys\n"
+        "import numpy, scipy.special, pydantic\n"
+        "with open('/proc/self/statm') as file:\n"
+        "    used = int(file.read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 300_000_000,) * 2)\n"
+        "sys.argv = ['pate', *sys.argv[1:]]\n"
+        "runpy.run_module('pate', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited, "run", "my.toml", "--engine", "serial", "--plugin-path",
+         "plugins"], capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    refused((done.returncode, done.stdout, done.stderr), "not enough memory (in pate/", exit_code=1)
+
+
+def test_process_that_was_killed_while_it_wrote_its_page(here):
+    own = ("--engine", "serial", "--plugin-path", "plugins", "--quiet")
+    assert process("run", "my.toml", *own)[0] == 0
+    killed = (
+        "import os, sys\n"
+        "from pate.cli import main\n"
+        "os.fsync = lambda handle: os.kill(os.getpid(), 9)\n"
+        "sys.argv = ['pate', 'report', 'runs/my', '--plugin-path', 'plugins', *sys.argv[1:]]\n"
+        "main()\n"
+    )
+    litter = [Path("runs/my"), Path("runs/my/private")]
+    for more, place in zip(([], ["--private"]), litter, strict=True):
+        done = subprocess.run([sys.executable, "-c", killed, *more], timeout=120, check=False)
+        assert done.returncode == -9
+        assert len(list(place.glob(".report*"))) == 1
+    assert process("run", "my.toml", *own)[0] == 0
+    assert [len(list(place.glob(".report*"))) for place in litter] == [0, 0]
+
+
+def test_what_a_killed_ray_left_is_swept_by_the_next_command(run, here, monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # sockets of Ray need a short path
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        left = [Path(short, "pate-ray-abcd_012"), Path(short, f"pate-task-{'0' * 16}")]
+        others = [Path(short, "pate-ray-notes"), Path(short, "pate-task-force")]
+        for folder in left + others:
+            (folder / "session").mkdir(parents=True)
+        complete(run)
+        assert [folder.exists() for folder in left + others] == [False, False, True, True]
 
 
 def test_process_archive_of_a_strange_kind(here):

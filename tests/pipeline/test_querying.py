@@ -113,7 +113,7 @@ def test_more_queries_cost_what_comes_on_top(project: Any, choose: str) -> None:
     first = project.artifacts("aggregate")
     project.call_run("--set", "privacy.sanitise=false", "--set", "aggregate.queries=40")
     (name,) = project.artifacts("aggregate") - first
-    folder = project.run_folder / "released" / "aggregate" / name
+    folder = project.in_the_open("aggregate", name)
     for part in PARTS[:3]:
         after = np.load(folder / f"{part}.npy")
         assert len(after) == 40

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,12 +20,15 @@ from pate.accounting import Conversion, Ledger, Repeated, compose, event_from_js
 from pate.accounting.events import tally
 from pate.accounting.terms import Terms
 from pate.artifacts.fingerprint import digest_of, fingerprint
+from pate.artifacts.manifest import write_sealed
 from pate.errors import InvalidInput
 from pate.release.card import write_card
 from pate.release.checking import verify_release
 from pate.release.figures import of_ledger, of_plan, read_events, told, written
+from pate.release.page import write_page
 from pate.release.sums import SUMS, digests, rendered
 
+pytestmark = pytest.mark.xdist_group("release")  # the runs it releases are made once
 TREE = {"model": "sklearn.tree:DecisionTreeClassifier", "params": {"max_depth": 3}}
 WORDS = ("runs/tiny", "out", "--plugin-path", "plugins")
 
@@ -59,8 +63,15 @@ def seal_again(file: Path, **facts: Any) -> None:
     del manifest["seal"]
     manifest["facts"] |= facts
     manifest["files"][file.name] = {"sha256": digest_of(file), "bytes": file.stat().st_size}
-    sealed = manifest | {"seal": fingerprint(manifest)}
-    (file.parent / "manifest.json").write_text(json.dumps(sealed))
+    write_sealed(file.parent / "manifest.json", manifest)
+    folder, digest = file.parent, fingerprint(manifest["files"], manifest["facts"])
+    place = folder.parents[2] / "private" / "origins" / folder.parent.name
+    for origin in place.glob("*.json"):
+        content = json.loads(origin.read_text())
+        del content["seal"]
+        if content["folder"] == folder.name:
+            write_sealed(origin, content | {"folder": digest[:20], "key": digest})
+            folder.rename(folder.with_name(digest[:20]))
 
 
 def change(file: Path, edit: Any) -> None:
@@ -93,8 +104,7 @@ def test_a_release_holds_what_it_should_and_is_verified_anywhere(
         "release.json",
         "report.html",
         "student.json",
-        "student/model.skops",
-        "student/teacher.json",
+        "student/model.onnx",
         *(f"labels/{name}.npy" for name in arrays),
     }
     assert out.stat().st_mode & 0o777 == 0o755
@@ -152,23 +162,45 @@ def test_a_release_is_made_once_in_a_place_and_the_same_again_in_another(copied:
 
 def test_a_plugin_student_needs_its_code_and_says_so(project: Any) -> None:
     project.call_run()
-    release(project)
-    out = project.folder / "out"
+    said = release(project).stdout
     assert (
-        "The code of centroids is not part of this release" in (out / "MODEL_CARD.md").read_text()
+        "loading it runs code of its own and needs trust=True (--trust), because a Centroids"
+        in said
     )
-    with pytest.raises(InvalidInput, match=r"needs centroids:Centroids.*plugin_path"):
-        pate.load_student(out)
-    student = pate.load_student(out, project.folder / "plugins")
+    out = project.folder / "out"
+    card = (out / "MODEL_CARD.md").read_text()
+    assert "The student needs code that is not part of this release: centroids:Centroids" in card
+    for plugins in (None, project.folder / "plugins"):
+        with pytest.raises(InvalidInput, match=r"\(centroids:Centroids\).*trust=True"):
+            pate.load_student(out, plugins)
+    student = pate.load_student(out, project.folder / "plugins", trust=True)
     assert student.predict(project.array("data-test", "features.npy")).shape == (30,)
     said = project.call("verify", "out", code=4).stdout
-    assert said.startswith("verified, but for the student: out holds the files of its SHA256SUMS")
-    assert "was not tried: it needs the code of centroids; give --plugin-path" in said
-    assert "not tried" not in project.call("verify", "out", "--plugin-path", "plugins").stdout
+    assert said.startswith("verified, but for what follows: out holds the files of its SHA256SUMS")
+    assert "Not checked: the student was not tried: it needs code of its own" in said
+    again = ("verify", "out", "--plugin-path", "plugins")
+    assert "not tried" in project.call(*again, code=4).stdout
+    assert "Not checked" not in project.call(*again, "--trust").stdout
 
 
-@pytest.mark.parametrize("model", ["mlp", "logistic", "sklearn.neighbors:KNeighborsClassifier"])
-def test_students_of_every_kind_on_encoded_features(project: Any, model: str) -> None:
+def test_a_student_that_ends_the_process_fails_its_trial(project: Any) -> None:
+    project.call_run()
+    release(project)
+    code = "import os\nclass Centroids:\n    def __init__(self, classes):\n        os._exit(0)\n"
+    project.plugin("centroids", code)
+    words = ("verify", "out", "--plugin-path", "plugins", "--trust")
+    assert "ended with code 0 and without an answer" in project.call(*words, code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ("mlp", "network"),
+        ("logistic", "linear"),
+        ("sklearn.neighbors:KNeighborsClassifier", "onnx"),
+    ],
+)
+def test_students_of_every_kind_on_encoded_features(project: Any, model: str, kind: str) -> None:
     project.write(
         encoder={"steps": ["standardise", {"name": "pca", "dimension": 3}]},
         student={"model": model, "inputs": "features", "epochs": 2},
@@ -177,6 +209,7 @@ def test_students_of_every_kind_on_encoded_features(project: Any, model: str) ->
     release(project)
     out = project.folder / "out"
     assert not list(out.rglob("features.npy"))
+    assert read(project, "student.json")["model"]["kind"] == kind
     said = pate.load_student(out).predict(project.array("data-test", "features.npy"))
     measured = project.json("evaluate", "evaluation.json")["student"]["accuracy"]
     assert (said == project.array("data-test", "labels.npy")).mean() == measured
@@ -227,8 +260,8 @@ def test_a_backbone_goes_along_with_its_weights(project: Any, kind: str, tmp_pat
     release(project)
     place.unlink()
     shutil.move(project.folder / "out", tmp_path / "given")
-    assert (tmp_path / "given" / "encoder" / "weights-0.safetensors").is_file()
-    student = pate.load_student(tmp_path / "given", project.folder / "plugins")
+    assert (tmp_path / "given" / "encoder" / "step-0.onnx").is_file()
+    student = pate.load_student(tmp_path / "given")  # not even the code of the backbone is needed
     said = student.predict(project.array("data-test", "features.npy"))
     measured = project.json("evaluate", "evaluation.json")["student"]["accuracy"]
     assert (said == project.array("data-test", "labels.npy")).mean() == measured
@@ -253,31 +286,11 @@ def test_a_network_for_images_and_a_class_that_saves_itself(project: Any) -> Non
         )
         project.call_run()
         release(project)
-        student = pate.load_student(project.folder / "out", project.folder / "plugins")
+        own = {"trust": True} if ":" in model else {}
+        student = pate.load_student(project.folder / "out", project.folder / "plugins", **own)
         assert student.predict(np.zeros((2, 8, 8))).shape == (2,)
         assert student.predict_proba(np.zeros((2, 8, 8))).shape == (2, 2)
         shutil.rmtree(project.folder / "out")
-
-
-def test_a_model_of_another_package_is_loaded_by_who_trusts_it(project: Any) -> None:
-    site = project.folder / "site"
-    site.mkdir()
-    (site / "elsewhere.py").write_text((project.folder / "plugins" / "centroids.py").read_text())
-    sys.path.insert(0, str(site))
-    try:
-        project.write(student={"model": "elsewhere:Centroids"})
-        project.call_run()
-        release(project)
-        out = project.folder / "out"
-        assert "trust=['elsewhere']" in (out / "MODEL_CARD.md").read_text()
-        with pytest.raises(InvalidInput, match="trust='elsewhere'"):
-            pate.load_student(out)
-        assert pate.load_student(out, trust="elsewhere").predict(np.zeros((1, 4))).shape == (1,)
-        assert "give --trust elsewhere" in project.call("verify", "out", code=4).stdout
-        assert "not tried" not in project.call("verify", "out", "--trust", "elsewhere").stdout
-    finally:
-        sys.path.remove(str(site))
-        sys.modules.pop("elsewhere", None)
 
 
 def test_digits_from_data_to_a_verified_release(project: Any) -> None:
@@ -327,7 +340,7 @@ def test_every_mechanism_with_and_without_a_sanitised_figure(
     assert statement["guarantee"]["epsilon"] == pytest.approx(again, rel=1e-12)
 
 
-def test_a_mix_of_teachers_is_told_by_name_alone(project: Any) -> None:
+def test_a_mix_of_teachers_is_named_and_stays_at_home(project: Any) -> None:
     mix = [
         {"model": "centroids:Centroids", "params": {"shrink": 0.125}},
         {"model": "sklearn.tree:DecisionTreeClassifier"},
@@ -335,12 +348,8 @@ def test_a_mix_of_teachers_is_told_by_name_alone(project: Any) -> None:
     project.write(teachers={"model": None, "mix": mix}, student=TREE)
     project.call_run()
     release(project)
-    told = read(project, "release.json")["recipe"]["teachers"]
-    assert told == {
-        "count": 6,
-        "models": ["centroids:Centroids", "sklearn.tree:DecisionTreeClassifier"],
-    }
-    assert read(project, "student.json")["plugins"] == []  # of the student: teachers stay
+    card = (project.folder / "out" / "MODEL_CARD.md").read_text()
+    assert "6 of centroids:Centroids, sklearn.tree:DecisionTreeClassifier;" in card
     assert pate.load_student(project.folder / "out").predict(np.zeros((1, 4))).shape == (1,)
 
 
@@ -509,9 +518,7 @@ def test_a_charge_that_is_missing_is_refused(copied: Any) -> None:
     with sqlite3.connect(copied.ledger) as database:
         database.execute("UPDATE charges SET release = 'other ' || release")
     database.close()
-    said = refused(copied)
-    assert "tiny.ledger holds no charge that pays for runs/tiny/released/aggregate" in said
-    assert "labels.npy" in said
+    assert "lacks the charge of labels that are released in runs/tiny" in refused(copied)
 
 
 def test_a_charge_for_less_is_refused(copied: Any) -> None:
@@ -519,6 +526,7 @@ def test_a_charge_for_less_is_refused(copied: Any) -> None:
 
     with sqlite3.connect(copied.ledger) as database:
         database.execute("UPDATE entries SET count = 3")
+        database.execute("UPDATE running SET formulas = ''")  # so that the total is made anew
     database.close()
     assert "plan.json names other events than" in refused(copied)
 
@@ -714,7 +722,9 @@ def test_what_is_added_or_lost_is_named(given: Path, tmp_path: Path) -> None:
     shutil.copytree(given, out)
     (out / "student.json").rename(tmp_path / "student.json")
     (out / "student.json").symlink_to(tmp_path / "student.json")
-    assert "student.json does not belong to the release" in verify_release(out).problems
+    assert verify_release(out).problems == (
+        "student.json is no plain file and does not belong to the release",
+    )
 
 
 def _quieter(events: list[str]) -> list[str]:
@@ -726,15 +736,22 @@ def _quieter(events: list[str]) -> list[str]:
     [
         (lambda c: c["guarantee"].update(epsilon=1.0), "guarantee.json: epsilon is 1.0, and"),
         (lambda c: c["guarantee"].update(delta=1e-9), "guarantee.json: epsilon is"),
-        (lambda c: c["guarantee"].update(epsilon=10**400), "OverflowError"),
-        (lambda c: c.update(sanitised={}), "KeyError"),
+        (lambda c: c["guarantee"].update(epsilon=10**400), "too large"),
+        (lambda c: c["guarantee"].update(epsilon=-1.0), "guarantee.epsilon is wrong"),
+        (lambda c: c["guarantee"].update(epsilon=float("nan")), "NaN, which is no number"),
+        (lambda c: c["guarantee"].update(delta=1.5), "guarantee.delta is wrong"),
+        (lambda c: c["guarantee"].update(more=1), "guarantee.more is wrong"),
+        (lambda c: c.update(format=7), "format is wrong"),
+        (lambda c: c.update(sanitised={}), "sanitised.epsilon is wrong"),
+        (lambda c: c["sanitised"].update(confidence=1.01), "sanitised.confidence is wrong"),
+        (lambda c: c["sanitised"].update(confidence=0.999), "not the one that release.json plans"),
         (lambda c: c["data_set"]["guarantee"].update(epsilon=1.0), "data_set: epsilon is 1.0"),
         (lambda c: c["data_set"].update(events=c["data_set"]["events"][:0]), "guarantee.json:"),
         (lambda c: c.update(labels=[]), "guarantee.json:"),
         (lambda c: c.update(labels=["nonsense"]), "it cannot be worked out"),
-        (lambda c: c.update(counted="trust me"), "counted by trust me"),
+        (lambda c: c.update(counted="trust me"), "counted is wrong"),
         (lambda c: c.pop("data_set"), "guarantee.json"),
-        (lambda c: c["guarantee"].update(publishable=False), "may not be published"),
+        (lambda c: c["guarantee"].update(publishable=False), "guarantee.publishable is wrong"),
         (lambda c: c["guarantee"].update(neighbours="replace-one"), "neighbours are not those"),
         (lambda c: c.update(protects="one user added or removed"), "protects something else"),
         (lambda c: c.update(labels=_quieter(c["labels"])), "not those of the mechanism"),
@@ -775,37 +792,38 @@ def test_verify_ends_with_one_and_a_line_for_each_problem(given: Path, copied: A
 
 
 @pytest.mark.parametrize(
-    ("model", "params"),
+    ("edit", "says"),
     [
-        ("os:system", {"command": "touch hacked"}),
-        ("subprocess:call", {"args": ["touch", "hacked"]}),
-        ("sklearn.utils:check_array", {}),
-        ("pate.cli:main", {}),
-        ("torchvision.io:read_file", {"path": "x"}),
-        ("nonsense", {}),
+        (lambda c: c.update(format=3), "format is wrong"),
+        (lambda c: c.update(format=1), "student.json is of another format than release.json"),
+        (lambda c: c.update(public_inputs=0), "public_inputs is wrong"),
+        (lambda c: c["recipe"]["teachers"].update(count=0), "recipe.teachers.count is wrong"),
+        (lambda c: c["recipe"]["aggregate"].update(scale=-1.0), "recipe.aggregate"),
+        (lambda c: c["recipe"].update(more={}), "recipe.more is wrong"),
+        (lambda c: c["evaluation"]["student"].update(accuracy=1.5), "accuracy is wrong"),
+        (lambda c: c["evaluation"]["confusion"][0].__setitem__(0, -1), "confusion.0.0 is wrong"),
+        (lambda c: c["evaluation"]["confusion"][0].__setitem__(0, 99), "are right by its table"),
+        (lambda c: c["answers"].update(asked=10**6), "more answers than were paid for"),
+        (lambda c: c["answers"]["by_class"].append(1), "labels by class"),
+        (lambda c: c.update(date="yesterday"), "date is wrong"),
     ],
 )
-def test_a_release_cannot_name_what_runs(
-    given: Path, tmp_path: Path, monkeypatch: Any, model: str, params: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_values_out_of_range_are_found(given: Path, tmp_path: Path, edit: Any, says: str) -> None:
     out = tmp_path / "out"
     shutil.copytree(given, out)
-    change(
-        out / "student.json", lambda content: content["model"].update(model=model, params=params)
-    )
+    change(out / "release.json", edit)
     sums_again(out)
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "mine.py").write_text("import os\n")
-    for plugins in (None, tmp_path / "plugins"):
-        with pytest.raises(InvalidInput, match="the release needs"):
-            pate.load_student(out, plugins)
-    change(out / "student.json", lambda c: c["model"].update(model="mine:os.system"))
+    assert any(says in each for each in verify_release(out).problems), verify_release(out)
+
+
+def test_a_name_that_is_given_twice_is_found(given: Path, tmp_path: Path) -> None:
+    """Of two values readers take either."""
+    out = tmp_path / "out"
+    shutil.copytree(given, out)
+    text = (out / "guarantee.json").read_text()
+    (out / "guarantee.json").write_text(text.replace("{", '{"counted": "ledger", ', 1))
     sums_again(out)
-    with pytest.raises(InvalidInput, match="was not written in mine"):
-        pate.load_student(out, tmp_path / "plugins")
-    assert verify_release(out).problems
-    assert not (tmp_path / "hacked").exists()
+    assert "gives a value twice" in verify_release(out).problems[0]
 
 
 # --- a release that was changed, and its lists made to fit -----------------------------------
@@ -823,6 +841,8 @@ def again(out: Path) -> tuple[str, ...]:
         for name in ("guarantee.json", "student.json", "release.json")
     )
     (out / "MODEL_CARD.md").write_text(write_card(statement, header, release_told))
+    if (out / "report.html").exists():
+        (out / "report.html").write_text(write_page(statement, header, release_told))
     sums_again(out)
     return verify_release(out).problems
 
@@ -881,6 +901,16 @@ def test_words_on_the_card_are_checked(forged: Path) -> None:
     assert problem.startswith(f"{says} (made by pate 9.9; this is ")
 
 
+def test_a_page_of_other_versions_is_not_called_verified(forged: Path, copied: Any) -> None:
+    change(forged / "release.json", lambda content: content["versions"].update(matplotlib="1.0"))
+    again(forged)
+    page = forged / "report.html"
+    page.write_text(page.read_text().replace("</main>", "<p>ε = 0.01</p></main>"))
+    sums_again(forged)
+    said = copied.call("verify", str(forged), code=4).stdout
+    assert "Not checked: report.html was not compared with the JSON files: made by mat" in said
+
+
 def test_more_labels_than_were_paid_for_are_found(forged: Path) -> None:
     for name in ("labels", "answered"):
         np.save(forged / "labels" / f"{name}.npy", np.arange(13) * (name == "answered"))
@@ -899,28 +929,30 @@ def test_more_labels_than_were_paid_for_are_found(forged: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new"),
     [
-        ('big">ε = ', 'big">ε = 0.1, not ', "states another ε than guarantee.json"),
-        ("with ε = ", "with ε = 0.1, not ", "states another ε than guarantee.json"),
-        ("default-src", "x-src", "has not the policy"),
-        ("<main", "<img src=http://x><main", "would load or run"),
-        ("<main", "<script>alert(1)</script><main", "would load or run"),
-        ("<main", '<a href="javascript:x">x</a><main', "would load or run"),
-        ("</style>", "@import 'http://x';</style>", "would load or run"),
+        ('big">ε = ', 'big">ε = 0.1, not '),
+        ("default-src", "x-src"),
+        ("<main", "<img src=http://x><main"),
+        ("<main", "<!--><p>ε = 0.01</p><!----><main"),
+        ("<main", "<svg><![CDATA[><p>ε = 0.01</p>]]></svg><main"),
+        ("<title>", "<title>ε = 0.01 "),
+        ("</style>", "\\75 rl(http://x)</style>"),
+        ("</main>", "<p>ε = 0.01</p></main>"),
+        ("<html", "<html "),
     ],
 )
-def test_a_page_that_was_changed_is_found(forged: Path, old: str, new: str, says: str) -> None:
+def test_a_page_that_was_changed_is_found(forged: Path, old: str, new: str) -> None:
     page = forged / "report.html"
     assert old in page.read_text()
     page.write_text(page.read_text().replace(old, new, 1))
-    (problem,) = again(forged)
-    assert problem.startswith(f"report.html {says}")
+    sums_again(forged)
+    assert verify_release(forged).problems == (
+        "report.html says something else than the JSON files",
+    )
 
 
-@pytest.mark.parametrize(
-    "name", ["guarantee.json", "release.json", "student.json", "student/teacher.json"]
-)
+@pytest.mark.parametrize("name", ["guarantee.json", "release.json", "student.json"])
 def test_json_that_never_ends_is_a_problem_and_no_traceback(
     forged: Path, copied: Any, name: str
 ) -> None:
@@ -933,28 +965,22 @@ def test_json_that_never_ends_is_a_problem_and_no_traceback(
     assert all(line.startswith(f"pate: {forged}: ") for line in said.splitlines())
 
 
-def test_a_student_that_ends_the_program_is_a_problem(forged: Path, monkeypatch: Any) -> None:
-    def leave(*_: Any, **__: Any) -> None:
-        raise SystemExit(0)
-
-    monkeypatch.setattr("pate.release.checking.load_student", leave)
-    assert verify_release(forged).problems == ("student: it does not work (SystemExit: 0)",)
-
-
 def test_a_list_that_is_no_file_or_has_no_end_is_refused(forged: Path) -> None:
     sums = forged / SUMS
-    sums.write_bytes(b"x" * 10_000_001)
-    assert "is longer than any list" in verify_release(forged).problems[0]
+    sums.write_bytes(b"x" * 11_000_000)
+    assert "is larger than any such file" in verify_release(forged).problems[0]
     sums.unlink()
     os.mkfifo(sums)
-    assert "is no file of its own" in verify_release(forged).problems[0]
+    assert "is no plain file" in verify_release(forged).problems[0]
     sums.unlink()
     sums.symlink_to("/dev/zero")
-    assert "is no file of its own" in verify_release(forged).problems[0]
+    assert "is no plain file" in verify_release(forged).problems[0]
 
 
 def test_text_of_a_release_does_nothing_to_a_terminal(forged: Path, copied: Any) -> None:
-    change(forged / "student.json", lambda content: content.update(plugins=["\x1b[2Jok\nok"]))
+    code = {"kind": "code", "model": {}, "encoder": None, "seed": 0, "why": "it is so"}
+    needs = code | {"needs": ["\x1b[2Jok\nok"]}
+    change(forged / "student.json", lambda content: content.update(model=needs))
     assert again(forged) == ()
     said = copied.call("verify", str(forged), code=4).stdout
     assert "\x1b" not in said
@@ -1023,6 +1049,10 @@ def test_a_place_inside_the_run_is_refused_for_what_it_is(copied: Any) -> None:
 
 def test_the_card_says_how_far_its_figures_and_lists_go(given: Path) -> None:
     card = (given / "MODEL_CARD.md").read_text()
-    assert "It covers the labels and itself only" in card
+    told = card.partition("also holds a sanitised figure")[2].partition("\n")[0]
+    assert not re.search(r"\d", told)
+    for words in ("not a differential privacy guarantee", "at the data at hand only",
+                  "bounds one direction", "known only after the answers"):  # fmt: skip
+        assert words in told
     assert "their sum is no guarantee beyond this reading of the ledger" in card
     assert "compare its own digest" in card

@@ -154,6 +154,16 @@ def test_sanitised_again_only_for_money(project: Any) -> None:
     assert len(charged(project, "sanitised")) == 2
 
 
+def test_a_figure_that_is_lost_names_no_place_in_what_is_released(project: Any) -> None:
+    project.call_run()
+    shutil.rmtree(project.run_folder / "private" / "pending-sanitised")
+    shutil.rmtree(project.run_folder / "released" / "account")
+    project.call_run()
+    assert "--spend" in project.json("account", "guarantees.json")["why_not"]
+    for file in (project.run_folder / "released").rglob("*.json"):
+        assert project.ledger.name not in file.read_text()
+
+
 def test_labels_are_not_lost_where_the_sanitised_figure_does_not_fit(project: Any) -> None:
     labels = [Repeated(LaplaceNoisyMaxAnswer(scale=2.0), 12)]
 
@@ -197,12 +207,31 @@ def test_an_extended_release_prints_what_covers_it(project: Any) -> None:
     before = project.artifacts("aggregate")
     project.call_run("--set", "privacy.sanitise=false", "--set", "aggregate.queries=20")
     (name,) = project.artifacts("aggregate") - before
-    plan = project.run_folder / "released" / "aggregate" / name / "plan.json"
+    plan = project.in_the_open("aggregate", name) / "plan.json"
     printed = json.loads(plan.read_text())["guarantee"]["epsilon"]
     with Ledger.open(project.ledger) as ledger:
         assert printed == ledger.guarantee().epsilon
         events = [event for charge in ledger.charges() for event in charge.events]
     assert printed >= compose(events).guarantee(delta=1e-3).epsilon
+
+
+def test_a_release_is_not_extended_beside_votes_of_another_partition(project: Any) -> None:
+    """The ledger's figure would be said of one record more or less, and a shuffle has no such."""
+    project.write(partition={"method": "shuffle"})
+    project.call_run("--out", "runs/shuffled", stage="aggregate")
+    project.write(aggregate={"queries": 6})
+    project.call_run(stage="aggregate")
+    project.write()
+    project.call_run("--spend", stage="aggregate")
+    plans = [
+        json.loads(file.read_text())
+        for file in (project.run_folder / "released" / "aggregate").glob("*/plan.json")
+    ]
+    assert sorted(plan["queries"] for plan in plans) == [6, 12]
+    for plan in plans:
+        own = compose([Repeated(LaplaceNoisyMaxAnswer(scale=2.0), plan["queries"])])
+        assert plan["guarantee"]["epsilon"] == own.guarantee(delta=1e-3).epsilon
+        assert plan["guarantee"]["neighbours"] == "add-remove"
 
 
 def test_an_unpaid_draw_is_not_extended(project: Any) -> None:

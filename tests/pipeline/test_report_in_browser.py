@@ -19,7 +19,11 @@ chromium = module_from_spec(_spec)
 _spec.loader.exec_module(chromium)
 
 PROGRAM = chromium.find_chromium()
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed")
+pytestmark = [
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed"),
+    pytest.mark.campaign,
+    pytest.mark.xdist_group("browser"),  # one browser, and one run to look at
+]
 
 # WCAG 2: relative luminance and the ratio of text to what is painted behind it.
 CONTRAST = """

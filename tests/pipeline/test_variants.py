@@ -284,7 +284,7 @@ def test_on_error_fail_says_which_teacher_and_where_and_no_record(project: Any, 
         ("raise", "fit", "serial"),
         ("raise", "predict", "serial"),
         ("die", "fit", "processes:2"),
-        ("die", "predict", "processes:2"),
+        pytest.param("die", "predict", "processes:2", marks=pytest.mark.campaign),
     ],
 )
 def test_on_error_abstain_goes_on_without_them(
@@ -372,6 +372,7 @@ class Placed:
 '''
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("when", ["fit", "predict"])
 def test_a_worker_that_is_lost_changes_no_vote_of_the_others(project: Any, when: str) -> None:
     project.write(teachers={"count": 16})  # two in a group

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 
@@ -92,6 +93,86 @@ assert os.waitstatus_to_exitcode(os.waitpid(start(), 0)[1]) == 0  # once more, a
 """
 
 
+# Two copies of a run that was killed go on at the same moment; in each round at most one ends.
+COPIES = """
+import os, shutil, signal, sys, time
+exec(open(sys.argv.pop(1)).read().split("def run():")[0])
+from pate.errors import PateError
+
+def run(path, journal, begin=None):
+    def begun(model):
+        handle = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(handle, (json.dumps([trainer.steps, digest(model)]) + "\\n").encode())
+        os.close(handle)
+        return 0.5
+
+    while begin is not None and time.time() < begin:
+        pass
+    with Ledger.open(ledger) as opened:
+        try:
+            model, trainer = make(ledger=opened, checkpoint=path)
+            trainer.fit(epochs=6, evaluate=begun)
+        except PateError as error:
+            return 2 if "drawing" in str(error) or "not the last" in str(error) else 3
+    return 0
+
+def start(*arguments):
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = run(*arguments)
+        finally:
+            os._exit(code)
+    return child
+
+clock = random.Random(7)
+ended = []
+for number in range(int(os.environ["ROUNDS"])):
+    first, second = (f"{checkpoint}.{number}.{name}" for name in "ab")
+    shown = f"{journal}.{number}"
+    child = start(first, shown)
+    while not os.path.exists(shown):
+        time.sleep(0.0005)
+    if clock.random() < 0.5:
+        shutil.copy(first, second)  # of the live run
+    time.sleep(clock.uniform(0, 0.01))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    if not os.path.exists(second):
+        shutil.copy(first, second)
+    begin = time.time() + 0.02
+    children = [start(path, shown, begin) for path in (first, second)]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    ended.append(sorted(codes))
+    seen = {}
+    for at, weights in map(json.loads, open(shown)):
+        seen.setdefault(at, set()).add(weights)
+    assert all(len(each) == 1 for each in seen.values()), (number, codes, seen)
+print(json.dumps(ended))
+"""
+
+
+def test_of_two_copies_resumed_together_at_most_one_ends(tmp_path):
+    """Real processes, many rounds; whatever was shown of a step, it was one drawing."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    path, rounds = tmp_path / "ledger.db", 25
+    Ledger.open(path, budget=Guarantee(epsilon=200.0, delta=DELTA)).close()
+    command = [sys.executable, "-c", COPIES, str(program), str(tmp_path / "run"), str(path),
+               str(tmp_path / "journal")]  # fmt: skip
+    finished = subprocess.run(
+        command, capture_output=True, text=True, timeout=300,
+        env=os.environ | {"ROUNDS": str(rounds)},
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    ends = json.loads(finished.stdout.splitlines()[-1])
+    assert {tuple(each) for each in ends} == {(0, 2)}, ends
+    with Ledger.open(path) as ledger:
+        assert len(ledger.charges()) == rounds
+
+
+@pytest.mark.campaign
 def test_killed_at_any_moment_a_run_costs_what_it_would_have(tmp_path):
     checkpoint, path, journal = (tmp_path / name for name in ("run", "ledger.db", "journal"))
     Ledger.open(path, budget=Guarantee(epsilon=30.0, delta=DELTA)).close()

@@ -2,71 +2,24 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
+import shutil
 import signal
+import sqlite3
 import time
 
 import pytest
+from kills import ANSWER, fork, kill_charging
 
 from pate.accounting import GaussianNoisyMaxAnswer, Guarantee, Ledger, Repeated, compose
 from pate.errors import BudgetExceeded
 
-fork = multiprocessing.get_context("fork")
-ANSWER = GaussianNoisyMaxAnswer(sigma=200.0)
 
-
-def charge_and_publish(path, journal, worker):
-    """Charges, then publishes (appends to a journal on disk), until killed."""
-    with Ledger.open(path) as ledger:
-        number = 0
-        while True:
-            release = f"{worker}-{number}"
-            try:
-                ledger.charge([ANSWER], release=release)
-            except BudgetExceeded:
-                return
-            handle = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            os.write(handle, f"{release}\n".encode())
-            os.fsync(handle)
-            os.close(handle)
-            number += 1
-
-
-def audit(path, journal, budget):
-    """The ledger opens, is whole, covers everything published, and keeps its budget."""
-    published = journal.read_text().split() if journal.exists() else []
-    with Ledger.open(path) as ledger:
-        charged = [charge.release for charge in ledger.charges()]
-        assert ledger._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        spent = ledger.spent().epsilon
-        moment = ledger.terms.budget.moment
-    assert len(set(charged)) == len(charged)
-    assert set(published) <= set(charged)
-    expected = compose([Repeated(ANSWER, len(charged))], [moment]).guarantee(delta=budget.delta)
-    assert spent == (expected.epsilon if charged else 0.0)
-    assert spent <= budget.epsilon
-    return len(charged), len(published)
-
-
-def test_killed_two_hundred_times(tmp_path):
-    path, journal = tmp_path / "ledger.db", tmp_path / "published"
-    budget = Guarantee(epsilon=50.0, delta=1e-5)
-    Ledger.open(path, budget=budget).close()
-    rng = random.Random(20)
-    kills = charged = published = 0
-    while kills < 200:
-        worker = fork.Process(target=charge_and_publish, args=(path, journal, kills))
-        worker.start()
-        time.sleep(rng.uniform(0.0, 0.05))
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.join()
-        assert worker.exitcode == -signal.SIGKILL, "the budget ran out before the kill"
-        kills += 1
-        charged, published = audit(path, journal, budget)
-    assert published > 100, "the processes were killed before they did anything"
-    print(f"\n200 kills: {charged} charges, {published} published, every one of them covered")
+def test_killed_fifty_times(tmp_path):
+    """Three thousand times in ``tests/campaigns``."""
+    charged, published = kill_charging(tmp_path, kills=50, rng=random.Random(20))
+    print(f"\n50 kills: {charged} charges, {published} published, every one of them covered")
 
 
 def take_one(path, start, results, worker):
@@ -139,3 +92,121 @@ def test_racing_to_create_one_ledger(tmp_path):
     with Ledger.open(path) as ledger:
         assert ledger.terms.budget.epsilon == opened[0]
     assert [entry.name for entry in tmp_path.iterdir()] == ["ledger.db"]
+
+
+def keep_opening(folder, start, results, number):
+    start.wait()
+    said = []
+    for attempt in range(40):
+        try:
+            with Ledger.open(folder / f"{attempt}.ledger", budget=BUDGET) as ledger:
+                ledger.charge([ANSWER], release=f"{number}")
+        except Exception as error:
+            said.append(repr(error))
+    results.put(said)
+
+
+def test_many_make_and_open_one_ledger_and_none_is_refused(tmp_path):
+    """Each of forty ledgers is made by one of six processes, and used by all of them."""
+    start, results = fork.Event(), fork.Queue()
+    workers = [
+        fork.Process(target=keep_opening, args=(tmp_path, start, results, number))
+        for number in range(6)
+    ]
+    for worker in workers:
+        worker.start()
+    start.set()
+    assert [results.get(timeout=300) for _ in workers] == [[]] * 6
+    for worker in workers:
+        worker.join()
+    for attempt in range(40):
+        with Ledger.open(tmp_path / f"{attempt}.ledger") as ledger:
+            assert {charge.release for charge in ledger.charges()} == set("012345")
+    assert not list(tmp_path.glob(".ledger-*"))
+
+
+def test_another_process_makes_the_ledger_between_two_looks(tmp_path, monkeypatch):
+    """Its journal is seen, its file was not: that is no lost ledger."""
+    path = tmp_path / "ledger.db"
+    ledger_there = Ledger.open(path, budget=BUDGET)
+    ledger_there.charge([ANSWER], release="theirs")
+    looks = iter([False])
+    real = os.path.lexists
+    monkeypatch.setattr(os.path, "lexists", lambda place: next(looks, None) or real(place))
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        assert [charge.release for charge in ledger.charges()] == ["theirs"]
+    ledger_there.close()
+
+
+BUDGET = Guarantee(epsilon=50.0, delta=1e-5)
+
+
+def make_old(path):
+    """A ledger of version 1, with charges in it."""
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        for number in range(40):
+            ledger.charge([GaussianNoisyMaxAnswer(sigma=200.0 + number)], release=f"{number}")
+        spent = ledger.spent()
+        ask = ledger._connection.execute
+        ask("DROP TRIGGER without_total")
+        for index in ("entries_of_charge", "charges_of_settings"):
+            ask(f"DROP INDEX {index}")
+        for table in ("totals", "running", "studies", "settings", "plans"):
+            ask(f"DROP TABLE {table}")
+        ask("ALTER TABLE charges DROP COLUMN records")
+        ask("PRAGMA user_version = 1")
+    return spent
+
+
+def dies_at(statement, path):
+    """Opens and charges a ledger, and is killed just before the statement of this number."""
+    count = 0
+
+    def trace(text):
+        nonlocal count
+        count += 1
+        if count == statement:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    real = sqlite3.connect
+
+    def traced(*words, **settings):
+        connection = real(*words, **settings)
+        connection.set_trace_callback(trace)
+        return connection
+
+    sqlite3.connect = traced
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        ledger.charge([ANSWER], release="new", settings=["3f"], study="one")
+    os._exit(0)
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_killed_between_any_two_steps(tmp_path, old):
+    """Of making a ledger, or of bringing an old one up to date, and of charging it."""
+    kills, statement = 0, 0
+    spent = make_old(tmp_path / "old") if old else None
+    while True:
+        statement += 1
+        path = tmp_path / f"{statement}.db"
+        if old:
+            shutil.copyfile(tmp_path / "old", path)
+        worker = fork.Process(target=dies_at, args=(statement, path))
+        worker.start()
+        worker.join()
+        with Ledger.open(path, budget=BUDGET) as ledger:
+            charged = [charge.release for charge in ledger.charges()]
+            assert ledger._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            if "new" not in charged:
+                assert ledger.spent() == (spent or ledger.spent())
+                assert len(charged) == (40 if old else 0)
+                assert worker.exitcode == -signal.SIGKILL
+            ledger.charge([ANSWER], release="new", settings=["3f"], study="one")
+            assert len(ledger.charges()) == (41 if old else 1)
+        with Ledger.open(path) as ledger:  # its totals are those of its charges
+            assert ledger.charges()[-1].studies == ("one",)
+        assert not list(tmp_path.glob(".ledger-*"))
+        if worker.exitcode == 0:
+            break
+        kills += 1
+    assert kills > 20

@@ -11,14 +11,17 @@ import itertools
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import call
 
-from pate.artifacts import Level, Store, StoreError
+from pate.accounting import Ledger
+from pate.accounting.running_total import formulas
+from pate.artifacts import Draft, Level, Store, StoreError, fingerprint
+from pate.artifacts.manifest import write_manifest
 from pate.cli import main
 from pate.stages.catalogue import STAGES
 from pate.stages.distill import DISTILL
@@ -52,6 +55,7 @@ class Centroids:
         return ((X[:, None, :] - self.centres[None]) ** 2).sum(axis=2).argmin(axis=1)
 '''
 
+ROOT = str(Path(__file__).parents[2])
 VALUE = 1234.5678  # in features of private records
 PRIVATE_ROWS, TEACHERS = 131, 6  # a number of records that nothing else comes to
 
@@ -101,22 +105,25 @@ class Place:
         path.write_text("\n".join(lines) + "\n")
 
     def run(self, *words, stage="run", code=0):
-        done = subprocess.run(
-            [sys.executable, "-m", "pate", stage, *(["my.toml"] if stage != "status" else []),
-             "--plugin-path", "plugins", *words],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUTF8": "1"},
-            capture_output=True,
-            timeout=120,
-        )  # fmt: skip
-        assert done.returncode == code, done.stderr.decode()
-        return done.stdout + done.stderr
+        recipe = ["my.toml"] if stage != "status" else []
+        environment = {**os.environ, "PYTHONPATH": ROOT, "PYTHONUTF8": "1"}
+        done = call("pate", stage, *recipe, "--plugin-path", "plugins", *words,
+                    folder=self.folder, environment=environment)  # fmt: skip
+        assert done.returncode == code, done.stderr
+        return (done.stdout + done.stderr).encode()
 
     def teach(self, *words):
         """Up to the teachers, in this process: where start-up would be most of the time."""
+        self.command("teach", "my.toml", "--engine", "serial", "--quiet", *words)
+
+    def charges(self):
+        with Ledger.open(self.folder / "data" / "ledgers" / "mine.ledger") as ledger:
+            return [charge.release for charge in ledger.charges()]
+
+    def command(self, *words):
+        """A command in this process, and what it printed."""
         said = io.StringIO()
-        before, sys.argv = sys.argv, ["pate", "teach", "my.toml", "--plugin-path", "plugins",
-                                      "--engine", "serial", "--quiet", *words]  # fmt: skip
+        before, sys.argv = sys.argv, ["pate", *words, "--plugin-path", "plugins"]
         try:
             with (
                 contextlib.chdir(self.folder),
@@ -128,6 +135,7 @@ class Place:
         finally:
             sys.argv = before
         assert not stop.value.code, said.getvalue()
+        return said.getvalue()
 
     def artifact(self, stage):
         (artifact,) = Store(root=self.run_folder, reader="evaluate").all(stage)
@@ -176,17 +184,27 @@ def marked(count=PRIVATE_ROWS):
     return features, labels, ids, groups
 
 
-@pytest.mark.parametrize("form", ["npz", "csv"])
-def test_markers_are_nowhere_in_the_open(tmp_path, form):
-    """A talkative teacher, JSON logs, both engines, a reference model, and every command after."""
+RAY = [pytest.mark.campaign, pytest.mark.xdist_group("ray")]
+
+
+@pytest.mark.parametrize(
+    ("form", "engine"),
+    [
+        ("npz", "processes:2"),
+        ("csv", "serial"),
+        pytest.param("csv", "gpus:cpu,cpu", marks=pytest.mark.campaign),
+        pytest.param("npz", "ray", marks=RAY),
+    ],
+)
+def test_markers_are_nowhere_in_the_open(tmp_path, form, engine):
+    """A talkative teacher, JSON logs, every engine, a reference model, and every command after."""
     private = marked()
     place = Place(
         tmp_path / "place", form=form, private=private, recipe="[evaluate]\nreference = true\n"
     )
     talk = ("--set", "teachers.params.talks=true", "--json-logs")
-    engines = {"npz": "processes:2", "csv": "serial"}
     said = {
-        "run": place.run(*talk, "--engine", engines[form]),
+        "run": place.run(*talk, "--engine", engine),
         "run again": place.run(*talk, "--engine", "serial"),
         "status": place.run("runs/my", stage="status"),
     }
@@ -245,13 +263,15 @@ def hashes(*contents):
     return {each for each in found if re.search(rb"[a-f]", each)}
 
 
-def files_and_families(place):
+def of_what_is_in_the_open(place):
     """Digests of the very files that are in the open, and of the mechanism's public settings."""
-    for level, path in itertools.product(("public", "released"), place.run_folder.iterdir()):
-        for manifest in path.rglob("manifest.json") if path.name == level else ():
+    for level in ("public", "released"):
+        for manifest in (place.run_folder / level).rglob("manifest.json"):
             content = json.loads(manifest.read_text())
             yield from (entry["sha256"].encode() for entry in content["files"].values())
             yield content["facts"].get("family", "").encode()
+            yield fingerprint(content["files"], content["facts"])[:20].encode()
+            yield content["seal"].encode()
 
 
 def test_names_in_the_open_tell_nothing_of_the_data(tmp_path):
@@ -266,7 +286,9 @@ def test_names_in_the_open_tell_nothing_of_the_data(tmp_path):
         for place in (first, second)
     ]
     assert min(map(len, seen)) > 30
-    assert seen[0] & seen[1] <= set(files_and_families(first))
+    # A ledger notes which code worked out its total, beside that total.
+    known = {each for each in seen[0] & seen[1] if each.startswith(formulas().encode())}
+    assert (seen[0] & seen[1]) - known <= set(of_what_is_in_the_open(first))
     private = {artifact.digest.encode() for artifact in Store(root=first.run_folder).all("vote")}
     private |= {line.encode() for line in first.artifact("partition").json("shards.json")}
     for stage in ("data", "partition", "encode", "teach", "vote", "account-private"):
@@ -274,6 +296,113 @@ def test_names_in_the_open_tell_nothing_of_the_data(tmp_path):
         private |= {entry["sha256"].encode() for entry in files if entry["bytes"] > 8}
     assert len(private) > 15
     assert seen[0] & private == set()
+
+
+def in_the_open(place):
+    """Every name and byte under public/ and released/."""
+    return {
+        str(path.relative_to(place.run_folder)): path.read_bytes() if path.is_file() else b""
+        for level in ("public", "released")
+        for path in (place.run_folder / level).rglob("*")
+    }
+
+
+@pytest.fixture(scope="module")
+def neighbours(tmp_path_factory):
+    """Two runs on data that differ in one record, with the same noise: the labels are the same."""
+    private = (*records(PRIVATE_ROWS, seed=1), [f"id{n}" for n in range(PRIVATE_ROWS)], ["x"] * 131)
+    places = []
+    for name, rows in (("whole", private), ("less", drop(private, 17))):
+        place = Place(tmp_path_factory.mktemp("neighbours") / name, form="csv", private=rows)
+        place.run("--engine", "serial", "--insecure-seed", "3", "--set", "privacy.sanitise=false")
+        places.append(place)
+    return places
+
+
+def test_nothing_in_the_open_tells_whether_a_record_changed(neighbours):
+    """Nothing but the labels, and what is made from them, may differ; here they are the same."""
+    whole, less = neighbours
+    labels = [place.artifact("aggregate").array("labels.npy").tolist() for place in neighbours]
+    assert labels[0] == labels[1]
+    votes = [place.artifact("vote").array("predictions.npy").tobytes() for place in neighbours]
+    shards = [place.artifact("partition").json("shards.json") for place in neighbours]
+    assert shards[0] != shards[1], votes
+    assert in_the_open(whole) == in_the_open(less)
+    assert len(in_the_open(whole)) > 30
+
+
+def test_a_sanitised_figure_differs_alone(neighbours):
+    """With it the figure, its file and what names that file may differ, and nothing else."""
+    for place in neighbours:
+        place.run("--engine", "serial", "--insecure-seed", "3", "--set", "privacy.sanitise=true")
+    whole, less = map(in_the_open, neighbours)
+    different = {name for name in {**whole, **less} if whole.get(name) != less.get(name)}
+    assert {name.split("/")[1] for name in different} <= {"account"}
+
+
+def test_no_private_fingerprint_is_in_the_open_in_a_report_or_in_a_release(tmp_path):
+    place = Place(tmp_path / "place")
+    place.run("--engine", "serial", "--quiet")
+    place.command("report", "runs/my")
+    place.command("release", "runs/my", "out")
+    known = set()
+    for about in all_artifacts(place):
+        known |= {about["made_from"], *about["inputs"].values()}
+        if about["level"] == "PRIVATE":
+            known |= {about["seal"], *(each["sha256"] for each in about["files"].values())}
+    shared = {entry.decode() for entry in of_what_is_in_the_open(place)}
+    secret = {each[:16].encode() for each in known - shared}
+    assert len(secret) > 80
+    shown = [place.run_folder / "report.html", *(place.folder / "out").rglob("*")]
+    contents = dict(in_the_open(place)) | {
+        str(path): path.read_bytes() for path in shown if path.is_file()
+    }
+    assert len(contents) > 40
+    for name, content in contents.items():
+        found = [each for each in secret if each in name.encode() or each in content]
+        assert not found, name
+
+
+def draft_of_an_earlier_version(self, stage, made_from, *, level, inputs=None, only_for=(), **_):
+    """As :meth:`pate.artifacts.Store.draft` was: the origin stands in every manifest."""
+
+    @contextlib.contextmanager
+    def drafting():
+        final = self.folder(stage, level, made_from)
+        final.mkdir(parents=True)
+        (self.root / "private").mkdir(mode=0o700, exist_ok=True)
+        draft = Draft(path=final)
+        yield draft
+        write_manifest(final, stage=stage, made_from=made_from, level=level,
+                       inputs=dict(inputs or {}), only_for=list(only_for),
+                       facts=draft.facts)  # fmt: skip
+
+    return drafting()
+
+
+def test_a_run_of_an_earlier_version_loses_its_origins_and_nothing_else(tmp_path, monkeypatch):
+    place = Place(tmp_path / "place")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Store, "draft", draft_of_an_earlier_version)
+        place.command("run", "my.toml", "--engine", "serial")
+    assert not (place.run_folder / "private" / "origins").exists()
+    before = [json.loads(file.read_text()) for file in place.run_folder.rglob("manifest.json")]
+    origins = {each["made_from"] for each in before if each["level"] != "PRIVATE"}
+    assert len(origins) > 4
+    assert all(any(made_from[:20] in name for name in in_the_open(place)) for made_from in origins)
+    charges = place.charges()
+    said = place.command("status", "runs/my")
+    assert said.count("done") == len(STAGES)
+    for name, content in in_the_open(place).items():
+        assert not [each for each in origins if each[:16] in name or each.encode() in content]
+    assert "nothing to do" in place.command("run", "my.toml", "--engine", "serial")
+    place.command("report", "runs/my")
+    place.command("release", "runs/my", "out")
+    assert place.charges() == charges
+    after = [json.loads(file.read_text()) for file in place.run_folder.rglob("manifest.json")]
+    assert len(after) == len(before)
+    place.command("aggregate", "my.toml", "--engine", "serial", "--set", "aggregate.queries=20")
+    assert len(place.charges()) == len(charges) + 1  # what was paid for is given out again
 
 
 # --- who may open what ------------------------------------------------------------------------
@@ -287,8 +416,11 @@ def finished(tmp_path_factory):
 
 
 def all_artifacts(place):
-    for manifest in sorted(place.run_folder.glob("*/*/*/manifest.json")):
-        yield json.loads(manifest.read_text())
+    """What is known of every artifact, in the open or not: its manifest, or its origin."""
+    private = place.run_folder.glob("private/*/*/manifest.json")
+    origins = place.run_folder.glob("private/origins/*/*.json")
+    for file in sorted([*private, *origins]):
+        yield json.loads(file.read_text())
 
 
 def test_distill_can_open_nothing_private(finished):
@@ -296,7 +428,7 @@ def test_distill_can_open_nothing_private(finished):
     levels = {"PUBLIC": 0, "RELEASED": 0, "PRIVATE": 0}
     for manifest in all_artifacts(finished):
         levels[manifest["level"]] += 1
-        if manifest["level"] == "PRIVATE" or manifest["only_for"]:
+        if manifest["level"] == "PRIVATE" or manifest["stage"] in ("data-answers", "data-test"):
             with pytest.raises(StoreError, match="distill may not open"):
                 store.open(manifest["stage"], manifest["made_from"])
         else:

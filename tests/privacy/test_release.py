@@ -8,13 +8,12 @@ import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import call
 
 from pate.accounting import Ledger
 from pate.errors import InvalidInput
@@ -22,6 +21,7 @@ from pate.release.finished import open_finished
 from pate.release.leaks import require_clean
 
 VALUE = 1234.5678  # in features of private records
+pytestmark = pytest.mark.xdist_group("private release")  # the runs it releases are made once
 PRIVATE_ROWS, TEST_ROWS = 331, 137  # numbers that nothing else comes to
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -82,10 +82,7 @@ class Place:
     def pate(self, *words, cwd=None):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1",
                        "HOME": str(self.folder), "USER": "SECRETUSER"}  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-m", "pate", *map(str, words)],
-            cwd=cwd or self.folder, env=environment, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+        done = call("pate", *map(str, words), folder=cwd or self.folder, environment=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

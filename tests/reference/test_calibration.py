@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
@@ -9,6 +11,7 @@ from dp_accounting.pld import PLDAccountant
 
 from pate.accounting import Conversion, Repeated, integer_moments, smallest_noise
 from pate.accounting.calibrate import dpsgd_step, moments_epsilon, pld_epsilon
+from pate.accounting.pld import PLD_MARGIN
 
 
 def calibrate(case, epsilon, tolerance=1e-9):
@@ -52,9 +55,14 @@ def test_noise_by_pld(case):
     peer = PLDAccountant(value_discretization_interval=1e-4)
     noise = GaussianDpEvent(golden["sigma"])
     peer.compose(PoissonSampledDpEvent(case["q"], noise), case["steps"])
-    assert found == pytest.approx(peer.get_epsilon(case["delta"]), rel=1e-12)
-    assert found >= golden["eps_at_sigma"] * (1 - 1e-9)  # never smaller
-    assert found <= golden["eps_at_sigma"] * (1 + 1e-4)
+    rounding = sys.float_info.epsilon * case["steps"]
+    rounded = peer.get_epsilon(case["delta"] - rounding)
+    assert found == pytest.approx(rounded + PLD_MARGIN, rel=1e-12)
+    assert found >= golden["eps_at_sigma"] + PLD_MARGIN / 2  # on whatever processor
+    theirs = found - PLD_MARGIN - (rounded - peer.get_epsilon(case["delta"]))
+    assert theirs <= golden["eps_at_sigma"] * (1 + 1e-4)
     if case["steps"] in (1, 1000):  # the search itself, where an evaluation is quick
-        found = calibrate(case, epsilon, tolerance=1e-7)
-        assert found == pytest.approx(golden["sigma"], rel=2e-6)
+        without = calibrate(case, lambda e: epsilon(e) - PLD_MARGIN, tolerance=1e-7)
+        assert without == pytest.approx(golden["sigma"], rel=2e-6)
+        noise = calibrate(case, epsilon, tolerance=1e-7)
+        assert epsilon([Repeated(step(noise), case["steps"])]) <= case["target_eps"]

@@ -306,6 +306,50 @@ def test_laplace_with_three_classes(votes, beta):
     assert bound.smooth_sensitivity(beta) >= exact[at] - 1e-12
 
 
+def with_abstentions(teachers, classes):
+    """Every histogram of so many teachers, of whom any may abstain, and its neighbours."""
+    cells = itertools.product(range(teachers + 1), repeat=classes)
+    tables = [votes for votes in cells if sum(votes) <= teachers]
+    known = set(tables)
+    units = [tuple(row) for row in np.eye(classes, dtype=int).tolist()]
+    nothing = (0,) * classes
+    changes = [(a, b) for a in [nothing, *units] for b in [nothing, *units] if a != b]
+    for votes in tables:
+        moved = (tuple(np.array(votes) - a + b) for a, b in changes)
+        yield votes, [each for each in moved if each in known]
+
+
+@pytest.mark.parametrize(
+    ("teachers", "classes", "cost"),
+    [
+        (12, 2, lambda v, k: gnmax_cost([v], sigma=2.0, order=2.0, teachers=k)),
+        (11, 3, lambda v, k: gnmax_cost([v], sigma=2.0, order=2.0, teachers=k)),
+        (8, 3, lambda v, k: lnmax_cost([v], scale=1.5, order=3.0, teachers=k)),
+        (
+            9,
+            2,
+            lambda v, k: threshold_cost(
+                np.array([float(max(v))]), teachers=k, threshold=6.0, sigma=1.5, order=4.0
+            ),
+        ),
+    ],
+    ids=["gnmax of two", "gnmax of three", "lnmax", "check"],
+)
+def test_every_teacher_may_abstain(teachers, classes, cost):
+    """One step is bounded, and what is d steps away from here is d + 1 steps from a neighbour."""
+    costs = {votes: cost(votes, teachers) for votes, _ in with_abstentions(teachers, classes)}
+    assert len({each.value for each in costs.values()}) > 2  # the votes matter
+    for votes, neighbours in with_abstentions(teachers, classes):
+        here = costs[votes]
+        assert len(here.local_sensitivity) == teachers + 2
+        for other in neighbours:
+            there = costs[other]
+            assert abs(here.value - there.value) <= here.local_sensitivity[0] * (1 + 1e-9) + 1e-15
+            assert np.all(
+                here.local_sensitivity[:-1] <= there.local_sensitivity[1:] * (1 + 1e-9) + 1e-15
+            )
+
+
 def test_checks_of_two_queries_need_sensitivities_within_a_distance():
     """At exactly distance d the sum over queries is too small; within distance d it is not."""
     teachers, check = 30, {"threshold": 16.0, "sigma": 2.0, "order": 10.0}

@@ -10,7 +10,7 @@ import pytest
 
 from pate.accounting import Conversion, Neighbours, ReleasePlan, sanitise
 from pate.accounting.moments import log_moments
-from pate.accounting.sanitise import best_plan, rehearse
+from pate.accounting.sanitise import best_plan, on_grid, rehearse
 from pate.accounting.smooth import SensitiveCost, gnmax_cost
 from pate.errors import InvalidInput
 
@@ -96,11 +96,27 @@ def test_a_sensitivity_too_small_to_see_still_gets_noise_and_price():
     """e^{−βd} underflows for many teachers; that must not look like a public cost."""
     cost = gnmax_cost([[100_000, 0]], sigma=200.0, order=ORDER)
     assert cost.local_sensitivity.any()
-    draws = [
-        sanitise(cost, plan=PLAN, delta=DELTA, rng=np.random.default_rng(seed)) for seed in (0, 1)
-    ]
-    assert all(draw.price == PLAN.rdp for draw in draws)
-    assert draws[0].guarantee.epsilon != draws[1].guarantee.epsilon
+    assert rehearse(cost, plan=PLAN, delta=DELTA).spread > 0
+    rng = np.random.default_rng(0)
+    assert sanitise(cost, plan=PLAN, delta=DELTA, rng=rng).price == PLAN.rdp
+    assert rng.standard_normal() != np.random.default_rng(0).standard_normal()  # one was drawn
+
+
+def test_every_figure_lies_on_the_public_grid(cost):
+    """No digit beyond thousandths leaves, but for the public ceiling; and it is rounded up."""
+    draws = published(roomy(cost), PLAN, 300)
+    assert len(set(draws)) > 20
+    assert all(len(f"{each!r}".partition(".")[2]) <= 3 for each in draws.tolist())
+    most = rehearse(dataclasses.replace(cost, value=cost.ceiling), plan=PLAN, delta=DELTA)
+    capped = published(cost, PLAN, 300)
+    assert max(capped) == pytest.approx(most.with_price.epsilon, rel=1e-12)
+    below = capped[capped < max(capped)]
+    assert all(len(f"{each!r}".partition(".")[2]) <= 3 for each in below.tolist())
+    rng = np.random.default_rng(2)
+    for exact in [*rng.uniform(0, 5, 2000), *np.arange(2000) / 1000, 1e-300, 0.0, 1e9, math.inf]:
+        up = on_grid(exact)
+        assert exact <= up < exact + 0.001001 or up == exact
+        assert on_grid(up) == up
 
 
 def test_the_best_plan_is_at_least_as_good_as_the_default(cost):

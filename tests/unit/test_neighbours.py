@@ -63,3 +63,24 @@ def test_directions_of_huge_and_tiny_ones():
     found = directions(np.array([[3e38, 3e38], [1e-38, -1e-38], [0, 0]], dtype=np.float32))
     half = np.sqrt(0.5)
     np.testing.assert_allclose(found, [[half, half], [half, -half], [0, 0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["apart", "on a grid", "often the same"])
+@pytest.mark.parametrize(("dimensions", "count", "own"), [(16, 101, "first"), (3, 5, "never")])
+def test_of_many_points_it_finds_what_sorting_all_distances_finds(kind, dimensions, count, own):
+    """Where distances are alike, too: what is left out of sight must not matter."""
+    rng = np.random.default_rng(1)
+    points = rng.normal(size=(3000, dimensions)).astype(np.float32)
+    if kind == "on a grid":
+        points = rng.integers(-2, 3, size=points.shape).astype(np.float32)
+    if kind == "often the same":
+        points = points[rng.integers(0, 20, size=len(points))]
+    among = directions(points)
+    near, squares = nearest(among[:200], among, count, rows=200, own=own)
+    for one, places, apart in zip(among[:200], near, squares, strict=True):
+        gaps = ((among - one) ** 2).sum(axis=1)
+        assert len(set(places.tolist())) == count
+        left = np.delete(gaps, [*places, *([] if own == "first" else [np.argmin(gaps)])])
+        assert left.min() >= apart.max() - 1e-5
+        assert np.all(np.diff(apart) >= 0)
+        np.testing.assert_allclose(apart, gaps[places], atol=1e-5)

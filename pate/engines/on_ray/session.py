@@ -370,12 +370,21 @@ def _why_not(address: str, error: Exception) -> str:
     )
 
 
+def sweep_leftovers() -> None:
+    """Removes the folders of Ray and of its tasks whose processes were killed, here."""
+    sweep(_temporary(), _NAME)
+    sweep()
+
+
+def _temporary() -> Path:
+    usual = Path(tempfile.gettempdir()).absolute()
+    return usual if len(str(usual)) <= LONGEST_TEMPORARY else Path("/tmp")
+
+
 def _temporary_folder() -> tuple[Path, int]:
     """A new folder, and what holds its lock; those of this user whose driver was killed go."""
-    usual = Path(tempfile.gettempdir()).absolute()
-    parent = usual if len(str(usual)) <= LONGEST_TEMPORARY else Path("/tmp")
-    sweep(parent, _NAME)
-    return locked(lambda: Path(tempfile.mkdtemp(prefix=_MADE, dir=parent)), _NAME)
+    sweep(_temporary(), _NAME)
+    return locked(lambda: Path(tempfile.mkdtemp(prefix=_MADE, dir=_temporary())), _NAME)
 
 
 def _store_bytes() -> int:

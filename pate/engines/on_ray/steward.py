@@ -23,7 +23,7 @@ from typing import Any, final
 
 from pate import __version__
 from pate.devices import Device
-from pate.engines.attempt import Report, describe
+from pate.engines.attempt import Report
 from pate.engines.files import CODE, MAKES, ROWS, Reference, path_of, with_files
 from pate.engines.on_ray.folder import TaskFolderError, Warden, cannot_use, sweep, task_folder
 from pate.engines.on_ray.parcels import Parcel, pack, unpack
@@ -31,6 +31,7 @@ from pate.engines.on_ray.sealing import seal, unseal
 from pate.engines.worker import READY
 from pate.engines.worker_process import WorkerProcess
 from pate.errors import PateError
+from pate.untrusted import forbid_core_dumps, shown
 
 SWEEP_SECONDS = 30.0  # how often a steward looks for what others left
 START_SECONDS = 120.0  # for a worker to come up, on a busy machine
@@ -96,11 +97,11 @@ def run_errand(key: bytes, sealed: Any, *shared: Any) -> Any:
             )
         returned = _steward().run(errand, shared)
     except TaskFolderError as error:
-        returned = Return(report=Report(error=describe(error)).encode(), lost=True, stop=True)
+        returned = Return(report=Report(error=shown(error)).encode(), lost=True, stop=True)
     except PateError as error:
-        returned = Return(report=Report(error=describe(error)).encode(), stop=True)
+        returned = Return(report=Report(error=shown(error)).encode(), stop=True)
     except Exception as error:
-        words = f"PateError: a Ray worker could not prepare its task ({describe(error)})"
+        words = f"PateError: a Ray worker could not prepare its task ({shown(error)})"
         returned = Return(report=Report(error=words).encode(), lost=True, stop=True)
     return seal(returned, key)
 
@@ -124,6 +125,7 @@ class _Steward:
     """The one worker of this Ray worker, and what it was started with."""
 
     def __init__(self) -> None:
+        forbid_core_dumps()  # the files of a task pass through here
         self._warden = Warden()
         self._worker: WorkerProcess | None = None
         self._settings: tuple[Any, ...] = ()

@@ -7,6 +7,8 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -18,6 +20,7 @@ from pate.accounting import (
     LaplaceNoisyMaxAnswer,
     PureDP,
     Repeated,
+    SampledGaussian,
     compose,
     log_moments,
     pld_guarantee,
@@ -40,6 +43,7 @@ from pate.accounting.composition import (
     rho_from_pure,
 )
 from pate.accounting.events import ForReplacement
+from pate.accounting.pld import PLD_MARGIN
 from pate.errors import InvalidInput, UnsupportedEvent
 
 
@@ -220,6 +224,26 @@ def test_pld_agrees_with_the_exact_gaussian_and_pure_limits():
     # Two Laplace mechanisms leak less than the worst (0.1, 0)-DP mechanism.
     assert tight <= optimal(0.1, count=100, delta=1e-5) * (1 + 1e-3)
     assert pld_guarantee([], delta=1e-5).epsilon == 0.0
+
+
+def test_pld_stays_above_its_own_rounding():
+    """The noise of a step, moved by less than any processor can tell, stands for another one."""
+    for delta, steps in ((1e-5, 1000), (2e-9, 10_000)):
+        without = PLDAccountant(value_discretization_interval=1e-4)
+        sampled = PoissonSampledDpEvent(0.01, GaussianDpEvent(4.0))
+        without.compose(sampled, steps)
+        noise = [4 + i * 1e-12 for i in range(-2, 3)]
+        alike = [SampledGaussian(sample_rate=0.01, noise_multiplier=each) for each in noise]
+        moved = [pld_guarantee([Repeated(s, steps)], delta=delta).epsilon for s in alike]
+        assert min(moved) >= without.get_epsilon(delta) + PLD_MARGIN / 2
+        assert max(moved) - min(moved) <= PLD_MARGIN
+        assert max(moved) <= without.get_epsilon(delta) + 1e-3
+
+
+def test_pld_refuses_a_delta_within_its_rounding():
+    step = SampledGaussian(sample_rate=0.01, noise_multiplier=4.0)
+    with pytest.raises(InvalidInput, match="added up in floats: use the moments accountant"):
+        pld_guarantee([Repeated(step, 10_000)], delta=1e-12)
 
 
 @pytest.mark.parametrize("bad", [0.0, 1.0, -0.1, math.nan])

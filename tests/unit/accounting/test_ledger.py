@@ -307,8 +307,9 @@ def charge_many(ledger):
         ledger.charge([ANSWER], release=f"after {number} " + "x" * 2000)
 
 
-def test_a_full_disk_charges_nothing(tmp_path):
-    """On a real file system of 300 KB."""
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of 300 KB."""
     place = tmp_path / "small"
     place.mkdir()
     mounted = subprocess.run(
@@ -317,22 +318,74 @@ def test_a_full_disk_charges_nothing(tmp_path):
     if mounted.returncode:
         pytest.skip("mounting needs root")
     try:
-        path = place / "ledger.db"
-        with Ledger.open(path, budget=BUDGET) as ledger:
-            ledger.charge([ANSWER], release="before")
-            filler = place / "filler"
-            occupy(filler)
-            with pytest.raises(LedgerError, match="disk"):
-                charge_many(ledger)
-            count = len(ledger.charges())
-            filler.unlink()
-            ledger.charge([ANSWER], release="room again")
-            assert len(ledger.charges()) == count + 1
-            total = compose([Repeated(ANSWER, count + 1)], [ledger.terms.budget.moment])
-            assert ledger.spent().epsilon == total.guarantee(delta=1e-5).epsilon
+        yield place
     finally:
         subprocess.run(["umount", place], check=True)
         shutil.rmtree(place)
+
+
+def leave_free(place, kilobytes):
+    """Fills a disk but for so much."""
+    filler = place / "filler"
+    occupy(filler)
+    os.truncate(filler, filler.stat().st_size - kilobytes * 1024)
+    return filler
+
+
+def test_a_full_disk_charges_nothing(small_disk):
+    path = small_disk / "ledger.db"
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        ledger.charge([ANSWER], release="before")
+        filler = leave_free(small_disk, 0)
+        with pytest.raises(LedgerError, match="disk"):
+            charge_many(ledger)
+        count = len(ledger.charges())
+        filler.unlink()
+        ledger.charge([ANSWER], release="room again")
+        assert len(ledger.charges()) == count + 1
+        total = compose([Repeated(ANSWER, count + 1)], [ledger.terms.budget.moment])
+        assert ledger.spent().epsilon == total.guarantee(delta=1e-5).epsilon
+
+
+def test_a_nearly_full_disk_makes_a_whole_ledger_or_none(small_disk):
+    """Whatever room there is: a ledger that is there can be used once there is more."""
+    path, made, said = small_disk / "ledger.db", [], []
+    for kilobytes in range(40, 204, 4):
+        filler = leave_free(small_disk, kilobytes)
+        try:
+            with Ledger.open(path, budget=BUDGET) as ledger:
+                ledger.charge([ANSWER], release="at once")
+            made.append(kilobytes)
+        except LedgerError as error:
+            said.append(str(error))
+        filler.unlink()
+        with Ledger.open(path, budget=BUDGET) as ledger:
+            ledger.charge([ANSWER], release="at once")
+            ledger.charge([ANSWER], release="later")
+            assert len(ledger.charges()) == 2
+            assert ledger._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert {each.name for each in small_disk.iterdir()} == {"ledger.db"}
+        path.unlink()
+    assert made, "there was never enough room"
+    assert said, "there was always enough room"
+    assert not any("\n" in each or "backup" in each for each in said)
+
+
+def test_opening_on_a_full_disk_asks_for_room_and_not_for_a_backup(small_disk):
+    path, said = small_disk / "ledger.db", []
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        ledger.charge([ANSWER], release="before")
+    for kilobytes in range(0, 60, 4):
+        filler = leave_free(small_disk, kilobytes)
+        try:
+            Ledger.open(path).close()
+        except LedgerError as error:
+            said.append(str(error))
+        filler.unlink()
+        with Ledger.open(path) as ledger:
+            assert len(ledger.charges()) == 1
+    assert said, "there was always enough room"
+    assert all("the disk is full" in each and "backup" not in each for each in said)
 
 
 def test_the_ledger_holds_no_votes(path):
@@ -342,7 +395,7 @@ def test_the_ledger_holds_no_votes(path):
         dump = "\n".join(ledger._connection.iterdump())
     assert '{"event": "LaplaceNoisyMaxAnswer", "scale": 50.0}' in dump.replace("''", "'")
     tables = {line.split('"')[1] for line in dump.splitlines() if line.startswith("INSERT")}
-    assert tables == {"terms", "charges", "entries"}
+    assert tables == {"terms", "charges", "entries", "totals", "running"}
 
 
 def test_one_event_written_in_two_ways_is_one_event(path):
@@ -387,9 +440,13 @@ def test_a_second_name_is_refused_and_a_crashed_creation_is_not(path):
     draft = path.with_name(".ledger-crashed")
     draft.mkdir()
     os.link(path, draft / "ledger")  # what a kill between link and clean-up leaves
+    other = path.with_name(".ledger-killed")
+    other.mkdir()
+    (other / "ledger").write_bytes(b"half of one")  # and a kill before the link
     with Ledger.open(path) as ledger:
         ledger.charge([ANSWER], release="a")
-    assert not (draft / "ledger").exists()
+    assert not draft.exists()
+    assert not other.exists()
 
 
 def test_small_mistakes_are_told(path):

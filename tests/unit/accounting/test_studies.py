@@ -17,9 +17,9 @@ from pate.accounting import (
     Repeated,
     SampledGaussian,
     event_to_json,
-    study_book,
 )
-from pate.errors import BudgetExceeded, InvalidInput, LedgerError, UnsupportedEvent
+from pate.accounting.study_book import StudyPlan
+from pate.errors import BudgetExceeded, InvalidInput, LedgerError, ReleaseConflict, UnsupportedEvent
 
 BUDGET = Guarantee(epsilon=2.0, delta=1e-5)
 ANSWER = GaussianNoisyMaxAnswer(sigma=100.0)
@@ -143,34 +143,38 @@ def test_an_older_ledger_reads_and_pays_as_before(old):
         assert spent > 0
         ledger.charge([Repeated(ANSWER, 10)], release="again")
         assert ledger.spent().epsilon > spent
-    assert tables(old) == ["charges", "entries", "terms"]  # nothing was marked, nothing changed
+        assert ledger.charges()[0].records is None
 
 
-def test_an_older_ledger_learns_marks_with_the_first(old):
+def test_an_older_ledger_is_brought_up_to_date_on_opening(old):
     with Ledger.open(old) as reader, Ledger.open(old) as ledger:
         ledger.charge([Repeated(ANSWER, 10)], release="marked", study="sweep")
         ledger.charge([Repeated(ANSWER, 10)], release="more", study="sweep")
         for each in (ledger, reader):  # one that was open all the while reads them too
             assert [c.studies for c in each.charges()] == [(), ("sweep",), ("sweep",)]
-    assert tables(old) == ["charges", "entries", "plans", "settings", "studies", "terms"]
+    added = ["plans", "running", "settings", "studies", "totals"]
+    assert tables(old) == sorted(["charges", "entries", "terms", *added])
     connection = sqlite3.connect(old)
-    assert connection.execute("PRAGMA user_version").fetchone() == (1,)  # read by what is older
+    # What is older would charge without adding to the running total: it must not.
+    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
     connection.close()
 
 
-def test_a_refused_charge_leaves_no_mark_and_no_table(old):
-    with Ledger.open(old) as ledger, pytest.raises(BudgetExceeded):
-        ledger.charge([Repeated(ANSWER, 10_000)], release="marked", study="sweep")
-    assert tables(old) == ["charges", "entries", "terms"]
+def test_a_refused_charge_leaves_no_mark_and_no_total(old):
+    with Ledger.open(old) as ledger:
+        before = "\n".join(ledger._connection.iterdump())
+        with pytest.raises(BudgetExceeded):
+            ledger.charge([Repeated(ANSWER, 10_000)], release="marked", study="sweep")
+        assert "\n".join(ledger._connection.iterdump()) == before
 
 
-def test_a_mark_that_cannot_be_written_undoes_the_charge(path, monkeypatch):
+def test_a_mark_that_cannot_be_written_undoes_the_charge(path):
     """Unmarked, the charge could be released as if its run had been fixed beforehand."""
     with Ledger.open(path, budget=BUDGET) as ledger:
-        monkeypatch.setattr(study_book, "TABLES", "CREATE TABLE nonsense (")
+        ledger._connection.execute("ALTER TABLE studies RENAME TO gone")
         with pytest.raises(LedgerError):
             ledger.charge([ANSWER], release="a", study="sweep")
-        monkeypatch.undo()
+        ledger._connection.execute("ALTER TABLE gone RENAME TO studies")
         assert ledger.charges() == []
         assert ledger.spent().epsilon == 0.0
 
@@ -262,7 +266,7 @@ def test_no_plan_is_made_up_for_what_was_charged_without_one(path):
 )
 def test_what_a_plan_covers(charges, covered):
     releases = ((Repeated(ANSWER, 10),), (FINER,))
-    plan = study_book.StudyPlan(study="s", protects="one record", after=4, releases=releases)
+    plan = StudyPlan(study="s", protects="one record", after=4, releases=releases)
     assert plan.covers(charges) is covered
 
 
@@ -282,9 +286,25 @@ def test_settings_are_kept_with_their_charge(path):
         ledger.charge([ANSWER], release="a", settings=["3fa2", "77"])
         ledger.charge([ANSWER], release="b")
         ledger.charge([ANSWER], release="a", settings=["other"])  # the same charge, again
-        ledger.charge([ANSWER], release="c", settings=["77"])
+        with pytest.raises(ReleaseConflict, match="already paid for a release with the same"):
+            ledger.charge([ANSWER], release="c", settings=["77"])
+        ledger.charge([ANSWER], release="c", settings=["77"], again=True)
         noted = [charge.settings for charge in ledger.charges()]
     assert noted == [{"3fa2", "77"}, frozenset(), {"77"}]
+
+
+def test_the_same_settings_pay_again_only_if_told_to(path):
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        ledger.charge([ANSWER], release="a", settings=["3fa2"], family=["77"])
+        before = ledger.spent()
+        with pytest.raises(ReleaseConflict, match="already paid for a release"):
+            ledger.charge([FINER], release="b", settings=["9c", "3fa2"])
+        assert ledger.spent() == before
+        ledger.charge([ANSWER], release="a", settings=["3fa2"])  # a crashed run is finished
+        ledger.charge([FINER], release="c", settings=["9c"], family=["77"])  # only noted, not asked
+        ledger.charge([FINER], release="b", settings=["3fa2"], again=True)
+        noted = [charge.settings for charge in ledger.charges()]
+    assert noted == [{"3fa2", "77"}, {"9c", "77"}, {"3fa2"}]
 
 
 def test_the_figure_of_more_is_that_of_a_ledger_that_has_it(path, tmp_path):

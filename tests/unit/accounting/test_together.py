@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +22,8 @@ from pate.accounting import (
     compose,
 )
 from pate.accounting.composition import gaussian_epsilon
+from pate.accounting.events import relation_of
+from pate.accounting.shown import between
 from pate.accounting.together import (
     all_of,
     beside,
@@ -32,7 +35,7 @@ from pate.accounting.together import (
 )
 from pate.errors import InvalidInput
 
-ADD, REPLACE = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE
+ADD, REPLACE, ZERO = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE, Neighbours.ZERO_OUT
 ANSWER = GaussianNoisyMaxAnswer(sigma=100.0)
 FINER = GaussianNoisyMaxAnswer(sigma=40.0)
 STEP = SampledGaussian(sample_rate=0.01, noise_multiplier=1.0)
@@ -137,6 +140,18 @@ def test_relations_mix_only_where_one_is_restated():
     assert all_of([]) == Guarantee(epsilon=0.0, delta=0.0)
 
 
+def test_zero_out_is_covered_by_add_remove_and_restated_like_it():
+    votes = Guarantee(epsilon=2.0, delta=1e-5, neighbours=ADD)
+    steps = Guarantee(epsilon=1.0, delta=1e-5, neighbours=ZERO)
+    both = all_of([votes, steps])
+    assert (both.epsilon, both.delta, both.neighbours) == (3.0, 2e-5, ZERO)
+    assert for_replacement(steps) == for_replacement(replace(steps, neighbours=ADD))
+    shuffled = replace(votes, neighbours=REPLACE)
+    with pytest.raises(InvalidInput, match="do not add up"):
+        all_of([shuffled, steps])
+    assert all_of([shuffled, steps], replace_one=True).epsilon == 4.0
+
+
 def test_what_is_not_publishable_stays_so():
     sound = Guarantee(epsilon=1.0, delta=1e-5)
     private = Guarantee(epsilon=1.0, delta=1e-5, data_dependent=True)
@@ -153,7 +168,9 @@ def opened(path, **more):
 
 
 def plan(ledger, study, *releases):
-    ledger.plan_study(study, releases, protects="one record added or removed")
+    relation = relation_of(event for each in releases for event in each)
+    protects = between(relation if relation is ZERO else ADD)
+    ledger.plan_study(study, releases, protects=protects)
 
 
 @pytest.mark.parametrize("how", ["no plan", "beyond it", "before it", "another cost"])
@@ -269,10 +286,30 @@ def test_the_relation_behind_teachers_is_told_of_votes_only(tmp_path):
         (hashed,) = study_costs(votes, one_teacher=ADD)
         (other,) = study_costs(steps, one_teacher=REPLACE)
     assert hashed.guarantee.neighbours is ADD
-    assert other.guarantee.neighbours is ADD
+    assert other.guarantee.neighbours is ZERO
     both = all_of([hashed.guarantee, other.guarantee])
     assert both.epsilon == hashed.guarantee.epsilon + other.guarantee.epsilon
     assert both.delta == 2e-5
+    assert both.neighbours is ZERO
+
+
+def test_the_figure_of_a_ledger_is_said_of_all_partitions_behind_it(tmp_path):
+    """Votes of a shuffled partition say nothing of one record more or less, whoever asks."""
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as votes, \
+            opened(tmp_path / "mine.dpsgd.ledger", neighbours=ADD) as steps:  # fmt: skip
+        votes.charge([Repeated(ANSWER, 10)], release="shuffled", records=REPLACE)
+        votes.charge([Repeated(ANSWER, 10)], release="hashed", study="s", records=ADD)
+        (alone,) = whole_studies(votes, one_teacher=ADD)
+        whole = votes.data_set_total()
+        steps.charge([Repeated(STEP, 100)], release="a", study="s")
+        (both,) = whole_studies(votes, one_teacher=ADD)
+        total = votes.data_set_total()
+        assert study_cost(votes, "s").guarantee == votes.guarantee()  # where one teacher changes
+    for study, figure in ((alone, whole), (both, total)):
+        assert study.together.neighbours is REPLACE
+        assert study.together.epsilon == pytest.approx(figure.epsilon, rel=1e-12)
+        assert study.together.delta == pytest.approx(figure.delta, rel=1e-12)
+    assert alone.here.guarantee.epsilon == alone.together.epsilon
 
 
 def test_seeded_releases_are_not_private_together_either(tmp_path):

@@ -31,7 +31,10 @@ def make(store, stage="vote", *, level=Level.PRIVATE, made_from=FROM, value=1, *
         draft.save_array("counts.npy", np.full(10, value))
         draft.save_json("report.json", {"value": value})
         draft.facts["value"] = value
-    return store.folder(stage, level, made_from)
+    if level is Level.PRIVATE:
+        return store.folder(stage, level, made_from)
+    (origin,) = store.root.glob(f"private/origins/{stage}/{made_from[:20]}.json")
+    return store.root / level.folder / stage / json.loads(origin.read_text())["folder"]
 
 
 def everything(root):
@@ -298,8 +301,9 @@ def test_moving_a_private_folder_does_not_release_it(store):
     folder.rename(released)
     with pytest.raises(StoreError, match="moved there by hand: it is a PRIVATE artifact of vote"):
         store.cleared("distill", Level.RELEASED).open("vote", FROM)
-    other = store.folder("aggregate", Level.RELEASED, FROM)
-    make(store, stage="account", level=Level.RELEASED).parent.rename(other.parent)
+    other = make(store, stage="aggregate", level=Level.RELEASED)
+    shutil.rmtree(other)
+    make(store, stage="account", level=Level.RELEASED).rename(other)
     with pytest.raises(StoreError, match="it is a RELEASED artifact of account"):
         store.open("aggregate", FROM)
 

@@ -13,6 +13,7 @@ from dpsgd.workplace import CHECKPOINT, private_folder
 from pate.accounting import Gaussian, Guarantee, Ledger, Neighbours, compose
 from pate.accounting.calibrate import gnmax
 from pate.accounting.events import Repeated, tally
+from pate.accounting.shown import between
 from pate.artifacts.manifest import MANIFEST
 from pate.compare import answers, costs
 from pate.compare.answers import Models, require_charged
@@ -25,7 +26,7 @@ STUDY = "compare mine"
 HASHED, SHUFFLED = "one record added or removed", "one record replaced"
 
 
-def made_recipe(partition):
+def made_recipe(partition, **training):
     return CompareRecipe.model_validate(
         {
             "kind": "compare",
@@ -37,7 +38,7 @@ def made_recipe(partition):
                 "aggregate": {"mechanism": "gnmax", "queries": 50},
                 "student": {"model": "ridge"},
             },
-            "dpsgd": {"training": {"steps": 10, "learning_rate": 0.1}},
+            "dpsgd": {"training": {"steps": 10, "learning_rate": 0.1} | training},
         }
     )
 
@@ -107,16 +108,35 @@ def test_all_that_is_planned_costs_more_than_one_and_less_than_the_sum(points, l
         assert (each.releases, each.unpaid) == (0, 4)
         assert 2 < each.guarantee.epsilon < 6
         assert each.guarantee.epsilon == compose(events).guarantee(delta=1e-4).epsilon
-        assert each.guarantee.neighbours is Neighbours.ADD_REMOVE
+    relations = [each.guarantee.neighbours for each in cost.parts]
+    assert relations == [Neighbours.ADD_REMOVE, Neighbours.ZERO_OUT]
 
 
-def test_both_together_add_up(points, ledgers):
+@pytest.mark.parametrize("records", [None, 1200])
+def test_both_together_add_up(ledgers, records):
+    """What a hashed partition promises for add/remove it promises for zero-out, too."""
+    recipe = made_recipe("hash", records=records)
+    points = make_points(recipe, public=100, private=1000)
     with opened(ledgers, points):
         pass
     cost = cost_of(ledgers, points)
     assert cost.together.epsilon == pytest.approx(sum(parts(cost)))
     assert cost.together.delta == 2e-4
-    assert cost.together.neighbours is Neighbours.ADD_REMOVE
+    expected = Neighbours.ZERO_OUT if records is None else Neighbours.ADD_REMOVE
+    assert cost.together.neighbours is expected
+
+
+def test_a_study_planned_before_zero_out_had_a_name_goes_on(points, ledgers):
+    """Its plan claims add/remove for steps whose rate followed from the number of records."""
+    old = "one record added or removed"
+    with opened(ledgers, points, planned=False) as (pate, dpsgd):
+        plans = [list(point.dpsgd_plan.events) for point in points]
+        dpsgd._book.plan(STUDY, plans, protects=old, begun=False)
+        assert dpsgd.study_plans()[STUDY].protects == between("zero-out")
+        ledgers.plan(points, pate, dpsgd, protects=old)
+        dpsgd.charge(plans[0], release="a", study=STUDY)
+        ledgers.plan(points, pate, dpsgd, protects=old)
+    assert cost_of(ledgers, points).in_advance
 
 
 def test_figures_for_other_neighbours_are_restated_first(shuffled, ledgers):
@@ -184,7 +204,7 @@ def test_figures_are_at_the_delta_of_the_ledger(points, ledgers):
         assert each.guarantee.delta == 1e-2
         assert each.guarantee.epsilon == compose(events).guarantee(delta=1e-2).epsilon
         assert each.guarantee.epsilon < compose(events).guarantee(delta=1e-4).epsilon
-        assert each.guarantee.neighbours is Neighbours.ADD_REMOVE
+        assert each.guarantee.neighbours is not Neighbours.REPLACE_ONE
     with Ledger.open(ledgers.pate) as pate:
         pay(pate, points[:1], first=4)  # one more than is planned
     later = cost_of(ledgers, points)
@@ -225,7 +245,8 @@ def test_what_one_ledger_paid_beyond_the_plan_counts_in_both(points, ledgers, wh
     assert not announced.in_advance
     assert not cost.in_advance
     assert parts(cost) == parts(announced) == readings(ledgers)
-    assert all(now > before for now, before in zip(parts(cost), planned, strict=True))
+    assert all(now >= before for now, before in zip(parts(cost), planned, strict=True))
+    assert parts(cost)[which] > planned[which]
     assert cost.together.epsilon == pytest.approx(sum(readings(ledgers)))
 
 
@@ -337,7 +358,7 @@ def test_a_released_model_must_be_in_a_ledger(
     if said is None:
         require_charged([home], charged, seeded=seeded)
     else:
-        with pytest.raises(LedgerError, match=f"{said}.* back from a copy"):
+        with pytest.raises(LedgerError, match=f"{said}.* from a backup"):
             require_charged([home], charged, seeded=seeded)
     if released:
         with pytest.raises(LedgerError):

@@ -272,6 +272,7 @@ def answers(*command):
         return False
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("name", "kind", "probe", "first"),
     [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import get_args
 
 import pytest
 import torch
 from torch import nn
 
 from dpsgd.activations import ACTIVATIONS, TemperedSigmoid, activation
+from dpsgd.recipe import Activation
 from pate.errors import InvalidInput
 
 GRID = torch.linspace(-12, 12, 2001)
@@ -87,3 +89,8 @@ def test_every_name_is_a_new_layer_of_the_same_shape():
 def test_an_unknown_name_offers_the_nearest(name, hint):
     with pytest.raises(InvalidInput, match=hint):
         activation(name)
+
+
+def test_recipes_know_the_same_names():
+    """So that a wrong one is refused as the recipe is read, before anything is charged."""
+    assert get_args(Activation) == tuple(ACTIVATIONS)

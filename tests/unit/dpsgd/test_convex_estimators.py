@@ -485,7 +485,7 @@ def test_costs_for_a_replaced_record_do_not_add_to_those_for_an_added_one(kind):
 def test_descent_spends_its_target_and_no_more(epsilon):
     model = make(NoisyGradientDescent, epsilon=epsilon, steps=20).fit(X, Y)
     noise = model.calibration_.noise_multiplier
-    step = SampledGaussian(sample_rate=1.0, noise_multiplier=noise)
+    step = SampledGaussian(sample_rate=1.0, noise_multiplier=noise, public_rate=True)
     assert model.events_ == (Repeated(step, 20),)
     assert compose(model.events_).guarantee(delta=1e-5) == model.guarantee_
     assert epsilon * (1 - 1e-5) < model.guarantee_.epsilon <= epsilon

@@ -303,3 +303,9 @@ def test_optimisers():
     adam = TrainingSpec(epochs=1, learning_rate=0.3, optimizer="adam")
     assert isinstance(build_optimizer(adam, model), torch.optim.Adam)
     assert math.isclose(build_optimizer(adam, model).defaults["lr"], 0.3)
+
+
+@pytest.mark.parametrize("hidden", [[10**12], [10**30], [8, 10**12, 8]])
+def test_a_network_beyond_all_memory_is_refused_before_it_is_made(hidden):
+    with pytest.raises(InvalidInput, match=r"model.hidden makes a network .*; use fewer units"):
+        build_model(ModelSpec(hidden=hidden), shape=(4,), classes=3)

@@ -32,7 +32,9 @@ def test_epsilon_is_what_the_command_line_says(accountant):
     )
     given = spending(accountant=accountant).guarantee(700)
     assert given.epsilon == json.loads(run.stdout)["epsilon"]
-    assert given.neighbours == "add-remove"
+    assert given.neighbours == json.loads(run.stdout)["neighbours"] == "zero-out"
+    public = spending(accountant=accountant, public_rate=True).guarantee(700)
+    assert (public.epsilon, public.neighbours) == (given.epsilon, "add-remove")
 
 
 def test_no_steps_cost_nothing_and_what_came_before_counts():

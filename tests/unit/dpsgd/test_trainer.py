@@ -187,10 +187,10 @@ def test_epochs_history_and_figures_agree():
     step = SampledGaussian(sample_rate=20 / 120, noise_multiplier=1.5)
     expected = compose([Repeated(step, 18)]).guarantee(delta=1e-4)
     given = trainer.epsilon()
-    assert (given.epsilon, given.neighbours) == (expected.epsilon, "add-remove")
+    assert (given.epsilon, given.neighbours) == (expected.epsilon, "zero-out")
     assert trainer.history[-1].epsilon == expected.epsilon
     assert trainer.planned() == given
-    assert trainer.odometer().epsilon > given.epsilon
+    assert trainer.odometer().epsilon >= given.epsilon
     assert trainer.stopped_because is None
     trainer.fit(steps=4)
     assert (trainer.history[-1].step, trainer.history[-1].epoch) == (22, 4)
@@ -256,10 +256,36 @@ def test_bare_steps_are_planned_one_by_one():
     trainer = make()
     for _ in range(5):
         trainer.step()
-    assert trainer.planned() == trainer.epsilon() == make().fit(steps=5).epsilon()
+    assert trainer.epsilon() == make().fit(steps=5).epsilon()
+    assert trainer.planned() == trainer.odometer()  # nothing said that there would be five
     trainer.fit(steps=2)
     assert trainer.steps == 7
+    assert trainer.planned() == trainer.odometer()
+    assert trainer.planned().epsilon >= trainer.epsilon().epsilon
+
+
+def test_fits_that_results_may_have_asked_for_are_not_covered_by_the_best_moment():
+    """Their figure is at the λ that the first of them fixed, whatever came after."""
+    step = SampledGaussian(sample_rate=20 / 120, noise_multiplier=1.5)
+    trainer = make().fit(epochs=1)
+    first = compose([Repeated(step, 6)]).guarantee(delta=1e-4)
+    assert trainer.planned().epsilon == trainer.epsilon().epsilon == first.epsilon
+    for _ in range(20):
+        trainer.fit(epochs=1)
+    assert trainer.steps == 126
+    planned = trainer.planned()
+    at_first = compose([Repeated(step, 126)], [first.moment]).guarantee(delta=1e-4)
+    assert planned.moment == first.moment != trainer.epsilon().moment
+    assert planned.epsilon >= at_first.epsilon > 1.2 * trainer.epsilon().epsilon
+    assert planned == trainer.odometer()
+
+
+def test_a_filter_that_was_set_in_advance_covers_any_number_of_fits():
+    trainer = make(max_epsilon=6.0, accountant="abadi").fit(epochs=1)
     assert trainer.planned() == trainer.epsilon()
+    trainer.fit(epochs=1)
+    assert trainer.epsilon().epsilon < trainer.planned().epsilon == 6.0
+    assert trainer.planned().caveats == trainer.epsilon().caveats
 
 
 # --- the ledger ----------------------------------------------------------------------------------
@@ -292,7 +318,8 @@ def test_every_fit_is_one_charge_before_its_first_step(ledger):
     ]
     assert all(each.release.startswith("dpsgd ") for each in ledger.charges())
     everything = compose([before, Repeated(step, 16)]).guarantee(delta=1e-4)
-    assert trainer.planned().epsilon == trainer.epsilon().epsilon == everything.epsilon
+    assert trainer.epsilon().epsilon == everything.epsilon <= trainer.planned().epsilon
+    assert trainer.planned() == trainer.odometer()
 
 
 def test_every_charge_of_a_study_is_marked(ledger, tmp_path):
@@ -428,7 +455,7 @@ def test_a_program_that_is_started_again_ends_where_it_would_have(tmp_path, ledg
         assert trainer.steps == [0, 12, 24, 30][stop_after]
         assert len(ledger.charges()) == stop_after
     assert [row.step for row in trainer.history] == [6, 12, 18, 24, 30]
-    assert trainer.planned() == trainer.epsilon()
+    assert trainer.planned() == trainer.odometer()  # as it would be without the interruptions
 
 
 def test_a_new_request_after_a_resume_is_a_new_charge(tmp_path, ledger):
@@ -482,7 +509,7 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"lot_size": 121}, "larger than the data set"),
+        ({"lot_size": 121}, "larger than the number of records"),
         ({"lot_size": 0}, "above zero"),
         ({"dataset": (X[:0], Y[:0])}, "empty"),
         ({"dataset": (X, Y[:-1])}, "differ in number"),

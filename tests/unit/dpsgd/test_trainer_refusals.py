@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from dpsgd import AdaptiveQuantile, Trainer
+from dpsgd import AdaptiveQuantile, Linear, Piecewise, Trainer, checkpoint
 from dpsgd.layers import UnsuitableModel
 from pate.accounting import Guarantee, Ledger, Neighbours
 from pate.artifacts import StoreError
@@ -167,6 +167,105 @@ def test_examples_that_meet_in_training_mode_are_found_whatever_the_first_record
         make(Mixing(), dataset=records, lot_size=2)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("schedule", [1e300, Linear(0.1, 1e300, steps=9)])
+def test_a_rate_at_which_the_optimiser_fails_is_refused_before_the_charge(tmp_path, kind, schedule):
+    model = nn.Linear(5, 2)
+    with ledger(tmp_path, 80.0) as book:
+        with pytest.raises(InvalidInput, match=r"fails with the learning rate 1e\+300"):
+            Trainer(
+                model, kind(model.parameters(), lr=0.1), dataset=(X, Y), lot_size=20, ledger=book,
+                noise_multiplier=1.0, delta=1e-4, max_grad_norm=1.0, learning_rate=schedule,
+            )  # fmt: skip
+        assert not book.charges()
+
+
+def test_a_rate_at_which_it_fails_later_ends_the_run_in_one_line(tmp_path):
+    rising = Piecewise(((0, 0.1), (2, 1e300)))
+    with ledger(tmp_path, 80.0) as book:
+        for steps in (3, 4):  # whoever goes on is told the same
+            trainer = make(ledger=book, learning_rate=rising, checkpoint=tmp_path / "run")
+            with pytest.raises(InvalidInput, match="begin a new run with a smaller one") as told:
+                trainer.fit(epochs=2)
+            assert "\n" not in str(told.value)
+            assert trainer.steps == steps
+        assert len(book.charges()) == 1
+
+
+class LateBuffer(nn.Module):
+    """Writes the batch's mean into a buffer, or a parameter, once it has run for a while."""
+
+    def __init__(self, late=40, how="in place"):
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.register_buffer("seen", torch.zeros(5))
+        self.register_buffer("missing", torch.tensor(float("nan")))
+        self.late, self.how, self.passes = late, how, 0
+
+    def forward(self, x):
+        self.passes += 1
+        if self.passes > self.late and self.training:
+            mean = x.detach().mean(0)
+            if self.how == "in place":
+                self.seen += mean
+            elif self.how == "data":
+                self.seen.data.copy_(mean)
+            elif self.how == "assigned":
+                self.seen = mean
+            elif self.how == "registered":
+                self.register_buffer("later", mean)
+            else:
+                self.layer.weight.data.add_(mean)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("how", ["in place", "data", "assigned", "registered", "parameter"])
+@pytest.mark.parametrize("single", [False, True])
+def test_state_that_changes_late_in_training_is_refused_and_not_kept(tmp_path, how, single):
+    """After the charge, for only then does it show; what the examples left there is undone."""
+    with ledger(tmp_path, 80.0) as book:
+        model = LateBuffer(how=how)
+        trainer = make(model, ledger=book, checkpoint=tmp_path / "run.safetensors")
+        trainer.step()
+        trainer.step()
+        model.late, before, shown = model.passes, model.layer.weight.detach().clone(), []
+        carry_on = trainer.step if single else lambda: trainer.fit(epochs=2, report=shown.append)
+        with pytest.raises(UnsuitableModel, match="in a training pass, past clipping and noise"):
+            carry_on()
+        assert (trainer.steps, shown, len(book.charges())) == (3, [], 3)
+        state = model.state_dict()
+        assert set(state) == {"layer.weight", "layer.bias", "seen", "missing"}
+        assert not state["seen"].any()
+        assert torch.equal(state["layer.weight"], before)
+        model.late = 10**6
+        trainer.fit(epochs=2)  # a model that keeps still from now on is trained
+
+
+class MixingAbove(nn.Module):
+    """Takes the batch's mean off where there are more than so many examples."""
+
+    def __init__(self, above):
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.above = above
+
+    def forward(self, x):
+        x = self.layer(x)
+        return x - x.mean(0) if len(x) > self.above else x
+
+
+def test_examples_that_meet_in_large_batches_only_are_found(tmp_path):
+    for above in (5, 19, 30):  # lots of 20 on average
+        with pytest.raises(UnsuitableModel, match="mixes the examples of a batch when it holds 38"):
+            make(MixingAbove(above))
+        alike = (np.ones_like(X), Y)
+        with pytest.raises(UnsuitableModel, match="mixes the examples"):
+            make(MixingAbove(above), dataset=alike)
+    with pytest.raises(UnsuitableModel, match="when it holds 10"):
+        make(MixingAbove(5), batch_size=10)
+    make(MixingAbove(10), batch_size=10).fit(steps=2)  # never more than ten at once
+
+
 class Halved(TensorDataset):
     def __getitem__(self, index):
         x, y = super().__getitem__(index)
@@ -230,7 +329,7 @@ def test_an_old_checkpoint_that_is_brought_back_is_refused(tmp_path):
             make(checkpoint=path, ledger=book).fit(epochs=5, evaluate=_stop_after(1))
         old = path.read_bytes()
         with pytest.raises(KeyboardInterrupt):
-            make(checkpoint=path, ledger=book).fit(epochs=5, evaluate=_stop_after(1))
+            make(checkpoint=path, ledger=book).fit(epochs=5, evaluate=_stop_after(2))
         last = path.read_bytes()
         assert old != last
         path.write_bytes(old)
@@ -256,26 +355,190 @@ def test_of_two_copies_of_a_run_one_goes_on(tmp_path):
             make(checkpoint=copy, ledger=book).fit(epochs=5)
 
 
-def test_a_crash_between_checkpoint_and_mark_is_gone_on_from(tmp_path, monkeypatch):
-    from dpsgd.marks import Marks
+def _crash_at_commit(monkeypatch, number):
+    """From here on, the so-many-th checkpoint is written and its line beside the ledger is not."""
+    from dpsgd.resume_guard import Mark
 
+    real, written = Mark.commit, []
+
+    def commit(self):
+        written.append(self)
+        if len(written) >= number:
+            raise KeyboardInterrupt
+        real(self)
+
+    monkeypatch.setattr(Mark, "commit", commit)
+
+
+def test_a_crash_between_checkpoint_and_mark_is_resumed(tmp_path, monkeypatch):
+    path = tmp_path / "run.safetensors"
+    with ledger(tmp_path, 80.0) as book:
+        with monkeypatch.context() as patch:
+            _crash_at_commit(patch, 3)
+            with pytest.raises(KeyboardInterrupt):
+                make(checkpoint=path, ledger=book).fit(epochs=5)
+        assert make(checkpoint=path, ledger=book).fit(epochs=5).steps == 15
+        assert len(book.charges()) == 1
+
+
+def test_an_interruption_around_the_mark_is_no_other_process(tmp_path, monkeypatch):
+    from dpsgd.resume_guard import Mark
+
+    real = Mark.commit
+    with ledger(tmp_path, 80.0) as book:
+        trainer = make(checkpoint=tmp_path / "run.safetensors", ledger=book)
+        written = []
+
+        def commit(self):
+            last = self.last
+            real(self)
+            written.append(self.last)
+            if len(written) == 3:
+                self.last = last  # Ctrl-C came before this line
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Mark, "commit", commit)
+            with pytest.raises(KeyboardInterrupt):
+                trainer.fit(epochs=5)
+        assert trainer.fit(epochs=5).steps == 15
+        assert len(book.charges()) == 1
+
+
+def test_of_a_checkpoint_that_nobody_saw_and_its_predecessor_one_is_loaded(tmp_path, monkeypatch):
+    """Both hold the steps in between, drawn differently: whoever loads one decides."""
+    path, copy = tmp_path / "run.safetensors", tmp_path / "copy.safetensors"
+    with ledger(tmp_path, 80.0) as book:
+        trainer = make(checkpoint=path, ledger=book)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit(epochs=5, evaluate=_stop_after(1))
+        copy.write_bytes(path.read_bytes())
+        with monkeypatch.context() as patch:
+            _crash_at_commit(patch, 1)
+            with pytest.raises(KeyboardInterrupt):
+                make(checkpoint=path, ledger=book).fit(epochs=5)
+        assert make(checkpoint=path, ledger=book).steps > 3
+        with pytest.raises(LedgerError, match="not the last of its run"):
+            make(checkpoint=copy, ledger=book)
+        assert make(checkpoint=path, ledger=book).fit(epochs=5).steps == 15
+
+
+@pytest.mark.parametrize("when", ["before the checkpoint", "after it", "after its mark"])
+def test_a_second_interruption_shows_no_step_that_a_resume_draws_again(tmp_path, monkeypatch, when):
+    """Ctrl-C in a step, and again while what was drawn is written down."""
+    from dpsgd.resume_guard import Mark
+
+    path, old = tmp_path / "run.safetensors", tmp_path / "old.safetensors"
+    with ledger(tmp_path, 80.0) as book:
+        trainer = make(checkpoint=path, ledger=book, checkpoint_every=1000)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit(epochs=5, evaluate=_stop_after(1))
+        old.write_bytes(path.read_bytes())
+        place, name = {
+            "before the checkpoint": (checkpoint, "write"),
+            "after it": (Mark, "commit"),
+            "after its mark": (Mark, "commit"),
+        }[when]
+        real, interrupted = getattr(place, name), []
+
+        def interrupt(*given):
+            if interrupted:
+                return real(*given)
+            interrupted.append(name)
+            if when == "after its mark":
+                real(*given)
+            raise KeyboardInterrupt
+
+        def stop(step, noise_multiplier):
+            take(step, noise_multiplier=noise_multiplier)
+            if step == 4:
+                monkeypatch.setattr(place, name, interrupt)
+                raise KeyboardInterrupt
+
+        take = trainer._step.take
+        monkeypatch.setattr(trainer._step, "take", stop)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit(epochs=5)
+        assert interrupted
+        # What the caller sees is the one state that can be resumed.
+        assert trainer.steps == (3 if when == "before the checkpoint" else 5)
+        if trainer.steps > 3:
+            with pytest.raises(LedgerError, match="not the last of its run"):
+                make(checkpoint=old, ledger=book)
+        resumed = make(checkpoint=path, ledger=book)
+        assert resumed.steps == trainer.steps
+        pairs = zip(resumed.model.parameters(), trainer.model.parameters(), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_a_link_to_the_ledger_leads_to_the_same_record(tmp_path):
+    from dpsgd.resume_guard import ResumeGuard
+
+    (tmp_path / "b.ledger").symlink_to(tmp_path / "a.ledger")
+    one, two = (ResumeGuard(tmp_path / name) for name in ("a.ledger", "b.ledger"))
+    with one.held("plan"), pytest.raises(LedgerError, match="another process is training"):
+        two.held("plan").__enter__()
+
+
+def test_a_run_that_another_took_over_shows_nothing_more(tmp_path):
+    """The record changes under a run that holds its lock, as on a file system without locks."""
     path = tmp_path / "run.safetensors"
     with ledger(tmp_path, 80.0) as book:
         trainer = make(checkpoint=path, ledger=book)
-        real, written = Marks.write, []
+        shown, before = [], []
 
-        def write(self, plan, revision):
-            written.append(revision)
-            if len(written) == 3:
-                raise KeyboardInterrupt
-            real(self, plan, revision)
+        def take_over(model):
+            (record,) = (tmp_path / "80.0.ledger.runs").iterdir()
+            with record.open("a") as file:
+                file.write("another\n")
+            before.extend(each.detach().clone() for each in model.parameters())
+            return 0.5
 
-        monkeypatch.setattr(Marks, "write", write)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(LedgerError, match="another process has trained this run"):
+            trainer.fit(epochs=5, evaluate=take_over, report=shown.append)
+        assert [row.step for row in shown] == [3]
+        assert (trainer.steps, [row.step for row in trainer.history]) == (3, [])
+        assert all(map(torch.equal, before, trainer.model.parameters()))
+        with pytest.raises(LedgerError, match="not the last of its run"):
             trainer.fit(epochs=5)
-        monkeypatch.setattr(Marks, "write", real)
-        assert make(checkpoint=path, ledger=book).fit(epochs=5).steps == 15
+        with pytest.raises(LedgerError, match="not the last of its run"):
+            make(checkpoint=path, ledger=book)
+
+
+def test_while_a_run_is_under_way_its_copies_wait_and_other_runs_do_not(tmp_path):
+    path, copy = tmp_path / "run.safetensors", tmp_path / "copy.safetensors"
+    refused, others = [], []
+    with ledger(tmp_path, 80.0) as book:
+
+        @torch.enable_grad()
+        def meanwhile(model):
+            copy.write_bytes(path.read_bytes())
+            with pytest.raises(LedgerError, match="another process is training this run"):
+                make(checkpoint=copy, ledger=book).fit(epochs=2)
+            refused.append(copy)
+            others.append(make(checkpoint=tmp_path / f"{len(others)}", ledger=book))
+            others[-1].fit(steps=2)
+            others[-1].step()
+            return 0.5
+
+        assert make(checkpoint=path, ledger=book).fit(epochs=2, evaluate=meanwhile).steps == 6
+        assert (len(refused), [each.steps for each in others]) == (2, [3, 3])
+        assert len(book.charges()) == 1 + 2 * 2
+
+
+def test_copies_of_a_finished_run_are_all_loaded(tmp_path):
+    """Nothing of them is drawn any more, and further steps are charged by each for itself."""
+    path, copy = tmp_path / "run.safetensors", tmp_path / "copy.safetensors"
+    with ledger(tmp_path, 80.0) as book:
+        trainer = make(checkpoint=path, ledger=book).fit(epochs=2)
+        copy.write_bytes(path.read_bytes())
+        assert make(checkpoint=copy, ledger=book).fit(epochs=2).steps == 6
+        assert make(checkpoint=path, ledger=book).fit(epochs=2).steps == 6
         assert len(book.charges()) == 1
+        trainer.step()
+        again = make(checkpoint=copy, ledger=book)
+        again.step()
+        assert (trainer.steps, again.steps, len(book.charges())) == (7, 7, 3)
 
 
 class Pair(nn.Module):

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from pate.errors import BudgetExceeded, InvalidInput
+from pate.errors import InvalidInput
 
 NOT_A_FUNCTION = 3
 
@@ -37,11 +37,24 @@ def fail(payload):
 
 
 def refuse(payload):
-    raise InvalidInput("scale is -1;\n it must be positive")
+    raise InvalidInput("the label SECRET is odd")
 
 
-def refuse_budget(payload):
-    raise BudgetExceeded(needed=2.0, spent=1.0, budget=1.5)
+def end_generator(payload):
+    raise GeneratorExit("the label SECRET is odd")
+
+
+def strict_numpy(payload):
+    import numpy as np
+
+    np.seterr(all="raise")
+    return numpy_state(payload)
+
+
+def numpy_state(payload):
+    import numpy as np
+
+    return {"over": np.geterr()["over"]}
 
 
 def leave(payload):

@@ -25,7 +25,7 @@ from pate.engines.on_ray import freight, session, steward
 from pate.engines.on_ray.sealing import Sealed, new_key, seal, unseal
 from pate.errors import InvalidInput, PateError
 
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.campaign]  # clusters
 HERE = Path(__file__).parent
 
 
@@ -538,7 +538,7 @@ def test_private_values_are_on_no_disk_but_in_the_tasks_directory(engine, cluste
     outcomes += list(run)
     by_key = {o.key: o for o in outcomes}
     assert by_key["quote"].error == "ValueError"
-    assert by_key["refuse"].error.startswith(f"InvalidInput: the file {tmp_path / 'X.npy'} is not")
+    assert by_key["refuse"].error == "InvalidInput"  # the user's code raised it
     assert sum(o.error is None for o in outcomes) == 5
     assert MARK.decode() not in repr(outcomes)
     assert holding(cluster.folder) == []

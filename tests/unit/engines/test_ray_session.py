@@ -20,7 +20,7 @@ from pate.errors import InvalidInput, PateError
 
 OURS = "pate-ray-a1b2_3c4"
 
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.campaign]  # Ray, again and again
 
 VISIT = """
 import sys

@@ -140,6 +140,7 @@ def test_what_labels_are_worth() -> None:
     assert evenness(np.array([0.2, 0.4])) == pytest.approx(0.09 / 0.1)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("conversion", list(Conversion))
 def test_every_candidate_is_within_the_budget_and_uses_it(
     profile: Profile, conversion: Conversion

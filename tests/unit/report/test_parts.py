@@ -34,7 +34,7 @@ from pate.report.curves import (
     naive_epsilon,
     shown_queries,
 )
-from pate.report.facts import _figure, _without_paths
+from pate.report.facts import _figure, without_paths
 from pate.report.markup import Markup, escape, join, tag
 from pate.report.numbers import epsilon, factor, percent, plain
 from pate.report.plots import shares_picture, short
@@ -164,11 +164,11 @@ def test_a_recipe_comes_back_without_what_it_says_of_the_data():
 
 
 def test_a_reason_that_names_a_file_is_not_shown():
-    assert _without_paths("the ledger at /home/ann/x.ledger has paid") == (
+    assert without_paths("the ledger at /home/ann/x.ledger has paid") == (
         "its price was not paid again"
     )
-    assert _without_paths("not asked for") == "not asked for"
-    assert _without_paths(None) is None
+    assert without_paths("not asked for") == "not asked for"
+    assert without_paths(None) is None
 
 
 def test_a_drawing_takes_any_name_and_its_colours_from_the_page():
@@ -219,6 +219,17 @@ def test_a_comparison_shows_what_may_be_published_only(tmp_path):
     assert read_comparison(tmp_path)[0].terms.epsilon_together is None
 
 
+def test_an_old_comparison_claims_no_more_than_its_sampling_rate_allows(tmp_path):
+    """Format 1 claimed add/remove for DP-SGD, whose rate followed from the number of records."""
+    pate = CONTENDER | {"method": "pate", "name": "PATE"}
+    for number, neighbours in ((1, "zero-out"), (2, "add-remove")):
+        content = compared(pate, CONTENDER, format=number)
+        (tmp_path / "compare.json").write_text(json.dumps(content))
+        first, second = read_comparison(tmp_path)
+        assert (first.neighbours, second.neighbours) == ("add-remove", neighbours)
+        assert first.terms.neighbours_together == neighbours
+
+
 def test_a_row_beside_both_methods_may_cost_something(tmp_path):
     """True labels of inputs that answers decided on cost what the answers did."""
     informed = FREE | {"method": "public-labels", "epsilon": 1.0, "neighbours": "add-remove"}
@@ -230,7 +241,7 @@ def test_a_row_beside_both_methods_may_cost_something(tmp_path):
 def test_a_damaged_comparison_is_refused(tmp_path):
     file = tmp_path / "compare.json"
     wrong = [
-        compared(CONTENDER, format=2),
+        compared(CONTENDER, format=3),
         compared(CONTENDER, cost={}),
         compared(CONTENDER | {"accuracy": 1.5}),
         compared(CONTENDER | {"epsilon": None}),

@@ -90,9 +90,6 @@ def test_it_goes_on_where_it_was_killed(tmp_path):
         fractions=[0.6, 0.8], epochs=3, first_epochs=2, average=0.9, agreement=0.5,
     )  # fmt: skip
 
-    class Stop(Exception):
-        pass
-
     class Bar:
         left = 4
 
@@ -105,9 +102,9 @@ def test_it_goes_on_where_it_was_killed(tmp_path):
         def advance(self, count=1):
             Bar.left -= count
             if Bar.left < 0:
-                raise Stop
+                raise KeyboardInterrupt
 
-    with pytest.raises(Stop):
+    with pytest.raises(KeyboardInterrupt):
         train_student(spec, data, folder=tmp_path, progress=lambda *_: Bar())
     resumed = train_student(spec, data, folder=tmp_path)
     whole = train_student(spec, data)

@@ -208,8 +208,7 @@ def test_students(case, request):
     assert_same(here, there)
 
 
-class Killed(Exception):
-    pass
+Killed = KeyboardInterrupt  # the one exception that a student's training lets pass
 
 
 @contextlib.contextmanager

@@ -104,7 +104,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
     code = (
         "import os, sys, pathlib\n"
         "from pate.studies import files\n"
-        "files.os.fsync = lambda handle: os.kill(os.getpid(), 9)\n"
+        "os.fsync = lambda handle: os.kill(os.getpid(), 9)\n"
         "files.write_owned(pathlib.Path(sys.argv[1]), b'half')\n"
     )
     for name in ("table.json", "other.json"):

@@ -83,11 +83,25 @@ MODELS = ["ridge", "logistic", "network:Network", "sklearn.tree:DecisionTreeClas
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_failure_is_one_teachers_and_the_rest_are_saved(model, bench):
-    told = train_group(bench.payload(model, range(6)))
+    payload = bench.payload(model, range(6))
+    payload["teachers"][1]["labels"] = rows(bench.folder / "labels.npy", 0, 3)  # too few
+    told = train_group(payload)
     assert told["stop"] is None
-    assert {n: "no records" in why for n, why in told["failed"].items()} == {2: True}
+    assert {n: "do not go together" in why for n, why in told["failed"].items()} == {1: True}
     assert len(bench.store.all("teacher")) == 5
     assert {artifact.level for artifact in bench.store.all("teacher")} == {Level.PRIVATE}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_who_has_no_records_is_kept_without_files_and_abstains(model, bench):
+    payload = bench.payload(model, range(6))
+    assert train_group(payload) == {"failed": {}, "stop": None}
+    kept = {a.manifest["made_from"][0]: a.holds_files for a in bench.store.all("teacher")}
+    assert kept == {str(n): n != 2 for n in range(6)}
+    told, said = bench.votes(payload)
+    assert told == {"failed": {}, "stop": None}
+    assert (said[2] == ABSTAINS).all()
+    assert set(np.unique(said[[0, 1, 3, 4, 5]])) <= {0, 1, 2}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -153,6 +167,7 @@ def test_groups_hold_every_teacher_once_and_one_model_each():
     assert sum(len(group) == 1 for group in timed) == 300
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("batched", [True, False])
 def test_a_device_too_small_stops_the_run_and_is_no_abstention(bench, batched):
     payload = bench.payload("network:Network", {0, 1, 3}, batched=batched)

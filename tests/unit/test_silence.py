@@ -1,4 +1,4 @@
-"""What is said inside :func:`pate.sweep.unheard.unheard` does not come out, then or later.
+"""What is said inside :func:`pate.silence.silence` does not come out, then or later.
 
 In a process of its own, whose output goes into files: there C's buffers, and Python's, hold back
 what is written until they are full or the process ends.
@@ -25,7 +25,7 @@ TALK = {
 }
 PROGRAM = """
 import ctypes, logging, os, subprocess, sys, warnings
-from pate.sweep.unheard import unheard
+from pate.silence import silence
 
 C = ctypes.CDLL(None)
 
@@ -37,7 +37,7 @@ def fail():
 print("before", end=" ")
 C.printf(b"C before ")
 try:
-    with unheard():
+    with silence():
         {talk}
 except ArithmeticError:
     pass

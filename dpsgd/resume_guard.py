@@ -1,0 +1,168 @@
+"""How far the noise of a paid run was drawn, recorded beside the ledger.
+
+A checkpoint can be copied, or restored from a backup. Resuming from one that is not the last, or
+from two copies at once, would draw steps a second time for a charge that paid for one drawing. So
+each plan has a file where its charge is, with a line for every checkpoint: whoever draws holds an
+exclusive lock on it, and adds a line only behind the one that was read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import final
+
+from dpsgd.whole_file import sync_folder
+from pate.artifacts import StoreError
+from pate.errors import LedgerError
+
+
+@final
+class ResumeGuard:
+    """The records of all plans that were charged to one ledger, in a folder beside it.
+
+    Guarantees:
+        One charge pays for one drawing of every step, however often a checkpoint is copied: the
+        charge is for one run of Abadi et al. 2016, Algorithm 1, and two would compose to more.
+    """
+
+    def __init__(self, ledger: Path) -> None:
+        place = ledger.resolve()  # a charge has one record, whatever links lead to its ledger
+        self._folder = place.with_name(f"{place.name}.runs")
+
+    @contextlib.contextmanager
+    def held(self, plan: str) -> Iterator[Mark]:
+        """The record of a plan, locked: no other process draws for it until the block ends.
+
+        The operating system drops the lock of a process that is killed.
+        """
+        path = self._folder / plan
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            sync_folder(self._folder)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LedgerError(
+                    "another process is training this run, from its checkpoint or a copy of it, "
+                    "and one charge pays for one drawing; wait for it to end"
+                ) from None
+            except OSError as error:
+                raise _unwritable(path, error) from error
+            yield Mark(path)
+        finally:
+            os.close(handle)
+
+    def admit(
+        self, plan: str, *, revision: str, before: str | None, paid: Callable[[], bool]
+    ) -> None:
+        """Refuses to load the checkpoint ``revision`` of a plan under way unless it is the last.
+
+        ``before`` is the revision that it replaced. A crash may have come between the checkpoint
+        and its line here; nothing of it was shown then, and it becomes the last one now.
+        """
+        mark = Mark(self._folder / plan)
+        mark.require(revision, before, paid=paid)
+        if mark.last is not None and mark.last != revision:
+            with self.held(plan) as mark:
+                mark.require(revision, before, paid=paid)
+                if mark.last != revision:
+                    mark.prepare(revision)
+                    mark.commit()
+
+
+@final
+class Mark:
+    """The record of one plan: the revisions of its checkpoints, of which the last one counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.last = self._prepared = self._read()
+
+    def require(self, *revisions: str | None, paid: Callable[[], bool]) -> None:
+        """Refuses to resume a plan from any checkpoint but its last."""
+        if self.last is None:
+            if paid():
+                raise LedgerError(
+                    f"{self.path.parent} lacks the record of how far this run was drawn; resuming "
+                    "could draw steps a second time: begin a new run, which costs again"
+                )
+        elif self.last not in revisions:
+            raise LedgerError(
+                "this checkpoint is not the last of its run (a copy, or an old one restored); "
+                "steps after it were drawn already, and drawing them again costs again: resume "
+                "from the last checkpoint, or begin a new run"
+            )
+
+    def prepare(self, revision: str) -> None:
+        """Writes the line of a checkpoint that is about to be written; it counts once committed.
+
+        Raises :class:`LedgerError`, and changes nothing, where the record is no longer as it was
+        read: somebody else has drawn for this plan.
+        """
+        try:
+            with self.path.open("r+b") as file:
+                lines = _complete(file.read())
+                if _last(lines) not in (self.last, self._prepared):  # ours, if interrupted
+                    raise LedgerError(
+                        "another process has trained this run meanwhile, and one charge pays for "
+                        "one drawing; what was drawn here since its last checkpoint is dropped"
+                    )
+                file.seek(len(lines))
+                file.truncate()
+                file.write(revision.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        self._prepared = revision
+
+    def commit(self) -> None:
+        """Makes the prepared line count: its checkpoint is on disk, and may be shown from now."""
+        try:
+            with self.path.open("ab") as file:
+                file.write(b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        self.last = self._prepared
+
+    def settle(self, revision: str) -> None:
+        """Commits the prepared line where its checkpoint is the one on disk: that is shown next."""
+        if revision == self._prepared != self.last:
+            self.commit()
+
+    def _read(self) -> str | None:
+        try:
+            return _last(_complete(self.path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot read {self.path}: {error.strerror}") from error
+
+
+def _complete(content: bytes) -> bytes:
+    """The lines that were written to their end."""
+    return content[: content.rfind(b"\n") + 1]
+
+
+def _last(lines: bytes) -> str | None:
+    """The last line.
+
+    >>> _last(b"one\\ntwo\\n"), _last(b"")
+    ('two', None)
+    """
+    return lines.split()[-1].decode(errors="replace") if lines.strip() else None
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    why = (error.strerror or type(error).__name__).lower()
+    return StoreError(f"cannot write the record of a run, {path}: {why}")
