@@ -95,19 +95,30 @@ def undisturbed(launcher, engine, *, since=None):
 
 
 def kill_group(process):
-    """Ends the command and all its workers at once; True if it was still running."""
+    """Kill the command and wait for its workers; True if it was still running.
+
+    Workers lead process groups of their own and exit within a second of their driver. Until then
+    they hold the locks of their drafts, so the next command would leave those alone.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     running = process.wait() == -signal.SIGKILL
     process.stdout.close()
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return running
+    while session_members(process.pid):
+        assert time.monotonic() < deadline, "a worker outlived its driver"
         time.sleep(0.005)
-    raise AssertionError("a worker outlived SIGKILL")
+    return running
+
+
+def session_members(session):
+    """The ids of the processes in a session, which a command's workers share with it."""
+    members = []
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(ValueError, ProcessLookupError):
+            if os.getsid(int(entry)) == session:
+                members.append(int(entry))
+    return members
 
 
 def charges(project):
