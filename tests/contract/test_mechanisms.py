@@ -20,7 +20,7 @@ from pate.mechanisms import (
     LaplaceNoisyMax,
     insecure_generator,
     make_mechanism,
-    noisy_argmax,
+    noisy_max,
     secure_generator,
 )
 from pate.votes import Votes
@@ -88,7 +88,7 @@ def test_the_recipe_makes_the_mechanism_it_names(name, mechanism):
 def test_a_release_is_well_formed_and_its_events_are_what_happened(
     name, mechanism, most_answers, block, monkeypatch
 ):
-    monkeypatch.setattr(noisy_argmax, "BLOCK", block)
+    monkeypatch.setattr(noisy_max, "BLOCK", block)
     votes = some_votes()
     given = release(mechanism, votes, most_answers=most_answers)
     cap = votes.queries if most_answers is None else min(most_answers, votes.queries)
@@ -149,7 +149,7 @@ def test_a_plan_ledger_takes_the_charge(mechanism, tmp_path):
 
 @pytest.mark.parametrize("block", [7, 1 << 17])
 def test_without_noise_to_speak_of_the_plurality_answers(name, block, monkeypatch):
-    monkeypatch.setattr(noisy_argmax, "BLOCK", block)
+    monkeypatch.setattr(noisy_max, "BLOCK", block)
     spec = SPECS[name]
     quiet = {
         key: 1e-6

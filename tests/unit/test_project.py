@@ -28,8 +28,8 @@ LAYERS = [
     ["pipeline"],
     ["querying"],
     ["students", "testing"],
-    ["partition", "teachers", "votes", "mechanisms", "encoders", "datasets"],
-    ["artifacts", "console", "engines", "neighbours", "plugins", "reading", "vision"],
+    ["partition", "teachers", "mechanisms", "encoders", "datasets"],
+    ["artifacts", "console", "engines", "neighbours", "plugins", "reading", "vision", "votes"],
     ["accounting", "devices", "randomness", "shares", "untrusted"],
     ["errors", "silence"],
 ]
