@@ -14,8 +14,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin  # type: ignore[import-u
 from sklearn.utils.metaestimators import available_if  # type: ignore[import-untyped]
 
 from dpsgd.convex.losses import FloatArray, Logistic, MarginLoss
-from dpsgd.convex.parameters import check_failure, check_positive
 from dpsgd.convex.records import Records, as_table, scaled_rows
+from pate._validate import check_delta, check_positive
 from pate.accounting import Event, Guarantee
 from pate.errors import InvalidInput
 from pate.randomness import Randomness
@@ -77,7 +77,7 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def _target(self) -> tuple[float, float]:
         """(ε, δ) as Python numbers."""
-        return check_positive("epsilon", self.epsilon), check_failure(self.delta, allow_zero=True)
+        return check_positive("epsilon", self.epsilon), check_delta(self.delta, allow_zero=True)
 
     def _norm(self) -> float:
         return check_positive("data_norm", self.data_norm)

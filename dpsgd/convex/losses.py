@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from dpsgd.convex.parameters import LARGEST, SMALLEST, check_positive
+from pate._validate import LARGEST, SMALLEST, check_positive
 from pate.errors import ConditionsFail, InvalidInput
 
 FloatArray = NDArray[np.float64]

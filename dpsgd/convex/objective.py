@@ -40,10 +40,10 @@ from scipy.special import expit
 from dpsgd.convex.estimator import PrivateLinearClassifier, PrivateWeights
 from dpsgd.convex.losses import FloatArray, MarginLoss, as_loss
 from dpsgd.convex.noise import gaussian_noise_vector, rounded, spherical_noise
-from dpsgd.convex.parameters import check_positive
 from dpsgd.convex.records import Records
 from dpsgd.convex.scores import Margins, signs_of
 from dpsgd.convex.solver import RELATIVE_TOLERANCE, RegularisedRisk, minimise
+from pate._validate import check_positive
 from pate.accounting import ApproximateDP, Event, Guarantee, Neighbours, PureDP, Repeated
 from pate.accounting.composition import SMALLEST_EPSILON, gaussian_delta, gaussian_noise
 from pate.accounting.events import ForReplacement

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from dpsgd.convex.estimator import PrivateLinearClassifier, PrivateWeights
 from dpsgd.convex.losses import MarginLoss, as_loss
 from dpsgd.convex.noise import gaussian_noise_vector, rounded, spherical_noise
-from dpsgd.convex.parameters import check_positive
 from dpsgd.convex.records import Records
 from dpsgd.convex.scores import score_loss
 from dpsgd.convex.solver import RELATIVE_TOLERANCE, RegularisedRisk, minimise
+from pate._validate import check_positive
 from pate.accounting import Event, Gaussian, Guarantee, Neighbours, PureDP
 from pate.accounting.composition import gaussian_noise
 from pate.accounting.events import ForReplacement
