@@ -29,7 +29,7 @@ LAYERS = [
     ["querying"],
     ["students", "testing"],
     ["partition", "teachers", "votes", "mechanisms", "encoders", "datasets"],
-    ["artifacts", "console", "engines", "neighbours", "plugins", "reading", "vision"],
+    ["artifacts", "console", "engines", "neighbours", "plugins", "recipes", "vision"],
     ["accounting", "devices", "randomness", "shares", "untrusted"],
     ["_files", "_format", "_validate", "silence"],
     ["errors"],
@@ -37,7 +37,7 @@ LAYERS = [
 HEIGHT = {name: -level for level, names in enumerate(LAYERS) for name in names}
 OPEN_TO_DPSGD = {
     "_files", "_format", "_validate", "accounting", "artifacts", "console", "datasets",
-    "encoders", "errors", "plugins", "randomness", "reading", "silence", "untrusted",
+    "encoders", "errors", "plugins", "randomness", "recipes", "silence", "untrusted",
 }  # fmt: skip
 
 
