@@ -39,7 +39,7 @@ Teachers = Annotated[
 ]  # fmt: skip
 Mechanisms = Annotated[
     str | None,
-    typer.Option("--mechanism", help="Those to look at: gnmax,confident,lnmax (default: all).",
+    typer.Option("--mechanism", help="Those to look at: lnmax,gnmax,confident (default: all).",
                  show_default=False),
 ]  # fmt: skip
 Answers = Annotated[
@@ -112,7 +112,7 @@ def plan(
     from pate.planner.noise import Budget
     from pate.planner.planning import Request
     from pate.planner.planning import plan as make_plan
-    from pate.reading import find_recipe, read_recipe
+    from pate.recipes.read import find_recipe, read_recipe
 
     name, checked = read_recipe(recipe, settings, Recipe)
     if out is not None and out.exists() and not force:

@@ -10,6 +10,8 @@ from typing import ClassVar, Final, final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pate._format import format_number
+from pate._validate import check_noise, check_threshold, check_whole
 from pate.accounting import (
     Event,
     GaussianNoisyMaxAnswer,
@@ -25,9 +27,6 @@ from pate.mechanisms.mechanism import (
     IntArray,
     Mechanism,
     Release,
-    check_count,
-    check_noise,
-    check_threshold,
     happened,
     no_queries,
 )
@@ -74,8 +73,8 @@ class CheckedNoisyMax(Mechanism):
 
     def caps(self, *, queries: int, answers: int) -> tuple[Event, ...]:
         """Return a check for each query asked, and an answer for as many as allowed."""
-        check_count("queries", queries)
-        check_count("answers", answers)
+        check_whole("queries", queries)
+        check_whole("answers", answers)
         return happened(
             (ThresholdCheck(sigma=self.sigma1), queries),
             (GaussianNoisyMaxAnswer(sigma=self.sigma2), min(queries, answers)),
@@ -126,12 +125,12 @@ class CheckedNoisyMax(Mechanism):
     def statistic(self) -> str:
         """The checked statistic in symbols."""
 
-    def formula(self, number: Callable[[float], str]) -> str:
+    def formula(self) -> str:
         """Return the check and the answer in symbols."""
         return (
             f"if {self.statistic} + N(0, σ₁²) ≥ T: answer = argmaxⱼ (nⱼ + N(0, σ₂²)); "
-            f"T = {number(self.threshold)}, σ₁ = {number(self.sigma1)}, "
-            f"σ₂ = {number(self.sigma2)} votes"
+            f"T = {format_number(self.threshold)}, σ₁ = {format_number(self.sigma1)}, "
+            f"σ₂ = {format_number(self.sigma2)} votes"
         )
 
     def settings(self) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pate._format import format_number
+from pate._validate import check_noise
 from pate.accounting import Event, GaussianNoisyMaxAnswer, LogMoments, gaussian_total
 from pate.accounting.smooth import SensitiveCost, gnmax_cost
-from pate.mechanisms.mechanism import FloatArray, IntArray, check_noise
+from pate.mechanisms.mechanism import FloatArray, IntArray
 from pate.mechanisms.noisy_max import NoisyMax, gaussian_win_chances
 
 
@@ -80,9 +81,9 @@ class GaussianNoisyMax(NoisyMax):
         """Return the cost at one order with its local sensitivity."""
         return gnmax_cost(counts, sigma=self.sigma, order=order, teachers=teachers)
 
-    def formula(self, number: Callable[[float], str]) -> str:
+    def formula(self) -> str:
         """Return the answer in symbols."""
-        return f"answer = argmaxⱼ (nⱼ + N(0, σ²)), σ = {number(self.sigma)} votes"
+        return f"answer = argmaxⱼ (nⱼ + N(0, σ²)), σ = {format_number(self.sigma)} votes"
 
     def settings(self) -> str:
         """Return the standard deviation in a few characters."""

@@ -8,9 +8,10 @@ from typing import ClassVar, final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pate._validate import check_probability, check_whole
 from pate.errors import InvalidInput
 from pate.mechanisms.confident import CheckedNoisyMax
-from pate.mechanisms.mechanism import FloatArray, IntArray, Release, check_count, check_share
+from pate.mechanisms.mechanism import FloatArray, IntArray, Release
 from pate.mechanisms.noisy_max import blocks, checked_counts, most_of
 from pate.votes import Votes
 
@@ -25,7 +26,7 @@ def student_baseline(student: ArrayLike, *, teachers: int) -> FloatArray:
     >>> student_baseline([[0.25, 0.75]], teachers=100)
     array([[25., 75.]])
     """
-    check_count("teachers", teachers, least=1)
+    check_whole("teachers", teachers, least=1)
     return teachers * np.asarray(student, dtype=np.float64)
 
 
@@ -72,7 +73,7 @@ class InteractiveGnmax(CheckedNoisyMax):
 
     def __post_init__(self) -> None:
         CheckedNoisyMax.__post_init__(self)
-        check_share("keep", self.keep)
+        check_probability("keep", self.keep)
 
     def release(
         self,
@@ -145,7 +146,7 @@ def _teachers(counts: IntArray, teachers: int | None) -> int:
                 "give the number of teachers"
             )
         return int(totals[0])
-    check_count("teachers", teachers, least=1)
+    check_whole("teachers", teachers, least=1)
     if totals.max() > teachers:
         raise InvalidInput(
             f"a query holds more votes than the {teachers} teachers given; give the number trained"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pate._format import format_number
+from pate._validate import check_noise
 from pate.accounting import Event, LaplaceNoisyMaxAnswer, LogMoments, laplace_total
 from pate.accounting.smooth import SensitiveCost, lnmax_cost
-from pate.mechanisms.mechanism import FloatArray, IntArray, check_noise
+from pate.mechanisms.mechanism import FloatArray, IntArray
 from pate.mechanisms.noisy_max import NoisyMax, laplace_win_chances
 
 
@@ -86,9 +87,9 @@ class LaplaceNoisyMax(NoisyMax):
         """Return the cost at one order with its local sensitivity."""
         return lnmax_cost(counts, scale=self.scale, order=order, teachers=teachers)
 
-    def formula(self, number: Callable[[float], str]) -> str:
+    def formula(self) -> str:
         """Return the answer in symbols."""
-        return f"answer = argmaxⱼ (nⱼ + Lap(b)), b = {number(self.scale)} votes"
+        return f"answer = argmaxⱼ (nⱼ + Lap(b)), b = {format_number(self.scale)} votes"
 
     def settings(self) -> str:
         """Return the scale in a few characters."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pate._validate import LEAST_NOISE, MOST_NOISE
 from pate.accounting import Event, LogMoments, Repeated, compose
 from pate.accounting.smooth import SensitiveCost
 from pate.errors import InvalidInput
@@ -19,9 +19,6 @@ from pate.votes import Votes
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-# In votes. Beyond these a noise hides nothing or leaves nothing, and its square leaves doubles.
-LEAST_NOISE: Final = 1e-9
-MOST_NOISE: Final = 1e9
 
 
 def no_queries() -> IntArray:
@@ -201,8 +198,8 @@ class Mechanism(ABC):
         """
 
     @abstractmethod
-    def formula(self, number: Callable[[float], str]) -> str:
-        """Return the answer in symbols, with its parameters written by ``number``."""
+    def formula(self) -> str:
+        """Return the answer in symbols, with its parameters."""
 
     @abstractmethod
     def settings(self) -> str:
@@ -254,39 +251,6 @@ class Mechanism(ABC):
 def happened(*events: tuple[Event, int]) -> tuple[Event, ...]:
     """Return events with how often they happened, without those that did not."""
     return tuple(Repeated(event, count) for event, count in events if count)
-
-
-def check_noise(name: str, value: float) -> None:
-    """Check a scale or a standard deviation, in votes."""
-    if not (_is_number(value) and LEAST_NOISE <= value <= MOST_NOISE):
-        raise InvalidInput(
-            f"{name} is {value!r}; noise is a number of votes between {LEAST_NOISE:g} and "
-            f"{MOST_NOISE:g}"
-        )
-
-
-def check_threshold(name: str, value: float) -> None:
-    """Check a number of votes that a check compares with."""
-    if not (_is_number(value) and 0 < value <= MOST_NOISE):
-        raise InvalidInput(
-            f"{name} is {value!r}; it must be a number of votes above zero, at most {MOST_NOISE:g}"
-        )
-
-
-def check_share(name: str, value: float) -> None:
-    """Check a probability."""
-    if not (_is_number(value) and 0 <= value <= 1):
-        raise InvalidInput(f"{name} is {value!r}; it must lie between 0 and 1")
-
-
-def check_count(name: str, value: int, *, least: int = 0) -> None:
-    """Check a number of queries, answers or teachers."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidInput(f"{name} is {value!r}; it must be a whole number, {least} or more")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _parameters(kind: type[Mechanism]) -> tuple[dataclasses.Field[Any], ...]:

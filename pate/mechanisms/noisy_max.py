@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 from scipy.special import ndtr
 
+from pate._validate import check_whole
 from pate.accounting import Event
 from pate.accounting.plurality import as_counts
 from pate.errors import InvalidInput
@@ -17,7 +18,6 @@ from pate.mechanisms.mechanism import (
     IntArray,
     Mechanism,
     Release,
-    check_count,
     happened,
 )
 from pate.votes import Votes
@@ -64,8 +64,8 @@ class NoisyMax(Mechanism):
 
     def caps(self, *, queries: int, answers: int) -> tuple[Event, ...]:
         """Return an answer for each query asked, as far as answers are allowed."""
-        check_count("queries", queries)
-        check_count("answers", answers)
+        check_whole("queries", queries)
+        check_whole("answers", answers)
         return happened((self.answer_event, min(queries, answers)))
 
 
@@ -107,7 +107,7 @@ def most_of(queries: int, most_answers: int | None) -> int:
     """Return how many of the queries may be answered."""
     if most_answers is None:
         return queries
-    check_count("most_answers", most_answers)
+    check_whole("most_answers", most_answers)
     return min(queries, most_answers)
 
 

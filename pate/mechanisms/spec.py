@@ -14,8 +14,9 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticKnownError
 
+from pate._validate import LEAST_NOISE, MOST_NOISE
 from pate.errors import InvalidInput
-from pate.mechanisms.mechanism import LEAST_NOISE, MOST_NOISE, Mechanism
+from pate.mechanisms.mechanism import Mechanism
 from pate.mechanisms.registry import MECHANISMS, registered_keys
 
 

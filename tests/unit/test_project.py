@@ -29,7 +29,7 @@ LAYERS = [
     ["querying"],
     ["students", "testing"],
     ["partition", "teachers", "mechanisms", "encoders", "datasets"],
-    ["artifacts", "console", "engines", "neighbours", "plugins", "reading", "vision", "votes"],
+    ["artifacts", "console", "engines", "neighbours", "plugins", "recipes", "vision", "votes"],
     ["accounting", "devices", "randomness", "shares", "untrusted"],
     ["errors", "silence"],
 ]
