@@ -20,7 +20,6 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
-
 def no_queries() -> IntArray:
     """Return an empty list of queries."""
     return np.empty(0, dtype=np.int64)

@@ -231,7 +231,7 @@ CHECKED = ["confident", "--delta", 1e-5, "--threshold", 200, "--sigma1", 150, "-
         (["laplace", "--delta", 1e-5, "--target-epsilon", 1, "--sensitivity", "inf"],
          "--sensitivity"),
         (["gaussian", "--delta", 1e-5, "--sigma", 1e200], "between"),
-        ([*LNMAX, "--scale", 20, "--queries", 10**400], "no budget"),
+        ([*LNMAX, "--scale", 20, "--queries", 10**400], "a smaller whole number"),
         ([*LNMAX, "--scale", 20, "--queries", 9, "--max-moment", 10**11], "1000000"),
         ([*DPSGD, "--steps", 9, "--noise-multiplier", 0.001, "--accountant", "pld"], "below 0.05"),
     ],
