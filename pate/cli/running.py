@@ -76,8 +76,8 @@ def make_run(
     from pate.pipeline.runner import Run
     from pate.recipes.read import read_recipe
     from pate.stages.catalogue import STAGES
-    from pate.stages.paid import require_paid
-    from pate.stages.selected import require_made
+    from pate.stages.exactly_once import require_paid
+    from pate.stages.selection import require_made
 
     name, checked = read_recipe(recipe, settings, Recipe)
     options = make_options(data_root, engine, plugin_path, insecure_seed, spend, quiet, json_logs)

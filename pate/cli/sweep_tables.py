@@ -13,7 +13,7 @@ from pate.accounting.data_ledger import budget_line
 from pate.accounting.together import led_to
 from pate.cli.fitting import Column, fitted_table
 from pate.datasets import data_root as default_root
-from pate.pipeline.spending import open_ledger
+from pate.pipeline.ledger import open_ledger
 from pate.sweep.values import as_setting
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def show_sweep(sweep: Sweep, results: Results, *, recipe: str, settings: Sequenc
     console.print(f"Tables and picture: {sweep.folder}/sweep.json, .csv, .png, .svg",
                   soft_wrap=True)  # fmt: skip
     console.print("To take one point up (all of it is done), here the first:", soft_wrap=True)
-    command, report = take_up(sweep, recipe=recipe, settings=settings)
+    command, report = publish_selected(sweep, recipe=recipe, settings=settings)
     console.print(f"  {command}\n  {report}", soft_wrap=True)
 
 
@@ -59,7 +59,7 @@ def warning(results: Results) -> list[str]:
     ]
 
 
-def take_up(sweep: Sweep, *, recipe: str, settings: Sequence[str]) -> tuple[str, str]:
+def publish_selected(sweep: Sweep, *, recipe: str, settings: Sequence[str]) -> tuple[str, str]:
     """The commands that make the first point the folder's run, and write its report."""
     options = sweep.options
     shared = []

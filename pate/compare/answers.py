@@ -19,7 +19,7 @@ from pate.accounting.events import tally
 from pate.artifacts import Level
 from pate.artifacts.manifest import MANIFEST
 from pate.errors import InvalidInput, LedgerError, SpendNeeded
-from pate.stages.releasing import releases_in_ledger
+from pate.stages.exactly_once import releases_in_ledger
 from pate.studies.charges import claim
 
 

@@ -23,8 +23,8 @@ from pate.accounting.events import relation_of
 from pate.accounting.together import WholeStudy, whole_study
 from pate.compare.points import Point
 from pate.errors import BudgetExceeded
-from pate.pipeline.spending import ledger_path
-from pate.stages.releasing import releases_in_ledger
+from pate.pipeline.ledger import ledger_path
+from pate.stages.exactly_once import releases_in_ledger
 
 
 def told(guarantee: Guarantee | None) -> str:

@@ -19,7 +19,6 @@ from pate.errors import BudgetExceeded
 from pate.mechanisms import Plan, make_mechanism
 from pate.pipeline.recipe import EvaluateSpec
 from pate.pipeline.recipe import Recipe as PateRecipe
-from pate.stages.drawing import plan_of
 from pate.studies import with_seed
 
 
@@ -94,7 +93,7 @@ def least_noise(recipe: CompareRecipe, epsilon: float, *, public: int) -> float:
 
 def _planned(recipe: PateRecipe, *, public: int) -> Plan:
     try:
-        return plan_of(recipe, inputs=public)
+        return recipe.plan(inputs=public)
     except BudgetExceeded as error:
         noise = "raise the noise in [pate.aggregate]"
         if recipe.aggregate.kind.calibrated is not None:

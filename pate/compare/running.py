@@ -29,7 +29,7 @@ from pate.errors import InvalidInput, LedgerError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
 from pate.pipeline.stage import Options, Stage
-from pate.stages.paid import require_paid
+from pate.stages.exactly_once import require_paid
 from pate.studies.charges import (
     claim,
     claim_labels,

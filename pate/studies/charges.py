@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable
 from pate.accounting import Ledger
 from pate.artifacts import Artifact, Store
 from pate.pipeline.runner import Run
-from pate.stages.releasing import charges_behind
+from pate.stages.exactly_once import charges_behind
 
 
 def release_of(answer: Artifact) -> str:
-    """The name under which an answer is charged (:mod:`pate.stages.releasing`)."""
+    """The name under which an answer is charged (:mod:`pate.stages.exactly_once`)."""
     return f"labels {answer.manifest['made_from'][:40]} {answer.json('charge.json')['name']}"
 
 

@@ -15,11 +15,10 @@ from pate.accounting import Conversion, Event, Ledger, compose
 from pate.accounting.together import StudyCost, study_cost
 from pate.errors import BudgetExceeded
 from pate.mechanisms import Plan
+from pate.pipeline.ledger import open_ledger
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
-from pate.pipeline.spending import open_ledger
-from pate.stages.drawing import plan_of
-from pate.stages.paid import require_paid
+from pate.stages.exactly_once import require_paid
 from pate.studies.charges import claim, claim_labels, drawn_for, is_paid, releases_in
 from pate.sweep.grid import Point
 from pate.sweep.sweeping import Sweep
@@ -72,7 +71,7 @@ def planned(run: Run, point: Point) -> Plan:
     """The most that a point will ask, and what that costs; no vote is read."""
     inputs = len(run.artifact("data-public").array("features.npy"))
     try:
-        return plan_of(run.recipe, inputs=inputs)
+        return run.recipe.plan(inputs=inputs)
     except BudgetExceeded as error:
         raise error.saying(f"{point}: {error}") from error
 

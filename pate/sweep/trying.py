@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 
 from pate.accounting import draw_tries
 from pate.artifacts import Artifact, Level, Store, fingerprint
+from pate.artifacts.results import Answers
 from pate.devices import use_first
 from pate.errors import PateError
 from pate.mechanisms import Plan
 from pate.pipeline.recipe import SelectionSpec
 from pate.pipeline.stage import Context, Options
 from pate.silence import silence
-from pate.stages.drawing import chooser_of, draw, noise, save_answer
+from pate.stages.aggregate import answers_of, chooser_of, draw, noise
 from pate.stages.features import as_student_sees, graph_features, student_inputs
 from pate.students import StudentData, train_student
 from pate.teachers import predict_labels
@@ -138,7 +139,7 @@ class Tries:
             one = self.candidates[pick]
             drawn = draw(one.context, one.rows, most_answers=one.plan.answers, number=number + 1)
             with self._draft(_TRY, made_from) as draft:
-                save_answer(draft, [drawn])
+                answers_of([drawn]).save(draft)
         return self.store.open(_TRY, made_from)
 
     def _score(self, token: str, number: int, pick: int, answer: Artifact) -> float:
@@ -156,12 +157,11 @@ class Tries:
 
 def _scored(one: Candidate, answer: Artifact) -> float:
     """How good a student of this answer is; the worst score where there is none."""
-    names = (("answered.npy", "kept.npy"), ("labels.npy", "kept_labels.npy"))
-    rows, labels = (np.concatenate([answer.array(name) for name in part]) for part in names)
-    if len(np.unique(labels)) < 2:
+    given = Answers.load(answer)
+    if len(np.unique(given.row_labels)) < 2:
         return _FAILED
     try:
-        return one.scored(rows, labels)
+        return one.scored(given.rows, given.row_labels)
     except (MemoryError, OutOfMemory):  # of the machine, and of no label
         raise PateError(
             "memory ran out while a student was trained; nothing was released or paid for: end "

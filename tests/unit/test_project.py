@@ -26,7 +26,7 @@ LAYERS = [
     ["planner", "report", "studies"],
     ["stages"],
     ["pipeline"],
-    ["querying"],
+    ["queries"],
     ["students", "testing"],
     ["partition", "teachers", "mechanisms", "encoders", "datasets"],
     ["artifacts", "console", "engines", "neighbours", "plugins", "recipes", "vision", "votes"],
