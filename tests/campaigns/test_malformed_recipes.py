@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 from harness import RECIPE, CommandServer, Raw, toml
+from pate.compare.recipe import CompareRecipe
 from pydantic import BaseModel
 
 from dpsgd.recipe import Recipe as DpsgdRecipe
 from pate.accounting import Ledger
-from pate.compare.recipe import CompareRecipe
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe as PateRecipe
 from pate.reading.recipes import read_recipe

@@ -548,8 +548,9 @@ def interrupted(*words):
 
 def test_a_model_keeps_its_study_whoever_brings_it_to_its_end(project, monkeypatch):
     write(project)
-    from dpsgd import training
     from pate.compare import running
+
+    from dpsgd import training
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "_release", interrupted)

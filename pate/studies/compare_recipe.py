@@ -1,4 +1,4 @@
-"""A recipe for ``pate compare``: one split, both methods, and the ε to compare them at.
+"""The recipe of ``pate compare``, and its points: both methods at each ε, once a repetition.
 
 All of it is public. Each method keeps its own sections, under its name.
 """
@@ -7,27 +7,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dpsgd.recipe import Accountant, ClippingSpec, FeaturesSpec, ModelSpec, Section, TrainingSpec
 from dpsgd.recipe import Recipe as DpsgdRecipe
+from dpsgd.run_plan import RunPlan, plan_run
+from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon, smallest_noise
 from pate.datasets.spec import DataSpec
 from pate.encoders.spec import EncoderSpec
-from pate.errors import InvalidInput
+from pate.errors import BudgetExceeded, InvalidInput
+from pate.mechanisms import Plan
+from pate.mechanisms.parameters import LEAST_NOISE
 from pate.mechanisms.spec import AggregateSpec
 from pate.partition import PartitionSpec
+from pate.pipeline.recipe import EvaluateSpec
 from pate.pipeline.recipe import Recipe as PateRecipe
+from pate.stages.drawing import plan_of
 from pate.students.spec import StudentSpec
 from pate.teachers.spec import TeachersSpec
 
 NOISE = {"lnmax": "scale", "gnmax": "sigma"}  # of mechanisms whose noise can be found for an ε
 MOST_SEEDS = 100
 
+_EVENTS = {"lnmax": lnmax, "gnmax": gnmax}
+_SEED_LIMIT = 2**32  # a student's seed is below it
+
 
 def checked_epsilons(values: Sequence[float]) -> list[float]:
-    """Targets in rising order; refuses what is no target, and one that is named twice.
+    """Return targets in rising order; refuse one that is invalid or named twice.
 
     >>> checked_epsilons([2, 0.5])
     [0.5, 2.0]
@@ -44,7 +54,7 @@ def checked_epsilons(values: Sequence[float]) -> list[float]:
 
 
 class CompareSpec(Section):
-    """``[compare]``: at which (ε, δ), how often, and beside what."""
+    """``[compare]``: the (ε, δ), the number of repetitions, and the baselines."""
 
     epsilons: list[float]
     seeds: Annotated[int, Field(ge=1, le=MOST_SEEDS)] = 3  # repetitions of either method
@@ -61,8 +71,8 @@ class CompareSpec(Section):
 class OpenAggregateSpec(AggregateSpec):
     """``[pate.aggregate]``: as in any recipe, but noise may be left out of lnmax and gnmax.
 
-    Then the least noise is found with which ``queries`` answers stay within each ε. Where it is
-    given, so many queries are asked as fit.
+    Then the least noise is found with which ``queries`` answers stay within each ε. Where noise is
+    given, as many queries are asked as fit.
 
     >>> OpenAggregateSpec(mechanism="gnmax", queries=100).finds_noise
     True
@@ -85,7 +95,7 @@ class OpenAggregateSpec(AggregateSpec):
         return self
 
     def with_noise(self, noise: float) -> AggregateSpec:
-        """The section with this noise in the place that was left open."""
+        """Return the section with this noise, where the recipe leaves it open."""
         given: dict[str, Any] = self.model_dump()
         if self.finds_noise:
             given[NOISE[self.mechanism]] = noise
@@ -105,7 +115,7 @@ class PateSections(BaseModel):
 
 
 class AccountantSpec(Section):
-    """``[dpsgd.privacy]``: ε and δ are those of ``[compare]``, the noise is worked out."""
+    """``[dpsgd.privacy]``: ε and δ are those of ``[compare]``, the noise follows from them."""
 
     accountant: Accountant = "moments"
 
@@ -132,7 +142,7 @@ class DpsgdSections(BaseModel):
 
 
 class CompareRecipe(BaseModel):
-    """The whole of it.
+    """The complete recipe of a comparison.
 
     >>> recipe = CompareRecipe.model_validate(
     ...     {
@@ -164,7 +174,7 @@ class CompareRecipe(BaseModel):
 
     @model_validator(mode="after")
     def _both_hold(self) -> Self:
-        """Rules between sections, which the recipe of either method knows."""
+        """Apply the rules between sections, which the recipe of either method knows."""
         try:
             self.for_pate(1.0, noise=1.0)
             self.for_dpsgd(1.0)
@@ -174,9 +184,9 @@ class CompareRecipe(BaseModel):
         return self
 
     def for_pate(self, epsilon: float, *, noise: float) -> PateRecipe:
-        """PATE's recipe at this ε; ``noise`` fills the place that the recipe leaves open.
+        """Return PATE's recipe at this ε; ``noise`` is used where the recipe leaves it open.
 
-        Nothing else is released of such a run than its labels: no sanitised figure.
+        Such a run releases its labels alone: no sanitised ε.
         """
         return PateRecipe.model_validate(
             {
@@ -191,7 +201,7 @@ class CompareRecipe(BaseModel):
         )
 
     def for_dpsgd(self, epsilon: float) -> DpsgdRecipe:
-        """DP-SGD's recipe at this ε; tested at the end alone, so that its time is training's."""
+        """Return DP-SGD's recipe at this ε; tested at the end alone, so that its time is training's."""
         return DpsgdRecipe.model_validate(
             {
                 "kind": "dpsgd",
@@ -214,3 +224,130 @@ class CompareRecipe(BaseModel):
         if own.model_fields_set & {"steps", "encoder"}:
             return own
         return own.model_copy(update={"steps": self.encoder.steps})
+
+
+# --- points ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparePoint:
+    """Both methods at one ε, once."""
+
+    epsilon: float  # that neither may exceed
+    seed: int  # 0: the recipe's own
+    pate: PateRecipe
+    pate_plan: Plan
+    dpsgd: DpsgdRecipe
+    dpsgd_plan: RunPlan
+    baselines: bool  # whether what needs no ε is evaluated beside it
+
+
+def make_points(recipe: CompareRecipe, *, public: int, private: int) -> list[ComparePoint]:
+    """Return all points, one ε after the other within each repetition.
+
+    ``public`` inputs can be asked about. ``private`` records are there, which matters only where
+    ``dpsgd.training.records`` is not stated: their number is then public (zero-out). No record is
+    read. The baselines go with the largest ε.
+    """
+    points = []
+    largest = max(recipe.compare.epsilons)
+    evaluated = EvaluateSpec(
+        reference=recipe.compare.reference, public_labels=recipe.compare.public_labels
+    )
+    for epsilon in recipe.compare.epsilons:
+        noise = _least_noise(recipe, epsilon, public=public)
+        pate = recipe.for_pate(epsilon, noise=noise)
+        if epsilon == largest:
+            pate = pate.model_copy(update={"evaluate": evaluated})
+        plan = _planned(pate, public=public)
+        dpsgd = recipe.for_dpsgd(epsilon)
+        steps = plan_run(dpsgd, records=private)
+        for seed in range(recipe.compare.seeds):
+            first = dpsgd.model.model_copy(update={"init": dpsgd.model.init + seed})
+            points.append(
+                ComparePoint(
+                    epsilon=epsilon,
+                    seed=seed,
+                    pate=with_seed(pate, seed),
+                    pate_plan=plan,
+                    # Other first weights; lots and noise are drawn anew in any case.
+                    dpsgd=dpsgd.model_copy(update={"model": first}),
+                    dpsgd_plan=steps,
+                    baselines=epsilon == largest,
+                )
+            )
+    return sorted(points, key=lambda point: (point.seed, point.epsilon))
+
+
+def _least_noise(recipe: CompareRecipe, epsilon: float, *, public: int) -> float:
+    """Return the least noise with which PATE's answers stay within ε, where it is left open.
+
+    Guarantees:
+        The search ends on the side on which the target is met; the plan is measured again by the
+        accountant (:func:`~pate.mechanisms.plan_caps`), and ε caps it besides.
+    """
+    spec = recipe.pate.aggregate
+    if not spec.finds_noise:
+        return 1.0  # nothing is open
+    assert spec.queries is not None  # the recipe was checked
+    found = smallest_noise(
+        _EVENTS[spec.mechanism],
+        count=min(spec.queries, spec.answers or spec.queries, public),
+        target=epsilon,
+        epsilon=moments_epsilon(delta=recipe.compare.delta),
+    )
+    return max(found, LEAST_NOISE)
+
+
+def _planned(recipe: PateRecipe, *, public: int) -> Plan:
+    try:
+        return plan_of(recipe, inputs=public)
+    except BudgetExceeded as error:
+        noise = "raise the noise in [pate.aggregate]"
+        if recipe.aggregate.mechanism in _EVENTS:
+            noise += ", leave it out"
+        raise error.saying(
+            f"at ε = {recipe.privacy.epsilon:g} one answer of PATE alone costs "
+            f"{error.needed:.6g}; {noise}, or leave out this ε"
+        ) from error
+
+
+def with_seed(recipe: PateRecipe, number: int) -> PateRecipe:
+    """Return the recipe's repetition ``number``; 0 is the recipe as it is.
+
+    Records go to other shards, teachers and student start elsewhere, random inputs to ask about are
+    others; and since the settings differ, noise is drawn anew. The split into private, public and
+    test records stays: accuracies of all repetitions are on the same test records.
+
+    Guarantees:
+        A repetition is a run of its own with a charge of its own: within each, one record still
+        reaches one teacher. The key of the hash and all seeds are public.
+
+    >>> recipe = PateRecipe.model_validate(
+    ...     {
+    ...         "data": {"name": "digits"},
+    ...         "teachers": {"count": 5, "model": "ridge"},
+    ...         "aggregate": {"scale": 2.0},
+    ...         "student": {"model": "ridge", "seed": 7},
+    ...     }
+    ... )
+    >>> third = with_seed(recipe, 2)
+    >>> third.partition.key, third.teachers.seed, third.student.seed
+    ('pate, again 2', 2, 9)
+    >>> with_seed(recipe, 0) == recipe
+    True
+    """
+    if number == 0:
+        return recipe
+    partition, aggregate = recipe.partition, recipe.aggregate
+    changed = {
+        "partition": partition.model_copy(update={"key": f"{partition.key}, again {number}"}),
+        "teachers": recipe.teachers.model_copy(update={"seed": recipe.teachers.seed + number}),
+        "student": recipe.student.model_copy(
+            update={"seed": (recipe.student.seed + number) % _SEED_LIMIT}
+        ),
+    }
+    if aggregate.choose == "random":
+        order = {"choose_seed": aggregate.choose_seed + number}
+        changed["aggregate"] = aggregate.model_copy(update=order)
+    return recipe.model_copy(update=changed)

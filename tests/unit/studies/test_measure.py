@@ -6,7 +6,6 @@ import stat
 import time
 
 import pytest
-
 from pate.compare.measuring import Measure, Measures
 
 

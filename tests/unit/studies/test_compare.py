@@ -7,6 +7,11 @@ import sqlite3
 from contextlib import closing, contextmanager
 
 import pytest
+from pate.compare import answers, costs
+from pate.compare.answers import Models, require_charged
+from pate.compare.costs import Ledgers, budget_told, paid_for_dpsgd, told
+from pate.compare.points import make_points
+from pate.compare.recipe import CompareRecipe
 
 from dpsgd.outcome import STAGE, name_of_run
 from dpsgd.workplace import CHECKPOINT, private_folder
@@ -15,11 +20,6 @@ from pate.accounting.calibrate import gnmax
 from pate.accounting.events import Repeated, tally
 from pate.accounting.shown import between
 from pate.artifacts.manifest import MANIFEST
-from pate.compare import answers, costs
-from pate.compare.answers import Models, require_charged
-from pate.compare.costs import Ledgers, budget_told, paid_for_dpsgd, told
-from pate.compare.points import make_points
-from pate.compare.recipe import CompareRecipe
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, SpendNeeded
 
 STUDY = "compare mine"

@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
-
-from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon
-from pate.accounting.events import Repeated
 from pate.compare.notes import said_of_tuning
 from pate.compare.points import make_points
 from pate.compare.recipe import CompareRecipe
+
+from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon
+from pate.accounting.events import Repeated
 from pate.errors import BudgetExceeded, InvalidInput
 from pate.reading import find_recipe, read_recipe, shipped_recipes
 

@@ -9,13 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from pate.sweep.grid import read_grid
+from pate.sweep.plotting import _title, draw, side_by_side
+from pate.sweep.results import Results, Row
 
 from pate.accounting import Guarantee
 from pate.accounting.together import StudyCost
 from pate.shares import Share
-from pate.sweep.grid import read_grid
-from pate.sweep.plotting import _title, draw, side_by_side
-from pate.sweep.results import Results, Row
 
 
 def results_of(*over: str, finished: int | None = None, student: bool = True) -> Results:

@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+from pate.studies.files import write_owned, write_table
 
 from pate.artifacts.drafts import drafting
 from pate.errors import InvalidInput
@@ -18,7 +19,6 @@ from pate.pipeline.recipe import Recipe
 from pate.studies import PeakMemory, with_seed
 from pate.studies import figure as figures
 from pate.studies import memory as memories
-from pate.studies.files import write_owned, write_table
 
 
 def recipe(**sections):
