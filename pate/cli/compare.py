@@ -115,12 +115,12 @@ def _show(comparison: Comparison, plugin_path: Path | None, insecure_seed: int |
 
 
 def _cells(row: ComparisonRow) -> list[str]:
-    from pate.accounting.shown import upwards
+    from pate._format import format_epsilon
 
     more, dependent = "" if row.whole else "≥ ", row.data_dependent
     return [
         row.name,
-        _NONE if row.epsilon is None else upwards(row.epsilon),
+        _NONE if row.epsilon is None else format_epsilon(row.epsilon),
         _accuracy(row.accuracy, row.spread, len(row.runs)),
         _NONE if row.labels is None else str(row.labels),
         _NONE if row.seconds is None else f"{more}{_duration(row.seconds)}",

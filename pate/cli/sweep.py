@@ -206,7 +206,7 @@ def _table(result: Sweep, width: int) -> Table:
 
 def _cells(row: SweepRow, *, varied: bool) -> list[str]:
     """Return the cells of a row; without the teachers, where their number is varied."""
-    from pate.accounting.shown import upwards
+    from pate._format import format_epsilon
     from pate.studies.grid import as_setting
 
     student = row.student
@@ -218,7 +218,7 @@ def _cells(row: SweepRow, *, varied: bool) -> list[str]:
     return [
         str(row.point.number),
         *map(as_setting, row.point.values),
-        upwards(row.epsilon),
+        format_epsilon(row.epsilon),
         *([] if varied else [str(row.point.recipe.teachers.count)]),
         f"{row.answered} of {row.asked}",
         _accuracy(row.labels),

@@ -28,7 +28,7 @@ from dpsgd.workplace import CHECKPOINT, private_folder
 from pate.accounting import Event, Guarantee, Ledger, Neighbours, compose
 from pate.accounting.data_ledger import open_data_ledger
 from pate.accounting.events import relation_of, tally
-from pate.accounting.shown import between
+from pate._format import describe_neighbours
 from pate.accounting.together import NOT_PLANNED, WholeStudy, whole_study
 from pate.artifacts import Level
 from pate.artifacts.manifest import MANIFEST
@@ -37,7 +37,7 @@ from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
 from pate.pipeline.spending import ledger_path
 from pate.pipeline.stage import Options
-from pate.reading import find_recipe, read_recipe
+from pate.recipes.read import read_recipe, remarks
 from pate.stages.catalogue import STAGES
 from pate.stages.paid import require_paid
 from pate.stages.releasing import releases_in_ledger
@@ -61,7 +61,6 @@ from pate.studies.tables import (
     comparison_rows,
     cost_in_words,
     require_same_noise,
-    stated_tuning,
     write_table,
 )
 
@@ -175,7 +174,6 @@ def compare(
             raise InvalidInput(f"--seeds {seeds}: give a whole number from 1 to {MOST_SEEDS}")
         changes.append(f"compare.seeds={seeds}")
     name, checked = read_recipe(recipe, changes, CompareRecipe)
-    text = find_recipe(recipe, kind="compare").read_text(encoding="utf-8-sig")
     folder = Path("runs") / name if out is None else Path(out)
     seeded = options.insecure_seed is not None
     require_same_noise(folder, "compare", seeded=seeded)
@@ -186,7 +184,7 @@ def compare(
         cost,
         accountant=checked.dpsgd.privacy.accountant,
         delta=checked.compare.delta,
-        tuning=stated_tuning(text),
+        tuning=remarks(checked.notes),
         seeded=seeded,
     )
     comparison = Comparison(
@@ -462,7 +460,7 @@ class Ledgers:
         begun = any(self.tag in each.studies for book in (pate, dpsgd) for each in book.charges())
         for book, method, who in (
             (pate, "pate", protects),
-            (dpsgd, "dpsgd", between(relation_of(_events(points, "dpsgd")))),
+            (dpsgd, "dpsgd", describe_neighbours(relation_of(_events(points, "dpsgd")))),
         ):
             plans = [_events([point], method) for point in points]
             book.plan_study(self.tag, plans, protects=who, begun=begun)

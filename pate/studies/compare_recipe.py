@@ -15,16 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from dpsgd.recipe import Accountant, ClippingSpec, FeaturesSpec, ModelSpec, Section, TrainingSpec
 from dpsgd.recipe import Recipe as DpsgdRecipe
 from dpsgd.run_plan import RunPlan, plan_run
+from pate._validate import LEAST_NOISE
 from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon, smallest_noise
 from pate.datasets.spec import DataSpec
 from pate.encoders.spec import EncoderSpec
 from pate.errors import BudgetExceeded, InvalidInput
 from pate.mechanisms import Plan
-from pate.mechanisms.parameters import LEAST_NOISE
 from pate.mechanisms.spec import AggregateSpec
 from pate.partition import PartitionSpec
 from pate.pipeline.recipe import EvaluateSpec
 from pate.pipeline.recipe import Recipe as PateRecipe
+from pate.recipes.schema import Notes
 from pate.stages.drawing import plan_of
 from pate.students.spec import StudentSpec
 from pate.teachers.spec import TeachersSpec
@@ -166,6 +167,7 @@ class CompareRecipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: Literal["compare"]
+    notes: Notes = ""
     data: DataSpec
     encoder: EncoderSpec = EncoderSpec()  # of both, unless one of them has its own
     compare: CompareSpec
@@ -201,7 +203,7 @@ class CompareRecipe(BaseModel):
         )
 
     def for_dpsgd(self, epsilon: float) -> DpsgdRecipe:
-        """Return DP-SGD's recipe at this ε; tested at the end alone, so that its time is training's."""
+        """Return DP-SGD's recipe at this ε; tested at the end alone, to time training alone."""
         return DpsgdRecipe.model_validate(
             {
                 "kind": "dpsgd",

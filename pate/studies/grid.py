@@ -17,7 +17,7 @@ from typing import Any
 
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
-from pate.reading import read_recipe
+from pate.recipes.read import read_recipe
 
 MOST_POINTS = 1000
 

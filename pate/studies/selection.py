@@ -27,8 +27,6 @@ Guarantees:
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.accounting import BestOfTries, Conversion, Event, Guarantee, Ledger, compose, draw_tries
-from pate.accounting.shown import upwards
+from pate._files import exclusive_lock
+from pate._format import format_epsilon
 from pate.artifacts import Artifact, Draft, Level, Store, fingerprint
 from pate.errors import BudgetExceeded, InvalidInput, PateError
 from pate.mechanisms import Plan, Randomness
@@ -148,7 +147,12 @@ class _Selection:
         for run in self._runs:  # all of them, so that nothing reveals which will be picked
             if not _voted(run):
                 run.execute(until="vote")
-        with _exclusively(self.folder):
+        busy = InvalidInput(
+            f"another process is selecting in {self.folder}; wait until it has ended, and run the "
+            "same command again"
+        )
+        # What one of two processes removes in the end the other would miss.
+        with exclusive_lock(self.folder / Level.PRIVATE.folder, busy=busy):
             released = self._released() or self._release()
             forget(first.store, self._made_from)
         winner = replace(first, recipe=self._winner(int(released.facts["candidate"])))
@@ -166,12 +170,12 @@ class _Selection:
         _, whole = self._cost
         yield (
             f"private selection among {len(self.recipes)} candidates, {self.spec.mean_tries:g} "
-            f"tries on average: ε = {upwards(whole.epsilon)} at δ = {whole.delta:g} in all"
+            f"tries on average: ε = {format_epsilon(whole.epsilon)} at δ = {whole.delta:g} in all"
         )
         openly = self._cost_openly
         if openly.epsilon <= whole.epsilon:
             yield (
-                f"all {len(self.recipes)} run openly cost no more, ε = {upwards(openly.epsilon)} "
+                f"all {len(self.recipes)} run openly cost no more, ε = {format_epsilon(openly.epsilon)} "
                 "together, and any of them may then be chosen: leave out --private-selection"
             )
         if any(each.privacy.epsilon is not None for each in self.recipes):
@@ -344,23 +348,6 @@ class _Selection:
         released = self._released()
         assert released is not None
         return released
-
-
-@contextlib.contextmanager
-def _exclusively(folder: Path) -> Iterator[None]:
-    """Hold the folder: what one of two processes removes in the end the other would miss."""
-    handle = os.open(folder / Level.PRIVATE.folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidInput(
-                f"another process is selecting in {folder}; wait until it has ended, and run the "
-                "same command again"
-            ) from None
-        yield
-    finally:
-        os.close(handle)
 
 
 def _voted(run: Run) -> bool:

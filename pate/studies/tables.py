@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pate.accounting import Guarantee, Neighbours
-from pate.accounting.shown import between, side_by_side, upwards
+from pate._files import write_atomically
+from pate._format import describe_neighbours, compare_neighbours, format_epsilon
 from pate.accounting.together import NOT_PLANNED, WholeStudy, led_to
-from pate.artifacts.drafts import write_file
 from pate.errors import InvalidInput
 from pate.shares import Share, wilson
 
@@ -34,12 +33,7 @@ if TYPE_CHECKING:
 
 def write_private_file(file: Path, content: bytes) -> None:
     """Write a file of mode 0600 atomically; its folder is made if it is missing."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, content)
-    except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise InvalidInput(f"cannot write {file}: {reason}") from error
+    write_atomically(file, content, make_parents=True)
 
 
 def write_table(
@@ -421,7 +415,6 @@ _ACCOUNTANTS = {
     "abadi": "log-moments at whole λ up to 32, classic conversion",
     "pld": "privacy loss distributions, the tightest",
 }
-_ON_TUNING = re.compile(r"\b(chosen|tuned|tuning|settings|found by|proposed)\b", re.IGNORECASE)
 _SPREAD = (
     "± is the standard deviation over repetitions: other shards, teachers, students, first weights "
     "and noise, on the same split."
@@ -434,7 +427,7 @@ def comparison_notes(
     *,
     accountant: str,
     delta: float,
-    tuning: str | None,
+    tuning: str,
     seeded: bool,
 ) -> tuple[str, ...]:
     """Return the sentences that a reader of the table needs: differences and costs.
@@ -450,14 +443,14 @@ def comparison_notes(
     delta
         The δ of every row.
     tuning
-        The recipe's own words on how its settings were chosen, if any.
+        The recipe's own words on how its settings were chosen; empty if it has none.
     seeded
         Whether the noise was seeded, so that nothing is private.
     """
     relation = {row.method: row.neighbours or "" for row in rows if row.target is not None}
     repeated = any(len(row.runs) > 1 for row in rows)
     notes = [
-        side_by_side(relation["pate"], relation["dpsgd"]),
+        compare_neighbours(relation["pate"], relation["dpsgd"]),
         "Both ε are data-independent and cover all that a run releases. PATE's is by log-moments "
         f"(improved conversion), DP-SGD's by {_ACCOUNTANTS[accountant]}; δ = {delta:g} for both.",
         "How settings were chosen is in neither ε. "
@@ -502,27 +495,9 @@ def cost_in_words(guarantee: Guarantee | None) -> str:
     """
     if guarantee is None:
         return "no guarantee under one record replaced"
-    value = f"ε = {upwards(guarantee.epsilon)} at δ = {upwards(guarantee.delta)}"
+    value = f"ε = {format_epsilon(guarantee.epsilon)} at δ = {format_epsilon(guarantee.delta)}"
     stated = guarantee.neighbours is not Neighbours.AS_STATED
-    return f"{value} for {between(guarantee.neighbours)}" if stated else value
-
-
-def stated_tuning(text: str) -> str | None:
-    """Return what the comment at the head of a recipe states on how its settings were chosen.
-
-    >>> stated_tuning("# A title.\\n#\\n# Settings were chosen\\n# by hand.\\n\\n[data]\\n")
-    'Settings were chosen by hand.'
-    >>> stated_tuning("# A title.\\n\\n# settings\\n") is None
-    True
-    """
-    head = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        head.append(line.removeprefix("#").strip())
-    paragraphs = "\n".join(head).split("\n\n")
-    found = [" ".join(each.split()) for each in paragraphs[1:] if _ON_TUNING.search(each)]
-    return " ".join(found) or None
+    return f"{value} for {describe_neighbours(guarantee.neighbours)}" if stated else value
 
 
 def comparison_cells(values: Iterable[ComparisonRow]) -> list[dict[str, Any]]:

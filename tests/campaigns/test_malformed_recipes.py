@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 from harness import RECIPE, CommandServer, Raw, toml
-from pate.compare.recipe import CompareRecipe
+from pate.studies.compare_recipe import CompareRecipe
 from pydantic import BaseModel
 
 from dpsgd.recipe import Recipe as DpsgdRecipe
 from pate.accounting import Ledger
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe as PateRecipe
-from pate.reading.recipes import read_recipe
+from pate.recipes.read import read_recipe
 
 MALFORMED = 340  # for each kind of recipe
 CARRIED_OUT = {"pate": 40, "dpsgd": 30, "compare": 10}

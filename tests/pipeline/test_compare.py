@@ -19,18 +19,16 @@ import time
 import numpy as np
 import pytest
 
+from pate._format import format_epsilon
+from pate._format import format_epsilon_fixed as shown_epsilon
 from pate.accounting import Guarantee, Ledger
 from pate.accounting.events import Repeated, tally
-from pate.accounting.shown import upwards
 from pate.accounting.together import NOT_PLANNED
-from pate.report.numbers import epsilon as shown_epsilon
 
 EPSILONS, SEEDS, DELTA = (4.0, 8.0), 2, 1e-4
-RECIPE = """# Digits, small.
-#
-# Settings were chosen in the dark.
-
+RECIPE = """
 kind = "compare"
+notes = "Digits, small.\\n\\nSettings were chosen in the dark."
 
 [data]
 name = "digits"
@@ -287,7 +285,7 @@ def test_what_all_cost_together_is_said_and_right(made):
     }
     assert relations == {"pate": "add-remove", "dpsgd": "zero-out", "together": "zero-out"}
     assert "PATE's ε is for one record added or removed, DP-SGD's for one record's contrib" in notes
-    assert "so the two ε may be set side by side; PATE's hides the number of records too" in notes
+    assert "so the two ε can be compared; PATE's hides the number of records too" in notes
     assert notes.count("do not publish") == 1
     for note in made.content["notes"]:
         assert note in said
@@ -440,7 +438,7 @@ def test_points_that_are_added_later_cost_what_the_ledgers_say(project):
     before = files_of(project)
     # A seeded one in the same folder would take its place.
     done = project.call(*ONCE, "--epsilon", "4,8", "--insecure-seed", "1", code=2)
-    assert "is of secure noise, and would be written over by one of seeded noise" in done.stderr
+    assert "is of secure noise, and would be overwritten by one of seeded noise" in done.stderr
     assert len([line for line in done.stderr.splitlines() if "NOT PRIVATE" not in line]) == 1
     assert files_of(project) == before
     said = project.call(*WORDS, "--seeds", "1", "--epsilon", "4,8").stdout
@@ -455,7 +453,7 @@ def test_points_that_are_added_later_cost_what_the_ledgers_say(project):
     # What is said before the first charge is what holds after the last one.
     beforehand = said[: said.index("PATE, ε = 4")]
     wanted = [cost[part]["epsilon"] for part in ("pate", "dpsgd", "together")]
-    assert figures(beforehand) == [upwards(each) for each in wanted]
+    assert figures(beforehand) == [format_epsilon(each) for each in wanted]
     assert f"These are {NOT_PLANNED} (study “compare mine”)" in beforehand
     assert told_by(project, "--epsilon", "4")[1] is False  # what was seen stays seen
 
@@ -474,7 +472,7 @@ def test_true_labels_of_inputs_that_answers_decided_on_cost_what_the_answers_do(
     assert fixed
     assert {row["neighbours"] for row in told["rows"]} == {"add-remove", None}
     assert told["cost"]["together"]["neighbours"] == "add-remove"
-    alike = "Both ε are for one record added or removed, and may be set side by side."
+    alike = "Both ε are for one record added or removed and can be compared directly."
     assert alike in told["notes"]
     *_, pate = [row for row in told["rows"] if row["method"] == "pate"]
     (informed,) = [row for row in told["rows"] if row["method"] == "public-labels"]
@@ -525,21 +523,20 @@ def test_a_lost_model_is_not_paid_for_again_unasked(project):
     assert told_by(project, "--epsilon", "4,8")[1] is False  # it is known from now on
 
 
-def test_what_was_run_before_is_marked_and_was_not_fixed_with_the_rest(project):
-    """Points of both methods in the comparison's folder, paid for by themselves."""
+@pytest.mark.parametrize("name", LEDGERS)
+def test_what_was_run_by_itself_is_not_used(project, name):
+    """Points of either method in the comparison's folder that do not bear its tag."""
     write(project)
     told_by(project, "--epsilon", "4")
-    for file in (project.folder / "data" / "ledgers").glob("*.ledger"):
-        with contextlib.closing(sqlite3.connect(file)) as database, database:
+    with contextlib.closing(sqlite3.connect(project.folder / "data/ledgers" / name)) as database:
+        with database:
             database.execute("DELETE FROM studies")
-            database.execute("DELETE FROM plans")
-    assert [[charge.studies for charge in charges] for charges in ledgers(project)] == [[()]] * 2
-    for _ in range(2):  # it is marked now, and stays what it was
-        told, fixed = told_by(project, "--epsilon", "4,8")
-        marks = [[charge.studies for charge in charges] for charges in ledgers(project)]
-        assert marks == [[("compare mine",)] * 2] * 2
-        assert not fixed
-        require_readings(project, told)
+    before = ledgers(project)
+    said = project.call(*ONCE, "--epsilon", "4,8", code=2).stderr
+    assert said.count("\n") == 1
+    assert "a study uses only what was released for it" in said
+    assert "choose another --out" in said
+    assert ledgers(project) == before
 
 
 def interrupted(*words):
@@ -548,15 +545,15 @@ def interrupted(*words):
 
 def test_a_model_keeps_its_study_whoever_brings_it_to_its_end(project, monkeypatch):
     write(project)
-    from pate.compare import running
+    from pate.studies import compare as studies
 
     from dpsgd import training
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "_release", interrupted)
         project.call(*ONCE, "--epsilon", "4", code=130)
-    options = running.DpsgdOptions
-    monkeypatch.setattr(running, "DpsgdOptions", lambda **words: options(**words | {"study": None}))
+    options = studies.DpsgdOptions
+    monkeypatch.setattr(studies, "DpsgdOptions", lambda **words: options(**words | {"study": None}))
     told_by(project, "--epsilon", "4")
     (file,) = project.folder.glob("runs/mine/dpsgd/*/released/training/*/guarantee.json")
     assert json.loads(file.read_text())["study"] == "compare mine"
@@ -564,10 +561,10 @@ def test_a_model_keeps_its_study_whoever_brings_it_to_its_end(project, monkeypat
 
 def test_fewer_points_after_a_look_cost_what_was_planned(project, monkeypatch):
     write(project)
-    from pate.compare import running
+    from pate.studies import compare as studies
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "train", lambda *words: sys.exit(9))
+        patch.setattr(studies, "train", lambda *words: sys.exit(9))
         project.call(*ONCE, "--epsilon", "4,8", code=9)
     assert [len(charges) for charges in ledgers(project)] == [1, 0]
     told, fixed = told_by(project, "--epsilon", "4")
@@ -663,7 +660,7 @@ def test_seeded_noise_is_said_to_be_none_and_publishes_nothing(project):
     before = files_of(project)
     said = project.call(*ONCE, "--epsilon", "4", code=2).stderr  # secure noise in its place
     assert said.count("\n") == 1
-    assert "is of seeded noise, and would be written over by one of secure noise" in said
+    assert "is of seeded noise, and would be overwritten by one of secure noise" in said
     assert files_of(project) == before
 
 

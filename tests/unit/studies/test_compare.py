@@ -7,20 +7,26 @@ import sqlite3
 from contextlib import closing, contextmanager
 
 import pytest
-from pate.compare import answers, costs
-from pate.compare.answers import Models, require_charged
-from pate.compare.costs import Ledgers, budget_told, paid_for_dpsgd, told
-from pate.compare.points import make_points
-from pate.compare.recipe import CompareRecipe
 
 from dpsgd.outcome import STAGE, name_of_run
 from dpsgd.workplace import CHECKPOINT, private_folder
+from pate._format import describe_neighbours
 from pate.accounting import Gaussian, Guarantee, Ledger, Neighbours, compose
 from pate.accounting.calibrate import gnmax
 from pate.accounting.events import Repeated, tally
-from pate.accounting.shown import between
 from pate.artifacts.manifest import MANIFEST
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, SpendNeeded
+from pate.studies import compare
+from pate.studies.compare import (
+    Ledgers,
+    budget_in_words,
+    is_paid_model,
+    require_charged_models,
+    require_no_lost_model,
+    require_own_models,
+)
+from pate.studies.compare_recipe import CompareRecipe, make_points
+from pate.studies.tables import cost_in_words
 
 STUDY = "compare mine"
 HASHED, SHUFFLED = "one record added or removed", "one record replaced"
@@ -55,7 +61,7 @@ def shuffled():
 
 @pytest.fixture
 def ledgers(points, tmp_path):
-    return Ledgers.of(points[0], data_root=tmp_path, seed=None, study=STUDY)
+    return Ledgers.of(points[0], data_root=tmp_path, seed=None, tag=STUDY)
 
 
 @contextmanager
@@ -132,7 +138,7 @@ def test_a_study_planned_before_zero_out_had_a_name_goes_on(points, ledgers):
     with opened(ledgers, points, planned=False) as (pate, dpsgd):
         plans = [list(point.dpsgd_plan.events) for point in points]
         dpsgd._book.plan(STUDY, plans, protects=old, begun=False)
-        assert dpsgd.study_plans()[STUDY].protects == between("zero-out")
+        assert dpsgd.study_plans()[STUDY].protects == describe_neighbours("zero-out")
         ledgers.plan(points, pate, dpsgd, protects=old)
         dpsgd.charge(plans[0], release="a", study=STUDY)
         ledgers.plan(points, pate, dpsgd, protects=old)
@@ -156,7 +162,7 @@ def test_a_restated_figure_may_promise_nothing(shuffled, ledgers):
     cost = cost_of(ledgers, shuffled)
     assert (1 + math.exp(parts(cost)[1])) * 1e-4 > 1  # δ comes to more than one
     assert cost.together is None
-    assert "more than any ε promises" in told(cost.together)
+    assert "no guarantee" in cost_in_words(cost.together)
 
 
 # --- budgets --------------------------------------------------------------------------------------
@@ -177,7 +183,7 @@ def test_room_is_asked_of_both_ledgers_and_nothing_is_written(points, ledgers):
 
 def test_ledgers_are_made_without_a_budget_and_say_so(points, ledgers):
     with opened(ledgers, points, planned=False) as both:
-        assert [budget_told(each) for each in both] == [
+        assert [budget_in_words(each) for each in both] == [
             "digits.ledger: without a budget",
             "digits.dpsgd.ledger: without a budget",
         ]
@@ -189,7 +195,7 @@ def test_ledgers_are_made_without_a_budget_and_say_so(points, ledgers):
     with Ledger.open(
         ledgers.pate.with_name("other"), budget=Guarantee(epsilon=3, delta=1e-4)
     ) as it:
-        assert budget_told(it) == "other: within the budget of ε = 3"
+        assert budget_in_words(it) == "other: within the budget of ε = 3"
 
 
 def test_figures_are_at_the_delta_of_the_ledger(points, ledgers):
@@ -301,10 +307,6 @@ def test_a_study_protects_one_relation(points, ledgers):
 # --- models ---------------------------------------------------------------------------------------
 
 
-def models(*here, own=()):
-    return Models(study=STUDY, here=frozenset(here), own=frozenset(own))
-
-
 @pytest.fixture
 def charged(points, tmp_path):
     """A ledger of three models: of this study, of none, and of another one."""
@@ -320,11 +322,15 @@ def charged(points, tmp_path):
 
 def test_a_model_that_is_paid_for_and_not_here_needs_consent(points, charged, tmp_path):
     plans = [point.dpsgd_plan.events for point in points]
-    models().require_consent(tmp_path / "none.ledger", plans)  # there is no ledger yet
-    models("one").require_consent(charged, plans)
-    models().require_consent(charged, plans[1:2])  # not paid for in this study
+
+    def check(plans, ledger=charged, here=()):
+        require_no_lost_model(plans, ledger, here=frozenset(here), tag=STUDY)
+
+    check(plans, ledger=tmp_path / "none.ledger")  # there is no ledger yet
+    check(plans, here=["one"])
+    check(plans[1:2])  # not paid for in this study
     with pytest.raises(SpendNeeded, match=f"already paid for such a model of the study “{STUDY}”"):
-        models().require_consent(charged, plans[:1])
+        check(plans[:1])
 
 
 def home_of(folder, *names, monkeypatch, released=True):
@@ -333,7 +339,7 @@ def home_of(folder, *names, monkeypatch, released=True):
     made.mkdir(parents=True)
     if released:
         (made / MANIFEST).write_text("{}")
-    monkeypatch.setattr(answers, "models_in", lambda homes: frozenset(names))
+    monkeypatch.setattr(compare, "models_in", lambda homes: frozenset(names))
     return folder
 
 
@@ -356,13 +362,13 @@ def test_a_released_model_must_be_in_a_ledger(
         ledger.charge([Gaussian(noise_multiplier=9.0)], release="five")
     home = home_of(tmp_path / "home", *names, monkeypatch=monkeypatch, released=released)
     if said is None:
-        require_charged([home], charged, seeded=seeded)
+        require_charged_models([home], charged, seeded=seeded)
     else:
         with pytest.raises(LedgerError, match=f"{said}.* from a backup"):
-            require_charged([home], charged, seeded=seeded)
+            require_charged_models([home], charged, seeded=seeded)
     if released:
         with pytest.raises(LedgerError):
-            require_charged([home], nowhere, seeded=nowhere)
+            require_charged_models([home], nowhere, seeded=nowhere)
     assert not nowhere.exists()
 
 
@@ -373,9 +379,9 @@ def test_a_model_that_was_begun_is_paid_for_if_the_ledger_says_so(
     """A checkpoint is written just before the charge: a kill in between leaves it unpaid."""
 
     def is_paid(home):
-        return paid_for_dpsgd(points[0], home, ledger=charged, data_root=tmp_path, seed=None)
+        return is_paid_model(points[0], home, ledger=charged, data_root=tmp_path, seed=None)
 
-    monkeypatch.setattr(costs, "releases", lambda file: {name})
+    monkeypatch.setattr(compare, "releases", lambda file: {name})
     home = tmp_path / "home"
     assert not is_paid(home)  # nothing is there
     begun = private_folder(home, name_of_run(points[0].dpsgd, None)) / CHECKPOINT
@@ -384,19 +390,28 @@ def test_a_model_that_was_begun_is_paid_for_if_the_ledger_says_so(
     assert is_paid(home) is paid
 
 
-def test_models_of_others_are_marked_and_keep_their_marks(charged):
-    for _ in range(2):
-        with Ledger.open(charged) as ledger:
-            models(own=["one", "two", "three", "four"]).claim(ledger)
-            marks = [each.studies for each in ledger.charges()]
-        assert marks == [(STUDY,), (STUDY,), ("other", STUDY)]
+@pytest.mark.parametrize(
+    ("names", "own"),
+    [(("one",), True), (("four",), True), (("two",), False), (("one", "three"), False)],
+    ids=["of the study", "not charged yet", "of no study", "of another study"],
+)
+def test_a_study_uses_no_model_but_its_own(charged, tmp_path, monkeypatch, names, own):
+    monkeypatch.setattr(compare, "models_in", lambda homes: frozenset(names))
+    with Ledger.open(charged) as ledger:
+        before = ledger.charges()
+        if own:
+            require_own_models([tmp_path], ledger, tag=STUDY)
+        else:
+            with pytest.raises(InvalidInput, match=r"not released for the study.*another --out"):
+                require_own_models([tmp_path], ledger, tag=STUDY)
+        assert ledger.charges() == before  # nothing is claimed after the fact
 
 
-def test_a_model_that_was_there_before_was_not_planned(points, ledgers):
-    """Charged by itself, then taken up: the plan is younger than its charge."""
+def test_a_charge_that_is_older_than_the_plan_was_not_planned(points, ledgers):
+    """As in ledgers whose older versions added a study's tag to charges made by themselves."""
     with opened(ledgers, points, planned=False) as (_, dpsgd):
         pay(dpsgd, points[:1], study=None)
     with opened(ledgers, points) as (pate, dpsgd):
-        models(own=["r0"]).claim(dpsgd)
+        pay(dpsgd, points[:1])  # the same release: it gets the tag
         cost = ledgers.cost(pate, dpsgd, points=points, unpaid=points, untrained=points[1:])
     assert not cost.in_advance

@@ -6,14 +6,13 @@ import subprocess
 import sys
 
 import pytest
-from pate.compare.notes import said_of_tuning
-from pate.compare.points import make_points
-from pate.compare.recipe import CompareRecipe
 
 from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon
 from pate.accounting.events import Repeated
 from pate.errors import BudgetExceeded, InvalidInput
-from pate.reading import find_recipe, read_recipe, shipped_recipes
+from pate.pipeline.recipe import Recipe
+from pate.recipes.read import find_recipe, read_recipe, remarks, shipped_recipes
+from pate.studies.compare_recipe import CompareRecipe, make_points, with_seed
 
 TEXT = """
 kind = "compare"
@@ -156,8 +155,6 @@ def test_a_recipe_of_another_kind_is_told_apart(read):
         read_recipe("digits", [], CompareRecipe)
     with pytest.raises(InvalidInput, match="is a recipe for `dpsgd train`, not for `pate compare`"):
         read_recipe("digits-dpsgd", [], CompareRecipe)
-    from pate.pipeline.recipe import Recipe
-
     with pytest.raises(InvalidInput, match="run `pate compare compare-digits`"):
         read_recipe("compare-digits", [], Recipe)
     with pytest.raises(InvalidInput, match="did you mean compare-digits"):
@@ -167,17 +164,48 @@ def test_a_recipe_of_another_kind_is_told_apart(read):
 def test_shipped_recipes_are_sound_and_say_how_they_were_chosen():
     shipped = shipped_recipes("compare")
     assert set(shipped) == {"compare-digits", "compare-mnist"}
-    for name, path in shipped.items():
+    for name in shipped:
         _, recipe = read_recipe(name, [], CompareRecipe)
         assert len(recipe.compare.epsilons) >= 3
         assert recipe.compare.seeds >= 3
-        assert "chosen" in (said_of_tuning(path.read_text()) or "")
+        assert "chosen" in remarks(recipe.notes)
 
 
 def test_the_recipe_loads_nothing_heavy():
     code = (
-        "import pate.compare.recipe, sys\n"
+        "import pate.studies.compare_recipe, sys\n"
         "print([m for m in ('torch', 'sklearn', 'matplotlib') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+# --- repetitions ---------------------------------------------------------------------------------
+
+
+def plain_recipe(**sections):
+    return Recipe.model_validate(
+        {
+            "data": {"name": "digits"},
+            "teachers": {"count": 5, "model": "ridge", "seed": 3},
+            "aggregate": {"scale": 2.0},
+            "student": {"model": "ridge", "seed": 2**32 - 1},
+            **sections,
+        }
+    )
+
+
+def test_a_repetition_changes_chance_and_nothing_else():
+    first, other = plain_recipe(), with_seed(plain_recipe(), 1)
+    changed = {name for name in Recipe.model_fields if getattr(first, name) != getattr(other, name)}
+    assert changed == {"partition", "teachers", "student"}
+    assert other.partition.key != first.partition.key
+    assert (other.teachers.seed, other.student.seed) == (4, 0)  # a student's seed has an end
+    assert Recipe.model_validate(other.model_dump(mode="json")) == other
+    assert len({with_seed(first, n).partition.key for n in range(5)}) == 5
+
+
+def test_random_inputs_to_ask_about_are_others():
+    asked = plain_recipe(aggregate={"scale": 2.0, "choose": "random", "choose_seed": 5})
+    assert with_seed(asked, 2).aggregate.choose_seed == 7
+    assert with_seed(plain_recipe(), 2).aggregate.choose_seed == 0  # nothing reads it

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pate.sweep.grid import MOST_POINTS, read_grid
 
 from pate.errors import InvalidInput
-from pate.reading import find_recipe
+from pate.recipes.read import find_recipe
+from pate.studies.grid import MOST_POINTS, read_grid
 
 
 def test_every_combination_in_the_order_given() -> None:

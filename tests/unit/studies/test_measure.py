@@ -1,4 +1,4 @@
-"""How long work took: kept with the run, also over failures and kills."""
+"""Time and memory of work: kept with the run, also over failures and kills."""
 
 from __future__ import annotations
 
@@ -71,3 +71,31 @@ def test_a_damaged_measure_is_none(tmp_path, damage):
     (file,) = (tmp_path / "private" / "measured").iterdir()
     file.write_text(damage)
     assert measures.find("teach", "abc") is None
+
+
+def test_peak_memory_counts_children_and_what_is_gone_again():
+    size = 120_000_000
+    code = f"import time; kept = bytearray({size}); print('made', flush=True); time.sleep(60)"
+    with PeakMemory() as alone:
+        pass
+    enough = alone.megabytes + 0.9 * size / 1e6
+    with PeakMemory() as peak:
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        try:
+            assert child.stdout.readline() == b"made\n"
+            end = time.monotonic() + 10
+            while peak.megabytes < enough and time.monotonic() < end:
+                time.sleep(0.05)
+        finally:
+            child.kill()
+            child.wait()
+            child.stdout.close()
+    assert peak.megabytes > enough
+
+
+def test_peak_memory_without_proc(monkeypatch, tmp_path):
+    monkeypatch.setattr(measure, "_PROC", tmp_path)
+    with PeakMemory() as peak:
+        pass
+    assert peak.megabytes > 10

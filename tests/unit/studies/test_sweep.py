@@ -6,8 +6,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from pate.sweep.grid import read_grid
-from pate.sweep.sweeping import Sweep
+from pate.studies.grid import read_grid
+from pate.studies.sweep import PointRuns
 
 from pate.engines import make_engine
 from pate.pipeline.stage import Options
@@ -16,13 +16,13 @@ from pate.stages.catalogue import STAGES
 
 @pytest.fixture
 def sweep_over(tmp_path: Path):
-    def make(*over: str) -> Sweep:
+    def make(*over: str) -> PointRuns:
         options = Options(
             data_root=tmp_path,
             engine=make_engine("serial"),
             progress=lambda *_: nullcontext(),  # type: ignore[arg-type]
         )
-        return Sweep.of(read_grid("digits", over), tmp_path / "swept", STAGES, options)
+        return PointRuns.of(read_grid("digits", over), tmp_path / "swept", options)
 
     return make
 
@@ -60,5 +60,5 @@ def test_a_student_that_takes_part_in_the_asking_makes_a_release_of_its_own(swee
 
 def test_a_sweep_is_a_study_by_the_name_of_its_folder(sweep_over) -> None:
     sweep = sweep_over("student.seed=1,2")
-    assert sweep.study == sweep.options.study == "sweep swept"
+    assert sweep.tag == sweep.options.study == "sweep swept"
     assert sweep.run(sweep.grid.points[0]).folder == sweep.folder

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pate.sweep.values import as_setting, read_values
 
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
-from pate.reading import read_recipe
+from pate.recipes.read import read_recipe
+from pate.studies.grid import as_setting, read_values
 
 
 @pytest.mark.parametrize(
