@@ -41,6 +41,7 @@ from pate.accounting import BestOfTries, Conversion, Event, Guarantee, Ledger, c
 from pate._files import exclusive_lock
 from pate._format import format_epsilon
 from pate.artifacts import Artifact, Draft, Level, Store, fingerprint
+from pate.devices import use_first
 from pate.errors import BudgetExceeded, InvalidInput, PateError
 from pate.mechanisms import Plan, Randomness
 from pate.pipeline.recipe import Recipe, SelectionSpec
@@ -53,7 +54,6 @@ from pate.stages.catalogue import STAGES
 from pate.stages.distill import DISTILL
 from pate.stages.drawing import ANSWER, chooser_of, draw, noise, plan_of, save_answer, save_events
 from pate.stages.features import as_student_sees, graph_features, student_inputs
-from pate.stages.first_device import first_device
 from pate.stages.releasing import release_once, require_consent, settings_of
 from pate.stages.selected import SELECTION, differences, event_of, mark_of
 from pate.students import StudentData, train_student
@@ -418,7 +418,7 @@ class Candidate:
         )
         inputs = as_student_sees(self.context, np.array(self.test.array("features.npy")))
         truth = np.array(self.test.array("labels.npy"))
-        with first_device(self.context):
+        with use_first(self.context.options.engine.devices):
             student = train_student(recipe.student, data, plugin_path=options.plugin_path)
             predicted = predict_labels(student, inputs, classes=self.classes)
         return float(np.mean(predicted == truth))
