@@ -256,7 +256,7 @@ def _charge(
     """Charge a draw; another one for the same data and settings only with ``--spend``."""
     prefix = _release_id(kind, context.made_from, "")
     try:
-        for study in studies or [None]:  # charging it again adds the next tag, and costs nothing
+        for study in studies or (None,):  # charging it again adds the next tag, and costs nothing
             ledger.charge(
                 events,
                 release=f"{prefix}{name}",

@@ -37,9 +37,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.accounting import BestOfTries, Conversion, Event, Guarantee, Ledger, compose, draw_tries
 from pate._files import exclusive_lock
 from pate._format import format_epsilon
+from pate.accounting import BestOfTries, Conversion, Event, Guarantee, Ledger, compose, draw_tries
 from pate.artifacts import Artifact, Draft, Level, Store, fingerprint
 from pate.devices import use_first
 from pate.errors import BudgetExceeded, InvalidInput, PateError
@@ -175,8 +175,9 @@ class _Selection:
         openly = self._cost_openly
         if openly.epsilon <= whole.epsilon:
             yield (
-                f"all {len(self.recipes)} run openly cost no more, ε = {format_epsilon(openly.epsilon)} "
-                "together, and any of them may then be chosen: leave out --private-selection"
+                f"all {len(self.recipes)} run openly cost no more, "
+                f"ε = {format_epsilon(openly.epsilon)} together, and any of them may then be "
+                "chosen: leave out --private-selection"
             )
         if any(each.privacy.epsilon is not None for each in self.recipes):
             yield "privacy.epsilon caps what one try may cost, and not the choice among them"

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pate.accounting import Guarantee, Neighbours
 from pate._files import write_atomically
-from pate._format import describe_neighbours, compare_neighbours, format_epsilon
+from pate._format import compare_neighbours, describe_neighbours, format_epsilon
+from pate.accounting import Guarantee, Neighbours
 from pate.accounting.together import NOT_PLANNED, WholeStudy, led_to
 from pate.errors import InvalidInput
 from pate.shares import Share, wilson

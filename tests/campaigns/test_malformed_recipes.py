@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from harness import RECIPE, CommandServer, Raw, toml
-from pate.studies.compare_recipe import CompareRecipe
 from pydantic import BaseModel
 
 from dpsgd.recipe import Recipe as DpsgdRecipe
@@ -25,6 +24,7 @@ from pate.accounting import Ledger
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe as PateRecipe
 from pate.recipes.read import read_recipe
+from pate.studies.compare_recipe import CompareRecipe
 
 MALFORMED = 340  # for each kind of recipe
 CARRIED_OUT = {"pate": 40, "dpsgd": 30, "compare": 10}

@@ -62,6 +62,13 @@ learning_rate = 2.0
 """
 pytestmark = pytest.mark.xdist_group("compare")  # one comparison for all of them
 
+
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch):
+    """Plotting takes half the time of what runs in this process; ``made`` has the plots."""
+    monkeypatch.setattr("pate.studies.compare.plot_comparison", lambda *_, **__: None)
+
+
 WORDS = ("compare", "mine.toml", "--engine", "serial")
 LEDGERS = ("digits.ledger", "digits.dpsgd.ledger")  # of PATE, and of DP-SGD
 
@@ -528,9 +535,9 @@ def test_what_was_run_by_itself_is_not_used(project, name):
     """Points of either method in the comparison's folder that do not bear its tag."""
     write(project)
     told_by(project, "--epsilon", "4")
-    with contextlib.closing(sqlite3.connect(project.folder / "data/ledgers" / name)) as database:
-        with database:
-            database.execute("DELETE FROM studies")
+    file = project.folder / "data" / "ledgers" / name
+    with contextlib.closing(sqlite3.connect(file)) as database, database:
+        database.execute("DELETE FROM studies")
     before = ledgers(project)
     said = project.call(*ONCE, "--epsilon", "4,8", code=2).stderr
     assert said.count("\n") == 1
@@ -545,9 +552,8 @@ def interrupted(*words):
 
 def test_a_model_keeps_its_study_whoever_brings_it_to_its_end(project, monkeypatch):
     write(project)
-    from pate.studies import compare as studies
-
     from dpsgd import training
+    from pate.studies import compare as studies
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "_release", interrupted)

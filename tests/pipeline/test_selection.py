@@ -448,7 +448,9 @@ def test_choosing_again_among_the_same_votes_needs_consent(tiny: Any) -> None:
 def test_a_winner_takes_up_its_own_selection(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One folder, one choice, several seeds: the same winner, and each has labels of its own."""
     monkeypatch.setattr(selection, "draw_tries", lambda mean, shape, *, rng: 30)
-    monkeypatch.setattr(selection, "_score_of", lambda one, answer: one.context.recipe.aggregate.scale)
+    monkeypatch.setattr(
+        selection, "_score_of", lambda one, answer: one.context.recipe.aggregate.scale
+    )
     over = ("--over", "aggregate.scale=1.0,3.0")
     for seed in range(4):
         choose(tiny, "--insecure-seed", str(seed), "--spend", over=over)

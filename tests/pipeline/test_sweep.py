@@ -1,4 +1,4 @@
-"""``pate sweep``: teachers once, every release paid and tagged, and the cost of choosing printed."""
+"""``pate sweep``: teachers once, every release paid and tagged, the cost of choosing printed."""
 
 from __future__ import annotations
 

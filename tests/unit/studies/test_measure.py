@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 import time
 
 import pytest
-from pate.compare.measuring import Measure, Measures
+
+from pate.studies import measure
+from pate.studies.measure import Measure, Measures, PeakMemory
 
 
 def test_a_measure_is_kept(tmp_path):

@@ -9,20 +9,18 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from pate.accounting import Guarantee
+from pate.accounting.together import StudyCost
+from pate.shares import Share
 from pate.studies import plots
 from pate.studies.grid import read_grid
 from pate.studies.plots import _sweep_title, plot_sweep, spread_out
 from pate.studies.sweep import Sweep
 from pate.studies.tables import SweepRow
 
-from pate.accounting import Guarantee
-from pate.accounting.together import StudyCost
-from pate.shares import Share
 
-
-def sweep_of(
-    folder: Path, *over: str, finished: int | None = None, student: bool = True
-) -> Sweep:
+def sweep_of(folder: Path, *over: str, finished: int | None = None, student: bool = True) -> Sweep:
     grid = read_grid("digits", over)
     rows = tuple(
         SweepRow(

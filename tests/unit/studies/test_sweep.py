@@ -6,12 +6,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from pate.studies.grid import read_grid
-from pate.studies.sweep import PointRuns
 
 from pate.engines import make_engine
 from pate.pipeline.stage import Options
 from pate.stages.catalogue import STAGES
+from pate.studies.grid import read_grid
+from pate.studies.sweep import PointRuns
 
 
 @pytest.fixture
