@@ -16,11 +16,11 @@ from dpsgd.recipe import Accountant, ClippingSpec, FeaturesSpec, ModelSpec, Sect
 from dpsgd.recipe import Recipe as DpsgdRecipe
 from dpsgd.run_plan import RunPlan, plan_run
 from pate._validate import LEAST_NOISE
-from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon, smallest_noise
+from pate.accounting.calibrate import moments_epsilon, smallest_noise
 from pate.datasets.spec import DataSpec
 from pate.encoders.spec import EncoderSpec
 from pate.errors import BudgetExceeded, InvalidInput
-from pate.mechanisms import Plan
+from pate.mechanisms import Plan, make_mechanism
 from pate.mechanisms.spec import AggregateSpec
 from pate.partition import PartitionSpec
 from pate.pipeline.recipe import EvaluateSpec
@@ -30,10 +30,8 @@ from pate.stages.drawing import plan_of
 from pate.students.spec import StudentSpec
 from pate.teachers.spec import TeachersSpec
 
-NOISE = {"lnmax": "scale", "gnmax": "sigma"}  # of mechanisms whose noise can be found for an ε
 MOST_SEEDS = 100
 
-_EVENTS = {"lnmax": lnmax, "gnmax": gnmax}
 _SEED_LIMIT = 2**32  # a student's seed is below it
 
 
@@ -81,13 +79,13 @@ class OpenAggregateSpec(AggregateSpec):
 
     @property
     def finds_noise(self) -> bool:
-        noise = NOISE.get(self.mechanism)
-        return noise is not None and getattr(self, noise) is None
+        noise = self.kind.calibrated
+        return noise is not None and getattr(self, noise, None) is None
 
     @model_validator(mode="after")
     def _takes_what_it_needs(self) -> Self:
         if self.finds_noise and self.queries is None:
-            noise = NOISE[self.mechanism]
+            noise = self.kind.calibrated
             raise InvalidInput(
                 f'mechanism "{self.mechanism}" has neither {noise} nor queries; give queries, and '
                 f"the least {noise} for them is found, or give {noise}"
@@ -99,7 +97,7 @@ class OpenAggregateSpec(AggregateSpec):
         """Return the section with this noise, where the recipe leaves it open."""
         given: dict[str, Any] = self.model_dump()
         if self.finds_noise:
-            given[NOISE[self.mechanism]] = noise
+            given[str(self.kind.calibrated)] = noise
         return AggregateSpec(**given)
 
 
@@ -293,7 +291,7 @@ def _least_noise(recipe: CompareRecipe, epsilon: float, *, public: int) -> float
         return 1.0  # nothing is open
     assert spec.queries is not None  # the recipe was checked
     found = smallest_noise(
-        _EVENTS[spec.mechanism],
+        lambda noise: make_mechanism(spec.with_noise(noise)).answer_event,
         count=min(spec.queries, spec.answers or spec.queries, public),
         target=epsilon,
         epsilon=moments_epsilon(delta=recipe.compare.delta),
@@ -306,7 +304,7 @@ def _planned(recipe: PateRecipe, *, public: int) -> Plan:
         return plan_of(recipe, inputs=public)
     except BudgetExceeded as error:
         noise = "raise the noise in [pate.aggregate]"
-        if recipe.aggregate.mechanism in _EVENTS:
+        if recipe.aggregate.kind.calibrated is not None:
             noise += ", leave it out"
         raise error.saying(
             f"at ε = {recipe.privacy.epsilon:g} one answer of PATE alone costs "
