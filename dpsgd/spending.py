@@ -16,7 +16,7 @@ from pate.accounting.calibrate import dpsgd_step
 from pate.accounting.composition import sampled_gaussian_strong
 from pate.accounting.dpsgd import DpsgdAccountant, Method
 from pate.accounting.guarantee import Conversion
-from pate.accounting.terms import moment_for
+from pate.accounting.ledger.terms import moment_for
 from pate.errors import InvalidInput
 
 _FINE = math.log(1.01)  # of a noise multiplier that moves at every step

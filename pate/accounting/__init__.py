@@ -33,6 +33,7 @@ from pate.accounting.events import (
 )
 from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
 from pate.accounting.ledger import Charge, Ledger
+from pate.accounting.ledger.terms import Basis, Mode
 from pate.accounting.moments import LogMoments, compose, integer_moments, log_moments
 from pate.accounting.noisy_max import confident_total, gaussian_total, laplace_total
 from pate.accounting.odometer import odometer_epsilon
@@ -40,7 +41,6 @@ from pate.accounting.pld import pld_guarantee
 from pate.accounting.sampled_gaussian import abadi_log_moments
 from pate.accounting.sanitise import ReleasePlan, Sanitised, sanitise
 from pate.accounting.selection import draw_tries
-from pate.accounting.terms import Basis, Mode
 
 __all__ = [
     "ApproximateDP",

@@ -16,7 +16,7 @@ from pate.release.figures import of_plan, read_events
 from pate.report.curves import cost_curves, moment_profile
 from pate.report.facts import ClassRow, Facts, Figure, warnings_of
 from pate.report.page import build_page
-from pate.shares import Share
+from pate.metrics import Share
 from pate.stages.drawing import plan_of
 
 PAGE = "report.html"

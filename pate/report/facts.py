@@ -23,7 +23,7 @@ from pate.pipeline.stage import producer
 from pate.report.comparison import Contender, read_comparison
 from pate.report.curves import Curves, Profile, cost_curves, moment_profile
 from pate.report.tuning import tuning_told
-from pate.shares import Share
+from pate.metrics import Share
 
 if TYPE_CHECKING:
     from pate.report.private import PrivateFacts

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pate.report.facts import Facts
 from pate.report.markup import Markup, escape, tag
-from pate.shares import Share
+from pate.metrics import Share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ from pate.mechanisms.spec import AggregateSpec
 from pate.pipeline.runner import Run
 from pate.report.curves import shown_queries
 from pate.report.facts import Figure
-from pate.shares import Share
+from pate.metrics import Share
 
 _BINS = 20
 _POINTS = 30  # a prefix of the votes is costed for each

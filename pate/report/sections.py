@@ -30,7 +30,7 @@ from pate.report.wording import (
     mechanism_formula,
     sanitised_holds,
 )
-from pate.shares import Share
+from pate.metrics import Share
 
 _MOST_BARS = 40  # classes in a picture
 _MOST_CELLS = 26  # classes in a confusion matrix; above, the commonest confusions are listed

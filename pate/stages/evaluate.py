@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pate.artifacts import Artifact, Level
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
-from pate.shares import wilson
+from pate.metrics import wilson
 from pate.stages.features import (
     as_student_sees,
     graph_features,

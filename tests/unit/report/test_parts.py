@@ -44,7 +44,7 @@ from pate.report.markup import Markup, escape, join, tag
 from pate.report.plots import shares_picture, short
 from pate.report.recipe_text import recipe_text
 from pate.report.wording import best_guess, mechanism_formula
-from pate.shares import Share
+from pate.metrics import Share
 
 SPECS = {
     "lnmax": AggregateSpec(mechanism="lnmax", scale=8.0),

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pate._format import describe_neighbours, format_epsilon
 from pate.accounting.guarantee import Neighbours
+from pate.accounting.ledger.running_total import Total
+from pate.accounting.ledger.terms import Terms
 from pate.accounting.odometer import odometer_epsilon
-from pate.accounting.running_total import Total
-from pate.accounting.terms import Terms
 
 NOT_PRIVATE = "not-private.ledger"  # the end of the name of a ledger whose releases are not
 _LEDGER = ".ledger"
