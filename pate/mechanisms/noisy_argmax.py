@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pate._validate import check_whole
-from pate.accounting.plurality import as_counts
+from pate.accounting.vote_counts import as_counts
 from pate.errors import InvalidInput
 from pate.mechanisms.release import HasCounts, IntArray
 

@@ -20,8 +20,8 @@ from pate.accounting import (
     sanitise,
 )
 from pate.accounting.ledger.terms import moment_for
+from pate.accounting.moments import FloatArray
 from pate.accounting.noisy_max import answer_weights, checked_statistic
-from pate.accounting.numerics import FloatArray
 from pate.accounting.smooth import SensitiveCost, gnmax_cost, lnmax_cost, threshold_cost
 from pate.errors import ConditionsFail, InvalidInput
 from pate.mechanisms import AggregateSpec, Plan, make_mechanism, plan_caps

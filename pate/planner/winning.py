@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from pate.accounting.numerics import FloatArray
+from pate.accounting.moments import FloatArray
 from pate.planner.profile import Profile
 
 _GAUSSIAN, _LAPLACE = 24, 16  # points: more change no mean by 1e-4

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from pate.accounting import Conversion, LogMoments, confident_total, gaussian_total, laplace_total
 from pate.mechanisms.spec import AggregateSpec
+from pate.metrics import Share
 from pate.pipeline.runner import Run
 from pate.report.curves import shown_queries
 from pate.report.facts import Figure
-from pate.metrics import Share
 
 _BINS = 20
 _POINTS = 30  # a prefix of the votes is costed for each

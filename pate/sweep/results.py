@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pate.accounting.ledger.study_costs import StudyCost
-from pate.pipeline.runner import Run
 from pate.metrics import Share
+from pate.pipeline.runner import Run
 from pate.studies.files import write_table
 from pate.sweep.grid import Grid, Point
 

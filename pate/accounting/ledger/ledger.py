@@ -43,8 +43,7 @@ from pate.accounting.ledger.data_set import (
 from pate.accounting.ledger.running_total import RunningTotal, Total
 from pate.accounting.ledger.studies import StudyBook, StudyPlan
 from pate.accounting.ledger.terms import Basis, Mode, Terms, agree
-from pate.accounting.moments import compose, epsilon_at
-from pate.accounting.odometer import odometer_epsilon
+from pate.accounting.moments import compose, epsilon_at, odometer_epsilon
 from pate.errors import (
     BudgetExceeded,
     InvalidInput,
@@ -389,7 +388,7 @@ class Ledger:
             * filter at a fixed moment: the budget (a lower running figure is not covered, because
               when to stop may have depended on answers);
             * plan: the ε of its caps;
-            * odometer: a reading valid whenever one stops (:mod:`pate.accounting.odometer`).
+            * odometer: a reading valid whenever one stops (:mod:`pate.accounting.moments`).
         """
         budget = self.terms.budget
         assert budget.moment is not None
