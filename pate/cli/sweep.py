@@ -16,8 +16,8 @@ from pate.errors import InvalidInput
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from pate.metrics import Share
     from pate.pipeline.stage import Options
-    from pate.shares import Share
     from pate.studies.sweep import Sweep
     from pate.studies.tables import SweepRow
 
@@ -129,7 +129,7 @@ def _show(result: Sweep, options: Options, *, recipe: str, settings: Sequence[st
     """Print a row for each point, what choosing costs, and what to do next; all was released."""
     from rich.console import Console
 
-    from pate.accounting.data_ledger import budget_line
+    from pate.accounting.ledger.data_ledger import budget_line
     from pate.pipeline.spending import open_ledger
 
     console = Console(
@@ -154,7 +154,7 @@ def _show(result: Sweep, options: Options, *, recipe: str, settings: Sequence[st
 
 def _warning(result: Sweep) -> list[str]:
     """Return what choosing by these accuracies costs, and the ways that account for it."""
-    from pate.accounting.together import led_to
+    from pate.accounting.ledger.study_costs import led_to
 
     before = led_to(result.cost)
     return [

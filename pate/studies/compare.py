@@ -27,9 +27,9 @@ from dpsgd.training import train
 from dpsgd.workplace import CHECKPOINT, private_folder
 from pate._format import describe_neighbours
 from pate.accounting import Event, Guarantee, Ledger, Neighbours, compose
-from pate.accounting.data_ledger import open_data_ledger
 from pate.accounting.events import relation_of, tally
-from pate.accounting.together import NOT_PLANNED, WholeStudy, whole_study
+from pate.accounting.ledger.data_ledger import open_data_ledger
+from pate.accounting.ledger.study_costs import NOT_PLANNED, WholeStudy, whole_study
 from pate.artifacts import Level
 from pate.artifacts.manifest import MANIFEST
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, SpendNeeded

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pate.shares import Share
+    from pate.metrics import Share
     from pate.studies.sweep import Sweep
 
 # Distinct to colour-blind readers, and in grey by the markers that go with them.

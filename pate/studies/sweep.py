@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pate.accounting import Conversion, Event, Ledger, compose
-from pate.accounting.together import StudyCost, study_cost
+from pate.accounting.ledger.study_costs import StudyCost, study_cost
 from pate.artifacts import fingerprint
 from pate.errors import BudgetExceeded
 from pate.mechanisms import Plan

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from pate._files import write_atomically
 from pate._format import compare_neighbours, describe_neighbours, format_epsilon
 from pate.accounting import Guarantee, Neighbours
-from pate.accounting.together import NOT_PLANNED, WholeStudy, led_to
+from pate.accounting.ledger.study_costs import NOT_PLANNED, WholeStudy, led_to
 from pate.errors import InvalidInput
-from pate.shares import Share, wilson
+from pate.metrics import Share, wilson
 
 if TYPE_CHECKING:
     from pate.pipeline.runner import Run

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pate.accounting import Guarantee
-from pate.accounting.together import StudyCost
-from pate.shares import Share
+from pate.accounting.ledger.study_costs import StudyCost
+from pate.metrics import Share
 from pate.studies import plots
 from pate.studies.grid import read_grid
 from pate.studies.plots import _sweep_title, plot_sweep, spread_out
