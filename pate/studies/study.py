@@ -2,9 +2,9 @@
 
 A study has a folder of its own, whose name is in its tag. Its charges carry that tag from the
 moment they are made, and it uses no other release: so the charges with its tag are all that its
-results rest on, and :func:`pate.accounting.ledger.study_costs.study_cost` of them is what choosing by these
-results costs. That is the cost of the plan which the ledger recorded before the first charge, if
-the plan covers all of them; otherwise what the ledger states for all its releases.
+results rest on. What choosing by these results costs is the cost of the plan that the ledger
+recorded before the first charge, if the plan covers all of them; otherwise what the ledger states
+for all its releases (:func:`pate.accounting.ledger.study_costs.study_cost`).
 """
 
 from __future__ import annotations
