@@ -24,18 +24,12 @@ from numpy.typing import NDArray
 
 from pate.artifacts import Artifact, Draft, Level, Store, StoreError, open_alone
 from pate.engines.files import load_rows, path_of
-from pate.errors import PateError
-from pate.teachers import (
-    ModelSpec,
-    OutOfMemory,
-    Teacher,
-    alike,
-    make,
-    predict_many_labels,
-    restore,
-    save,
-    train_many,
-)
+from pate.errors import OutOfMemory, PateError
+from pate.teachers.adapters import make
+from pate.teachers.families import alike, predict_many_labels, train_many
+from pate.teachers.persist import restore, save
+from pate.teachers.protocol import Teacher
+from pate.teachers.spec import ModelSpec
 from pate.untrusted import is_own, shown
 
 CHUNK = 4096  # inputs predicted at a time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from pate.teachers import TeachersSpec, model_for
+from pate.teachers.spec import TeachersSpec, model_for
 
 _MOST = 32
 _LINEAR = {"ridge": 64, "logistic": 64}  # so cheap that more of them make one task

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pate.artifacts import Artifact, Level, StoreError
 from pate.engines import Outcome, Progress, Task
 from pate.engines.files import makes, reads
-from pate.errors import PateError
+from pate.errors import PateError, TeacherError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.at_work import ABSTAINS, CHUNK
@@ -19,7 +19,7 @@ from pate.stages.dealing import Dealer, key_of, read_failures
 from pate.stages.features import public_features_path
 from pate.stages.groups import Work, asked_for, groups
 from pate.stages.teach import plugin_files, tell_abstentions
-from pate.teachers import TeacherError, model_for, seed_for
+from pate.teachers.spec import model_for, seed_for
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:

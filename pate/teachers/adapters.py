@@ -17,9 +17,8 @@ from typing import Any
 
 from pate.errors import InvalidInput
 from pate.plugins import resolve
-from pate.teachers.own_randomness import own_randomness
+from pate.teachers.placement import out_of_memory, own_randomness, short_of_memory
 from pate.teachers.protocol import Teacher
-from pate.teachers.sizing import out_of_memory, short_of_memory
 from pate.teachers.sklearn_teacher import SklearnTeacher
 from pate.teachers.spec import ENTRY_POINTS, ModelSpec, Training
 from pate.teachers.torch_teacher import TorchTeacher
@@ -32,7 +31,7 @@ _CLASSES = ("classes", "num_classes", "n_classes")
 # Teachers that come with the framework, by their short names.
 BUILT_IN = {
     "logistic": "pate.teachers.logistic:LogisticTeacher",
-    "ridge": "pate.teachers.ridge:RidgeTeacher",
+    "ridge": "pate.teachers.linear:RidgeTeacher",
 }
 
 

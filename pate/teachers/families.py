@@ -25,9 +25,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate.errors import PateError
-from pate.teachers.errors import OutOfMemory, TeacherError
-from pate.teachers.own_randomness import own_randomness
+from pate.errors import OutOfMemory, PateError, TeacherError
+from pate.teachers.placement import own_randomness
 from pate.teachers.protocol import (
     Teacher,
     checked_labels,
@@ -45,7 +44,7 @@ _T = TypeVar("_T")
 def alike(teachers: Sequence[Teacher | None]) -> list[list[int]]:
     """The places of teachers that go together; an ordinary teacher is alone, a missing one nowhere.
 
-    >>> from pate.teachers.ridge import RidgeTeacher
+    >>> from pate.teachers.linear import RidgeTeacher
     >>> a, b, c = (RidgeTeacher(classes=3, alpha=alpha) for alpha in (1.0, 2.0, 1.0))
     >>> alike([a, b, None, c])
     [[0, 3], [1]]

@@ -15,9 +15,8 @@ import numpy as np
 
 from pate.errors import InvalidInput, PateError
 from pate.teachers.adapters import is_torch_module, make
-from pate.teachers.archive import pack, unpack
 from pate.teachers.protocol import Teacher, guarded
-from pate.teachers.sklearn_teacher import SklearnTeacher
+from pate.teachers.sklearn_teacher import SklearnTeacher, pack, unpack
 from pate.teachers.spec import ModelSpec
 from pate.teachers.torch_teacher import TorchTeacher
 

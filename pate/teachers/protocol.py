@@ -12,8 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate.teachers.errors import TeacherError
-from pate.teachers.sizing import out_of_memory, short_of_memory
+from pate.errors import TeacherError
+from pate.teachers.placement import out_of_memory, short_of_memory
 from pate.untrusted import run_untrusted
 
 

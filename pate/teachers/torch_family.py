@@ -16,12 +16,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.devices import current_device
-from pate.errors import PateError
-from pate.teachers.apart import require_apart
-from pate.teachers.errors import TeacherError
-from pate.teachers.placing import device_of, repeatable, seeded_torch, workplace
-from pate.teachers.sizing import fitting, kind_of, need_of
-from pate.teachers.stacked_optimizer import stacked_optimizer
+from pate.errors import PateError, TeacherError
+from pate.teachers.placement import (
+    device_of,
+    fitting,
+    kind_of,
+    need_of,
+    repeatable,
+    seeded_torch,
+    workplace,
+)
+from pate.teachers.torch_stack import require_apart, stacked_optimizer
 
 if TYPE_CHECKING:
     import torch

@@ -14,10 +14,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.devices import current_device
-from pate.errors import PateError
-from pate.teachers.errors import TeacherError
-from pate.teachers.placing import device_of, placed, repeatable, seeded_torch
-from pate.teachers.sizing import fitting, kind_of, need_of
+from pate.errors import PateError, TeacherError
+from pate.teachers.placement import (
+    device_of,
+    fitting,
+    kind_of,
+    need_of,
+    placed,
+    repeatable,
+    seeded_torch,
+)
 from pate.teachers.spec import Training
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ import pytest
 from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
-from pate.errors import InvalidInput
-from pate.students import StudentData, StudentSpec, train_student
-from pate.students.train import METHODS
-from pate.teachers import TeacherError, load, predict_labels, save
-from pate.teachers.protocol import probabilities
+from pate.errors import InvalidInput, TeacherError
+from pate.students.data import StudentData
+from pate.students.spec import StudentSpec
+from pate.students.train import METHODS, train_student
+from pate.teachers.persist import load, save
+from pate.teachers.protocol import predict_labels, probabilities
 
 LOGISTIC = "sklearn.linear_model:LogisticRegression"
 

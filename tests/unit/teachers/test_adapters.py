@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from pate.errors import InvalidInput
-from pate.teachers import ModelSpec, TeacherError, make, predict_labels, train
-from pate.teachers.adapters import build
-from pate.teachers.spec import Training
+from pate.errors import InvalidInput, TeacherError
+from pate.teachers.adapters import build, make
+from pate.teachers.protocol import predict_labels, train
+from pate.teachers.spec import ModelSpec, Training
 from pate.teachers.torch_teacher import TorchTeacher
 
 SECRET = 31337

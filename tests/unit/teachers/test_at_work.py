@@ -14,7 +14,7 @@ from pate.devices import parse_device, use_device
 from pate.engines.files import code, makes, path_of, reads, rows
 from pate.stages.at_work import ABSTAINS, predict_group, train_group
 from pate.stages.groups import groups
-from pate.teachers import TeachersSpec
+from pate.teachers.spec import TeachersSpec
 
 NETWORK = """
 import torch

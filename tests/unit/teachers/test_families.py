@@ -5,16 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pate.errors import InvalidInput
-from pate.teachers import (
-    ModelSpec,
-    TeacherError,
-    alike,
-    make,
-    predict_many_labels,
-    train_many,
-)
-from pate.teachers.ridge import RidgeTeacher
+from pate.errors import InvalidInput, TeacherError
+from pate.teachers.adapters import make
+from pate.teachers.families import alike, predict_many_labels, train_many
+from pate.teachers.linear import RidgeTeacher
+from pate.teachers.spec import ModelSpec
 
 SECRET = 31337
 X = np.arange(12.0).reshape(6, 2)

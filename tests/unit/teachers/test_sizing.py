@@ -8,17 +8,13 @@ import torch
 from torch import nn
 
 from pate.devices import parse_device, use_device
-from pate.teachers import (
-    OutOfMemory,
-    TeacherError,
-    predict_many_labels,
-    sizing,
-    torch_family,
-    train,
-    train_many,
-)
+from pate.errors import OutOfMemory, TeacherError
+from pate.teachers import placement as sizing
+from pate.teachers import torch_family
 from pate.teachers.adapters import build
-from pate.teachers.sizing import SHARE, fitting, need_of
+from pate.teachers.families import predict_many_labels, train_many
+from pate.teachers.placement import SHARE, fitting, need_of
+from pate.teachers.protocol import train
 from pate.teachers.spec import Training
 from pate.teachers.torch_teacher import CHUNK, TorchTeacher
 

@@ -110,7 +110,9 @@ def test_specs_are_light():
 
 def test_a_scikit_learn_teacher_loads_no_torch():
     code = (
-        "import sys; from pate.teachers import make, ModelSpec, train\n"
+        "import sys; from pate.teachers.adapters import make\n"
+        "from pate.teachers.protocol import train\n"
+        "from pate.teachers.spec import ModelSpec\n"
         "import numpy as np; t = make(ModelSpec(model='sklearn.tree:DecisionTreeClassifier'),\n"
         "    classes=2, seed=0); train(t, np.eye(4), np.arange(4) % 2)\n"
         "print('torch' in sys.modules)"

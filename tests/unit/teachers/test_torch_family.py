@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from pate.teachers import TeacherError, alike, predict_labels, predict_many_labels, train_many
+from pate.errors import TeacherError
 from pate.teachers.adapters import build
+from pate.teachers.families import alike, predict_many_labels, train_many
+from pate.teachers.protocol import predict_labels
 from pate.teachers.spec import Training
-from pate.teachers.stacked_optimizer import stacked_optimizer
+from pate.teachers.torch_stack import stacked_optimizer
 from pate.teachers.torch_teacher import TorchTeacher
 
 SIZES = [33, 7, 20, 1, 16, 41]  # of batches of 8: left-over ones, a single record, a full batch

@@ -1,33 +1,155 @@
-"""How much of a device a program takes, and less of it where the device is short of memory.
+"""Devices of torch modules: where a module runs, how much memory it takes, and its randomness.
 
-What is found out here is kept for the process: the next program of the same shape does not run
-into the same limit.
+First weights and orders of records are drawn on the CPU, so they are the same on every device.
+``ridge``, ``logistic`` and scikit-learn's models always run on the CPU.
 
 Guarantees:
     Sizes follow from public things alone: the architecture, the shape of a record, the recipe and
-    the device. Private records stay in host memory, and batches have the recipe's size. Were it
-    not so, one record more in a shard could make a program narrower, and so change how other
-    teachers are rounded: one record would reach more than one teacher's vote.
+    the device. Private records stay in host memory, and batches have the recipe's size. Otherwise
+    one more record in a shard could make a program narrower, and so change how other teachers are
+    rounded: one record would reach more than one teacher's vote.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import math
+import random
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, final
 
+import numpy as np
+
 from pate.devices import Device, current_device, is_out_of_memory
-from pate.teachers.errors import OutOfMemory
+from pate.errors import OutOfMemory
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from pate.teachers.spec import Training
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where the module's parameters are now."""
+    import torch
+
+    return next((p.device for p in module.parameters()), torch.device("cpu"))
+
+
+def workplace(module: nn.Module) -> torch.device:
+    """Where the module is to work: the current device, or where its factory put it.
+
+    A factory has a say only where the user has not chosen a device by an engine.
+
+    >>> import torch
+    >>> workplace(torch.nn.Linear(2, 2))
+    device(type='cpu')
+    """
+    chosen = current_device()
+    return device_of(module) if chosen.kind == "cpu" else chosen.torch()
+
+
+@contextlib.contextmanager
+def placed(module: nn.Module) -> Iterator[torch.device]:
+    """Inside, the module is where it works; afterwards where it was, whatever happens.
+
+    So no device holds more than the one module at work, and what is saved or copied is in host
+    memory.
+    """
+    home, place = device_of(module), workplace(module)
+    if place == home:
+        yield place
+        return
+    try:
+        module.to(place)
+        yield place
+    finally:
+        module.to(home)
+
+
+@contextlib.contextmanager
+def seeded_torch(seed: int) -> Iterator[None]:
+    """Inside, the generators of the processor and of the current device start from ``seed``.
+
+    Outside they are as they were.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=[]), _seeded_device(current_device(), seed):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def _seeded_device(device: Device, seed: int) -> Iterator[None]:
+    """The device's own generator, from which layers such as dropout draw there."""
+    import torch
+
+    if device.kind == "cuda":
+        with torch.random.fork_rng(devices=[device.index]), torch.cuda.device(device.index):
+            torch.cuda.manual_seed(seed)
+            yield
+    elif device.kind == "mps":
+        before = torch.mps.get_rng_state()
+        torch.mps.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.mps.set_rng_state(before)
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def repeatable() -> Iterator[None]:
+    """Inside, CUDA chooses its kernels by shapes alone, and such as repeat to the bit."""
+    if current_device().kind != "cuda":
+        yield
+        return
+    import torch
+
+    settings = torch.backends.cudnn
+    before = settings.deterministic, settings.benchmark
+    settings.deterministic, settings.benchmark = True, False
+    try:
+        yield
+    finally:
+        settings.deterministic, settings.benchmark = before
+
+
+@contextlib.contextmanager
+def own_randomness(seed: int) -> Iterator[None]:
+    """Inside, generators that a process shares start from ``seed``; outside they are as before.
+
+    Guarantees:
+        What a teacher draws follows from its seed and its own shard: another teacher's records
+        change neither where a shared generator stands nor, so, this teacher.
+    """
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  (what others may use)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    try:
+        with _torch_from(seed):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+@contextlib.contextmanager
+def _torch_from(seed: int) -> Iterator[None]:
+    """The same for torch, where it is loaded; one that loads it begins with torch's own seed."""
+    if "torch" not in sys.modules:
+        yield
+        return
+    with seeded_torch(seed):
+        yield
+
 
 SHARE = 0.8  # of what is free; the rest is for what torch itself needs, and for gaps
 _UNKNOWN = 32  # times a record: what a module keeps of one, where that cannot be found out
@@ -99,8 +221,6 @@ def _estimate(module: nn.Module, training: Training, shape: tuple[int, ...]) -> 
 def _kept_of_a_record(module: nn.Module, shape: tuple[int, ...]) -> int:
     """Twice what torch keeps for the gradient: as much is computed on the way back."""
     import torch
-
-    from pate.teachers.placing import device_of, seeded_torch
 
     found: dict[int, int] = {}
     probe = copy.deepcopy(module).train()
