@@ -4,7 +4,7 @@ PateError
 ├── InvalidInput        a value, a file or an option that breaks a stated rule
 ├── UnsupportedEvent    an event the chosen accountant has no theorem for
 ├── ConditionsFail      a theorem's conditions do not hold, so its number is not given
-├── StoreError          an artifact is missing, damaged or closed to the reader (pate.artifacts)
+├── StoreError          a file or artifact is missing, damaged, or cannot be read or written
 ├── TeacherError        a teacher cannot be trained, or breaks the rules of a teacher
 ├── OutOfMemory         a device is too small for one network
 └── LedgerError         the ledger cannot be read, written or trusted
@@ -50,6 +50,10 @@ class OutOfMemory(PateError):
         Never taken for a teacher's failure: otherwise whatever else uses the device would decide
         which teachers vote.
     """
+
+
+class StoreError(PateError):
+    """A file or artifact is missing, damaged, closed to the reader, or cannot be written."""
 
 
 class LedgerError(PateError):

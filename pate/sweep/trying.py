@@ -20,17 +20,18 @@ from numpy.typing import NDArray
 
 from pate.accounting import draw_tries
 from pate.artifacts import Artifact, Level, Store, fingerprint
-from pate.errors import OutOfMemory, PateError
+from pate.devices import use_first
+from pate.errors import PateError
 from pate.mechanisms import Plan
 from pate.pipeline.recipe import SelectionSpec
 from pate.pipeline.stage import Context, Options
 from pate.silence import silence
 from pate.stages.drawing import chooser_of, draw, noise, save_answer
 from pate.stages.features import as_student_sees, graph_features, student_inputs
-from pate.stages.first_device import first_device
 from pate.students.data import StudentData
 from pate.students.train import train_student
 from pate.teachers.protocol import predict_labels
+from pate.errors import OutOfMemory
 
 _COURSE, _TRY, _SCORE = "selection-course", "selection-try", "selection-score"
 _FAILED = -1.0  # the score of a try without a student: below all others
@@ -79,7 +80,7 @@ class Candidate:
         )
         inputs = as_student_sees(self.context, np.array(self.test.array("features.npy")))
         truth = np.array(self.test.array("labels.npy"))
-        with first_device(self.context):
+        with use_first(self.context.options.engine.devices):
             student = train_student(recipe.student, data, plugin_path=options.plugin_path)
             said = predict_labels(student, inputs, classes=self.classes)
         return float(np.mean(said == truth))
