@@ -23,7 +23,7 @@ from pate.errors import InvalidInput, PateError, TeacherError
 from pate.pipeline.recipe import Recipe
 from pate.planner.profile import Profile
 from pate.teachers.adapters import make
-from pate.teachers.families import alike, predict_many_labels, train_many
+from pate.teachers.families import group_families, predict_many_labels, train_many
 from pate.teachers.spec import TeachersSpec, model_for, seed_for
 
 _POOL = 20_000  # records that teachers learn from, at most: more take long to encode
@@ -179,7 +179,7 @@ def _predictions(
         )
         for number, _ in group
     ]
-    for family in alike(made):
+    for family in group_families(made):
         kin = [made[place] for place in family]
         shards = [
             (surrogate.features[group[place][1]], surrogate.labels[group[place][1]])

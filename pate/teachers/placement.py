@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where the module's parameters are now."""
+    """Return the device that holds the module's parameters."""
     import torch
 
     return next((p.device for p in module.parameters()), torch.device("cpu"))
 
 
-def workplace(module: nn.Module) -> torch.device:
-    """Where the module is to work: the current device, or where its factory put it.
+def working_device(module: nn.Module) -> torch.device:
+    """Return the device on which the module is to run.
 
-    A factory has a say only where the user has not chosen a device by an engine.
+    It is the current device; if the user chose none by an engine, the one its factory chose.
 
     >>> import torch
-    >>> workplace(torch.nn.Linear(2, 2))
+    >>> working_device(torch.nn.Linear(2, 2))
     device(type='cpu')
     """
     chosen = current_device()
@@ -56,12 +56,11 @@ def workplace(module: nn.Module) -> torch.device:
 
 @contextlib.contextmanager
 def placed(module: nn.Module) -> Iterator[torch.device]:
-    """Inside, the module is where it works; afterwards where it was, whatever happens.
+    """Move the module to its working device, and back afterwards.
 
-    So no device holds more than the one module at work, and what is saved or copied is in host
-    memory.
+    So a device holds one module at a time, and modules are saved and copied in host memory.
     """
-    home, place = device_of(module), workplace(module)
+    home, place = device_of(module), working_device(module)
     if place == home:
         yield place
         return
@@ -74,10 +73,7 @@ def placed(module: nn.Module) -> Iterator[torch.device]:
 
 @contextlib.contextmanager
 def seeded_torch(seed: int) -> Iterator[None]:
-    """Inside, the generators of the processor and of the current device start from ``seed``.
-
-    Outside they are as they were.
-    """
+    """Seed torch's generators of the CPU and the current device; restore them afterwards."""
     import torch
 
     with torch.random.fork_rng(devices=[]), _seeded_device(current_device(), seed):
@@ -87,7 +83,7 @@ def seeded_torch(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _seeded_device(device: Device, seed: int) -> Iterator[None]:
-    """The device's own generator, from which layers such as dropout draw there."""
+    """Seed the device's own generator, from which layers such as dropout draw."""
     import torch
 
     if device.kind == "cuda":
@@ -107,7 +103,7 @@ def _seeded_device(device: Device, seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def repeatable() -> Iterator[None]:
-    """Inside, CUDA chooses its kernels by shapes alone, and such as repeat to the bit."""
+    """Make CUDA choose its kernels by shapes alone, and only deterministic ones."""
     if current_device().kind != "cuda":
         yield
         return
@@ -123,12 +119,21 @@ def repeatable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def own_randomness(seed: int) -> Iterator[None]:
-    """Inside, generators that a process shares start from ``seed``; outside they are as before.
+def isolated_randomness(seed: int) -> Iterator[None]:
+    """Seed the process-wide generators of Python, numpy and torch; restore them afterwards.
+
+    A worker trains one teacher after another. Otherwise draws of one from a shared generator would
+    change the next, and the result would depend on the engine and on the order of teachers.
+
+    >>> def draw(seed):
+    ...     with isolated_randomness(seed):
+    ...         return random.random()
+    >>> draw(1) == draw(1), draw(1) == draw(2)
+    (True, False)
 
     Guarantees:
-        What a teacher draws follows from its seed and its own shard: another teacher's records
-        change neither where a shared generator stands nor, so, this teacher.
+        A teacher's draws follow from its seed and its own shard: another teacher's records do not
+        change the state of a shared generator, and so do not change this teacher.
     """
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  (what others may use)
     random.seed(seed)
@@ -143,7 +148,7 @@ def own_randomness(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _torch_from(seed: int) -> Iterator[None]:
-    """The same for torch, where it is loaded; one that loads it begins with torch's own seed."""
+    """Seed torch if it is loaded; a model that loads it starts from torch's own seed."""
     if "torch" not in sys.modules:
         yield
         return
@@ -151,37 +156,38 @@ def _torch_from(seed: int) -> Iterator[None]:
         yield
 
 
-SHARE = 0.8  # of what is free; the rest is for what torch itself needs, and for gaps
-_UNKNOWN = 32  # times a record: what a module keeps of one, where that cannot be found out
+SHARE = 0.8  # of free memory; the rest is for torch itself, and for fragmentation
+_UNKNOWN = 32  # times a record: activations of one record, where they cannot be measured
 
 _T = TypeVar("_T")
-_SIZES: dict[Hashable, int] = {}  # what fits, by device, architecture and shape
+# Kept for the process: the next program of the same shape does not hit the same limit.
+_SIZES: dict[Hashable, int] = {}  # sizes that fit, by device, architecture and shape
 _NEEDS: dict[Hashable, Need] = {}
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Bytes that a network takes, estimated from above.
+    """Bytes that training a network takes, estimated from above.
 
-    >>> Need(network=1000, record=10).together(2, records=33)
+    >>> Need(network=1000, record=10).bytes_for(2, records=33)
     2660
     """
 
     network: int  # weights, gradients, optimizer state and the copies of a step
-    record: int  # of a batch: itself, and what is kept of it for the gradient
+    record: int  # of a batch: itself, and its activations for the gradient
 
-    def together(self, networks: int, *, records: int) -> int:
-        """For a program of so many networks, with so many records for each."""
+    def bytes_for(self, networks: int, *, records: int) -> int:
+        """Return the bytes of a program of ``networks`` with ``records`` each."""
         return networks * (self.network + records * self.record)
 
     def widest(self, free: int, *, records: int) -> int:
-        """How many networks fit; at least one, which is then tried."""
-        return max(1, int(SHARE * free) // self.together(1, records=records))
+        """Return how many networks fit; at least one, which is then tried."""
+        return max(1, int(SHARE * free) // self.bytes_for(1, records=records))
 
 
-def kind_of(module: nn.Module, training: Training, shape: tuple[int, ...]) -> Hashable:
-    """Equal where the same memory is needed on the current device."""
+def memory_key(module: nn.Module, training: Training, shape: tuple[int, ...]) -> Hashable:
+    """Return a key that is equal where the same memory is needed on the current device."""
     tensors = [*module.parameters(), *module.buffers()]
     shapes = tuple((_shape(each), each.dtype, each.requires_grad) for each in tensors)
     return str(current_device()), type(module), shapes, shape, training.model_dump_json()
@@ -197,9 +203,12 @@ def _bytes(tensor: torch.Tensor) -> int:
     return math.prod(_shape(tensor)) * tensor.element_size()
 
 
-def need_of(module: nn.Module, training: Training, shape: tuple[int, ...]) -> Need:
-    """What training the module takes; layers have their sizes. Found out with made-up records."""
-    kind = kind_of(module, training, shape)
+def memory_need(module: nn.Module, training: Training, shape: tuple[int, ...]) -> Need:
+    """Return the memory that training a module takes, measured with made-up records.
+
+    Lazy layers must have their sizes.
+    """
+    kind = memory_key(module, training, shape)
     if kind not in _NEEDS:
         _NEEDS[kind] = _estimate(module, training, shape)
     return _NEEDS[kind]
@@ -214,17 +223,17 @@ def _estimate(module: nn.Module, training: Training, shape: tuple[int, ...]) -> 
     step = (3 + state) * max(trained, default=0)
     return Need(
         network=sum(weights) + buffers + (1 + state) * sum(trained) + step,
-        record=_kept_of_a_record(module, shape),
+        record=_activation_bytes(module, shape),
     )
 
 
-def _kept_of_a_record(module: nn.Module, shape: tuple[int, ...]) -> int:
-    """Twice what torch keeps for the gradient: as much is computed on the way back."""
+def _activation_bytes(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """Return twice the activations that torch keeps: the backward pass computes as much again."""
     import torch
 
     found: dict[int, int] = {}
     probe = copy.deepcopy(module).train()
-    records = torch.zeros(2, *shape, device=device_of(probe))  # zeros are codes, too
+    records = torch.zeros(2, *shape, device=device_of(probe))  # zeros are valid codes, too
     size = records.numel() * records.element_size()
     own = {p.untyped_storage().data_ptr() for p in [*probe.parameters(), *probe.buffers()]}
 
@@ -237,15 +246,15 @@ def _kept_of_a_record(module: nn.Module, shape: tuple[int, ...]) -> int:
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     try:
         with seeded_torch(0), torch.enable_grad(), hooks:
-            said = probe(records)
-            found[said.untyped_storage().data_ptr()] = said.untyped_storage().nbytes()
-    except Exception:  # it may not bear made-up records: that is no failure
+            output = probe(records).untyped_storage()
+            found[output.data_ptr()] = output.nbytes()
+    except Exception:  # it may reject made-up records: that is no failure
         return _UNKNOWN * size // len(records)
     return (size + 2 * sum(found.values())) // len(records)
 
 
 def short_of_memory(error: BaseException) -> bool:
-    """Whether a device, and not the host, has run out of memory.
+    """Return whether a device, and not the host, is out of memory.
 
     >>> short_of_memory(MemoryError())
     False
@@ -258,18 +267,18 @@ def short_of_memory(error: BaseException) -> bool:
     return is_out_of_memory(error)
 
 
-def fitting(work: Callable[[int], _T], most: Callable[[], int], *, kind: Hashable) -> _T:
-    """Does the work with the size that fits: ``most()`` at first, half of it while memory is short.
+def largest_fitting(work: Callable[[int], _T], most: Callable[[], int], *, kind: Hashable) -> _T:
+    """Run ``work`` with the largest size that fits: ``most()`` at first, halved while it does not.
 
-    The work is begun anew with each size. An error of another kind passes; at size 1 there is
-    nothing left to halve, and :class:`OutOfMemory` is raised.
+    The work starts from scratch with each size. Other errors propagate; if not even size 1 fits,
+    :class:`OutOfMemory` is raised.
 
     >>> import torch
     >>> def work(size):
     ...     if size > 3: raise torch.OutOfMemoryError
     ...     return size
-    >>> fitting(work, lambda: 12, kind="example"), fitting(work, lambda: 12, kind="example")
-    (3, 3)
+    >>> [largest_fitting(work, lambda: 12, kind="example") for _ in range(2)]
+    [3, 3]
     """
     size = _SIZES.get(kind) or most()
     while True:
@@ -282,8 +291,8 @@ def fitting(work: Callable[[int], _T], most: Callable[[], int], *, kind: Hashabl
             if current_device().kind != "cpu":
                 _SIZES[kind] = size
             return found
-        # Only here: while the error was at hand, its traceback held what is to be given back.
-        give_back(current_device())
+        # Only here: while the error was alive, its traceback held the memory to be released.
+        release_memory(current_device())
         if size == 1:
             raise out_of_memory()
         size //= 2
@@ -291,7 +300,7 @@ def fitting(work: Callable[[int], _T], most: Callable[[], int], *, kind: Hashabl
 
 
 def out_of_memory() -> OutOfMemory:
-    """What there is to say; no teacher is to blame."""
+    """Return the error for a device that is too small; it blames no teacher."""
     return OutOfMemory(
         f"{current_device()} has not enough memory for one network and one batch, and no teacher "
         "is to blame; let fewer workers share the GPU (such as --engine gpus:0@1), or choose a "
@@ -299,8 +308,8 @@ def out_of_memory() -> OutOfMemory:
     )
 
 
-def give_back(device: Device) -> None:
-    """Returns memory to the device that torch keeps for later."""
+def release_memory(device: Device) -> None:
+    """Return cached memory of torch to the device."""
     import torch
 
     gc.collect()

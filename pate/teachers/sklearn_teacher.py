@@ -23,20 +23,20 @@ from pate.errors import InvalidInput
 
 @final
 class SklearnTeacher:
-    """Wraps an estimator, which sees features flattened to (n, features).
+    """A teacher around an estimator, which sees features flattened to (n, features).
 
-    Many estimators refuse labels of one class only. A shard may hold just one: then the teacher
-    says that one, and the estimator is not asked.
+    Many estimators refuse labels of a single class. A shard may hold just one: then the teacher
+    predicts that class, and the estimator is not used.
     """
 
     def __init__(self, estimator: Any, *, home: str = "") -> None:
         self.estimator = estimator
-        self.home = home  # the module the recipe named: its classes may be loaded again
+        self.home = home  # the module that the recipe names: its classes may be loaded
         self.only_label: int | None = None
 
     @property
     def classes_(self) -> NDArray[np.int64]:
-        """The labels the estimator has seen, in the order of its probabilities."""
+        """The labels that the estimator has seen, in the order of its probabilities."""
         if self.only_label is not None:
             return np.array([self.only_label])
         return np.asarray(self.estimator.classes_)
@@ -55,7 +55,7 @@ class SklearnTeacher:
         return np.asarray(self.estimator.predict(_flat(X)))
 
     def __getattr__(self, name: str) -> Any:
-        # Only some estimators have probabilities: ``hasattr`` must tell the truth.
+        # Only some estimators have probabilities: ``hasattr`` must be right about them.
         if name == "predict_proba" and hasattr(self.estimator, "predict_proba"):
             return self._probabilities
         raise AttributeError(f"{type(self).__name__} has no {name!r}")
@@ -74,7 +74,7 @@ def _flat(X: ArrayLike) -> NDArray[Any]:
 _LIBRARIES = ("sklearn", "numpy", "scipy")
 _SCHEMA = "schema.json"
 
-# What scikit-learn's models hold, beside what skops trusts: classes below these ...
+# Parts of scikit-learn's models besides those that skops trusts: subclasses of these ...
 _FAMILIES = (
     "sklearn.base.BaseEstimator",
     "sklearn.gaussian_process.kernels.Kernel",
@@ -88,7 +88,7 @@ _FAMILIES = (
     "sklearn.neighbors._kd_tree.BinaryTree64",
     "sklearn.neural_network._stochastic_optimizers.BaseOptimizer",
 )
-# ... and these, each read in one way only.
+# ... and these, each with one loader only.
 _PIECES = {
     "numpy.dtype": "DTypeNode",
     "scipy.interpolate._bsplines.BSpline": "ObjectNode",
@@ -100,12 +100,12 @@ _PIECES = {
     "sklearn.utils._metadata_requests.MetadataRequest": "ObjectNode",
     "sklearn.utils._metadata_requests.MethodMetadataRequest": "ObjectNode",
 }
-# Parts of module names whose import may run a program.
+# Module names whose import may run a program.
 _PROGRAMS = {"__main__", "conftest", "distutils", "f2py", "setup"}
 
 
 def pack(model: Any, *, home: str) -> bytes:
-    """The model as a skops archive. What could not be loaded again is refused here already."""
+    """Return the model as a skops archive; refuse a model that could not be loaded again."""
     import skops.io  # type: ignore[import-untyped]
     from skops.io.exceptions import (  # type: ignore[import-untyped]
         UnsupportedTypeException,
@@ -124,13 +124,13 @@ def pack(model: Any, *, home: str) -> bytes:
 
 
 def unpack(file: Path, *, home: str, kind: type[Any]) -> Any:
-    """The model in an archive, which is a ``kind``.
+    """Return the model in an archive, which must be a ``kind``.
 
     Guarantees:
-        Types are those that scikit-learn's models are made of, or come from the package ``home``
-        that the recipe names; an archive that asks for anything else is refused unread. Of the
-        libraries, no function and no class is loaded as a value but numpy's own arithmetic and
-        types of numbers, and no module is imported that they had not imported themselves.
+        Types are parts of scikit-learn's models, or come from the package ``home`` that the recipe
+        names; an archive that names anything else is refused before it is read. Of the libraries,
+        no function and no class is loaded as a value except numpy's arithmetic and number types,
+        and no module is imported that they had not imported themselves.
     """
     import skops.io
 
@@ -144,7 +144,7 @@ def unpack(file: Path, *, home: str, kind: type[Any]) -> Any:
     except (Exception, SystemExit) as error:
         raise InvalidInput(
             f"{file} is not a model that can be read ({type(error).__name__}); train it again"
-        ) from None  # its own words may quote what the model learned
+        ) from None  # its own message may quote what the model learned
     if type(model) is not kind:
         raise InvalidInput(
             f"{file} holds a {type(model).__name__}, and the recipe's model is a {kind.__name__}; "
@@ -172,7 +172,7 @@ def _trusted(data: bytes, *, home: str) -> list[str]:
 
 
 def _uses(schema: Any) -> dict[str, set[str]]:
-    """The ways in which each stored name would be read: as an object, a function, a type."""
+    """Return the loaders by which each stored name would be read."""
     uses: dict[str, set[str]] = {}
     waiting = [schema]
     while waiting:
@@ -188,7 +188,7 @@ def _uses(schema: Any) -> dict[str, set[str]]:
 
 
 def _may_load(name: str, loaders: set[str], *, home: str) -> bool:
-    """Whether a name that skops does not trust by itself may be loaded, in the ways it is used."""
+    """Return whether a name that skops does not trust may be loaded by these loaders."""
     package = name.partition(".")[0]
     if package not in _LIBRARIES:
         return package == home.partition(".")[0] and _written_in(package, _find(name, home=home))
@@ -197,9 +197,9 @@ def _may_load(name: str, loaders: set[str], *, home: str) -> bool:
 
 
 def _is_model(name: str) -> bool:
-    """Whether a class is one of the families that scikit-learn's models are made of.
+    """Return whether a class belongs to the families that scikit-learn's models consist of.
 
-    skops has loaded all of scikit-learn by now. Nothing more is imported: that runs programs.
+    skops has loaded all of scikit-learn by now. Nothing more is imported, as that may run programs.
     """
     module, _, attribute = name.rpartition(".")
     kind = _loaded(module, attribute)
@@ -217,7 +217,7 @@ def _loaded(module: str, attribute: str) -> Any:
 
 
 def is_plain(module: str) -> bool:
-    """Whether a module is part of a library, not one of its programs or tests.
+    """Return whether a module is part of a library, and not a program or test of it.
 
     >>> is_plain("sklearn.tree._tree"), is_plain("numpy.f2py.__main__"), is_plain("sklearn.tests.a")
     (True, False, False)
@@ -228,7 +228,7 @@ def is_plain(module: str) -> bool:
 
 
 def _find(name: str, *, home: str) -> Any:
-    """What a name of the model's own package means: a class, a function, or a class's method."""
+    """Return the class, function or method that a name of the model's own package refers to."""
     module, _, attribute = name.rpartition(".")
     owner, _, kind = module.rpartition(".")
     for place, path in ((module, [attribute]), (owner, [kind, attribute])):
@@ -245,12 +245,12 @@ def _find(name: str, *, home: str) -> Any:
 
 
 def _written_in(package: str, found: Any) -> bool:
-    """Not what the package has imported from elsewhere: that may be anything."""
+    """Return whether the package defines it; an imported object may be anything."""
     return callable(found) and str(getattr(found, "__module__", "")).split(".")[0] == package
 
 
 def _canonical(raw: bytes) -> bytes:
-    """The same archive with members named and numbered in their order, and no times."""
+    """Return the same archive with members named and numbered in order, and without times."""
     numbers: dict[Any, int] = {}
     files: dict[str, str] = {}
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from pate.teachers.spec import Training
 
 
-# Of aten, without the underscore of those that work in place. Left out on purpose: all that takes
-# positions from a tensor (embedding, index, gather, scatter, take), hands a value to Python, looks
-# across the batch, draws random numbers, or reads memory by strides (as_strided).
+# Of aten, without the underscore of in-place variants. Left out on purpose: operations that take
+# positions from a tensor (embedding, index, gather, scatter, take), pass a value to Python, mix
+# records of a batch, draw random numbers, or read memory by strides (as_strided).
 _PRODUCTS = "addmm addmv baddbmm bmm convolution dot linear matmul mm mv"
 _ELEMENTWISE = (
     "abs add addcdiv addcmul ceil celu clamp clamp_max clamp_min cos div elu eq erf exp expm1 "
@@ -46,56 +46,56 @@ _SUMS = (
     "native_layer_norm _softmax sum upsample_bilinear2d upsample_nearest2d var var_mean"
 )
 _MADE = "arange full full_like ones ones_like scalar_tensor zeros zeros_like"
-APART = frozenset(" ".join([_PRODUCTS, _ELEMENTWISE, _SHAPES, _SUMS, _MADE]).split())
+SEPARABLE = frozenset(" ".join([_PRODUCTS, _ELEMENTWISE, _SHAPES, _SUMS, _MADE]).split())
 
 
-def require_apart(module: nn.Module, records: torch.Tensor) -> torch.Tensor:
-    """What the module says of made-up records; raises unless its operations keep networks apart.
+def check_separable(module: nn.Module, records: torch.Tensor) -> torch.Tensor:
+    """Return the module's output for made-up records; raise if an operation may mix networks.
 
     Guarantees:
         Decided by the module and made-up records alone. A module that takes another path for other
-        records asks for a value of them, which is not allowed either. Functions with a gradient of
-        their own are refused: they may have a rule of their own for stacks, too.
+        records must read a value of them, which is not allowed either. Functions with a custom
+        gradient are refused: they may have a custom rule for stacks, too.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     refused: list[TeacherError] = []
 
-    class Listen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             name = func._schema.name
-            if not _allowed(name):  # said before it runs: it may not bear made-up records
+            if not _allowed(name):  # raised before it runs: it may reject made-up records
                 refused.append(TeacherError(f"operation {name} may mix networks of a group"))
                 raise refused[0]
             return func(*args, **(kwargs or {}))
 
-    with torch.enable_grad(), Listen():  # type: ignore[no-untyped-call]
-        said = module(records)
-    if refused:  # the module took another way when its first one failed
+    with torch.enable_grad(), Watch():  # type: ignore[no-untyped-call]
+        logits = module(records)
+    if refused:  # the module caught the error and took another path
         raise refused[0]
-    if not isinstance(said, torch.Tensor) or _own_gradients(said):
-        raise TeacherError("the module has a function with a gradient of its own, or no answer")
-    return said.detach()
+    if not isinstance(logits, torch.Tensor) or _has_custom_gradients(logits):
+        raise TeacherError("the module has a function with a custom gradient, or no output")
+    return logits.detach()
 
 
 def _allowed(name: str) -> bool:
-    """Whether an operation is one of torch's own, and on the list.
+    """Return whether an operation is one of torch's own, and on the list.
 
     >>> _allowed("aten::relu_"), _allowed("aten::embedding"), _allowed("mine::relu")
     (True, False, False)
     """
     home, _, operation = name.partition("::")
-    return home == "aten" and (operation in APART or operation.removesuffix("_") in APART)
+    return home == "aten" and (operation in SEPARABLE or operation.removesuffix("_") in SEPARABLE)
 
 
-def _own_gradients(answer: torch.Tensor) -> bool:
-    """Whether a ``torch.autograd.Function`` of the user's took part."""
+def _has_custom_gradients(output: torch.Tensor) -> bool:
+    """Return whether a user's ``torch.autograd.Function`` was involved."""
     from torch.autograd.function import BackwardCFunction
 
-    todo: list[Any] = [answer.grad_fn]
+    todo: list[Any] = [output.grad_fn]
     known: set[Any] = set()
     while todo:
         node = todo.pop()
@@ -118,10 +118,10 @@ EPS = 1e-8
 def stacked_optimizer(
     parameters: Sequence[torch.Tensor], spec: Training, *, steady: bool = False
 ) -> Step:
-    """A function ``step(gradients, active)`` that changes parameters (m, …) in place.
+    """Return a function ``step(gradients, active)`` that updates parameters (m, …) in place.
 
-    ``active`` (m,), in host memory, says which members take the step; the others, and their state,
-    stay as they are. A ``steady`` optimizer takes the same memory however many they are.
+    ``active`` (m,), in host memory, marks the members that take the step; the others, and their
+    state, do not change. A ``steady`` optimizer uses the same memory however many are active.
     """
     import torch
 
@@ -180,7 +180,7 @@ def _adam(
         parameter.mul_(1 - spec.lr * spec.weight_decay)
     moment.lerp_(gradient, 1 - BETAS[0])
     square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-    steps = taken.clamp(min=1)  # who has taken none is put back as it was
+    steps = taken.clamp(min=1)  # members without a step are restored afterwards
     shape = (-1, *[1] * (parameter.dim() - 1))
     root = (1 - BETAS[1] ** steps).sqrt()
     size = spec.lr / (1 - BETAS[0] ** steps) * root
@@ -190,5 +190,5 @@ def _adam(
 
 
 def _like(counted: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """First of the parameter's type, then on its device: MPS has no double numbers."""
+    """Return step counts in the parameter's type, then on its device: MPS has no float64."""
     return counted.to(parameter.dtype).to(parameter.device)

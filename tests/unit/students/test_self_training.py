@@ -188,7 +188,7 @@ def test_plans():
         ({"fractions": [0.5], "rounds": 3}, "one for each round"),
         ({"fractions": [0.5], "confidence": 0.8}, "one for each round"),
         ({"fractions": [0.0]}, "greater than 0"),
-        ({"augment": "blur"}, "'blur' is none of auto, none, shift, affine, randaugment"),
+        ({"augment": "blur"}, "'blur' is neither one of auto, none, shift, affine, randaugment"),
         ({"propagation": {"alpha": 1.0}}, "less than 1"),
         ({"propagation": {"neighbors": 3}}, "Extra inputs"),
         ({"method": "supervised", "fractions": [0.5]}, "'fractions' belongs to method"),

@@ -133,7 +133,7 @@ def test_every_method_has_a_function():
     ("changes", "message"),
     [
         ({"rows": np.ones(0, int), "labels": np.ones(0, int)}, "no label was released"),
-        ({"labels": np.ones(3, int)}, "do not go together"),
+        ({"labels": np.ones(3, int)}, "do not match"),
         ({"labels": np.array([0, 1, 2, 10])}, "whole numbers from 0 to 2"),
         ({"labels": np.array([0, 1, 2, -1])}, "whole numbers from 0 to 2"),
         ({"labels": np.ones(4)}, "whole numbers from 0 to 2"),

@@ -199,7 +199,7 @@ def test_the_number_of_threads_changes_nothing(threads, ragged):
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("ridge", {"alpha": 0}, "alpha is 0; it must be a positive number"),
+        ("ridge", {"alpha": 0}, "alpha is 0; it must be a finite number above zero"),
         ("ridge", {"alpha": "much"}, "alpha is 'much'"),
         ("ridge", {"alpha": True}, "alpha is True"),
         ("ridge", {"alpah": 1}, "alpah"),
