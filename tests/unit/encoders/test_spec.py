@@ -22,7 +22,7 @@ TORCH = {"name": "torch", "model": "torchvision.models:resnet18", "weights": "w.
             {"name": "kernel"},
             "known are scattering, root, standardise, normalise, groupnorm, pca, diffusion, torch",
         ),
-        ({"name": "os; rm:x"}, "no step and no 'module:attr'"),
+        ({"name": "os; rm:x"}, "neither a step nor 'module:attr'"),
         ({"J": 2}, "steps.0.name is missing"),
         ({"name": "scattering", "j": 2}, "unknown key steps.0.j"),
         ({"name": "pca", "dimensions": 3}, "did you mean dimension"),
