@@ -43,7 +43,7 @@ class StudentData:
     def __post_init__(self) -> None:
         inputs, rows, labels = (np.asarray(a) for a in (self.inputs, self.rows, self.labels))
         if rows.ndim != 1 or rows.shape != labels.shape:
-            raise InvalidInput(f"rows {rows.shape} and labels {labels.shape} do not go together")
+            raise InvalidInput(f"rows {rows.shape} and labels {labels.shape} do not match")
         if len(rows) == 0:
             raise InvalidInput(
                 "no label was released, so there is nothing for a student to learn from"
@@ -59,7 +59,7 @@ class StudentData:
             )
         if self.features is not None and len(self.features) != len(inputs):
             raise InvalidInput(
-                f"{len(self.features)} features do not go with {len(inputs)} public inputs; encode "
+                f"{len(self.features)} features do not match {len(inputs)} public inputs; encode "
                 "the same inputs"
             )
         object.__setattr__(self, "inputs", inputs)

@@ -140,7 +140,7 @@ def test_every_method_has_a_function():
         ({"rows": np.array([0, 1, 2, 4])}, "rows must be whole numbers from 0 to 3"),
         ({"rows": np.array([0, 1, 2, -1])}, "rows must be whole numbers from 0 to 3"),
         ({"rows": np.arange(4.0)}, "rows must be whole numbers from 0 to 3"),
-        ({"features": np.ones((5, 4))}, "5 features do not go with 4 public inputs"),
+        ({"features": np.ones((5, 4))}, "5 features do not match 4 public inputs"),
     ],
 )
 def test_data_that_do_not_fit(changes, message):
