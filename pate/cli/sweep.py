@@ -169,7 +169,7 @@ def _next_commands(
     result: Sweep, options: Options, *, recipe: str, settings: Sequence[str]
 ) -> tuple[str, str]:
     """Return the commands that make the first point the folder's run, and write its report."""
-    from pate.datasets import data_root as default_root
+    from pate.datasets.catalogue import data_root as default_root
 
     shared = []
     if options.plugin_path is not None:

@@ -42,7 +42,7 @@ from pate._format import format_epsilon
 from pate.accounting import BestOfTries, Conversion, Event, Guarantee, Ledger, compose, draw_tries
 from pate.artifacts import Artifact, Draft, Level, Store, fingerprint
 from pate.devices import use_first
-from pate.errors import BudgetExceeded, InvalidInput, PateError
+from pate.errors import BudgetExceeded, InvalidInput, OutOfMemory, PateError
 from pate.mechanisms import Plan, Randomness
 from pate.pipeline.recipe import Recipe, SelectionSpec
 from pate.pipeline.runner import Run
@@ -56,9 +56,9 @@ from pate.stages.drawing import ANSWER, chooser_of, draw, noise, plan_of, save_a
 from pate.stages.features import as_student_sees, graph_features, student_inputs
 from pate.stages.releasing import release_once, require_consent, settings_of
 from pate.stages.selected import SELECTION, differences, event_of, mark_of
-from pate.students import StudentData, train_student
-from pate.teachers import predict_labels
-from pate.teachers.errors import OutOfMemory
+from pate.students.data import StudentData
+from pate.students.train import train_student
+from pate.teachers.protocol import predict_labels
 
 _VERSION = 1  # raised when the same candidates would be tried in another way
 _COURSE, _TRY, _SCORE = "selection-course", "selection-try", "selection-score"
