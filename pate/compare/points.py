@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpsgd.recipe import Recipe as DpsgdRecipe
-from dpsgd.run_plan import RunPlan, plan_run
+from dpsgd.runs import RunPlan, plan_run
 from pate._validate import LEAST_NOISE
 from pate.accounting.calibrate import moments_epsilon, smallest_noise
 from pate.compare.recipe import CompareRecipe

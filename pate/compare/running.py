@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpsgd.ledgers import ledger_path as dpsgd_ledger_path
-from dpsgd.outcome import Outcome, find_outcome, name_of_run
+from dpsgd.runs import Outcome, find_outcome, name_of_run
+from dpsgd.runs import ledger_path as dpsgd_ledger_path
 from dpsgd.training import Options as DpsgdOptions
 from dpsgd.training import train
 from pate.accounting import Ledger
