@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.checkpoint import releases
-from dpsgd.ledgers import ledger_path as dpsgd_ledger_path
-from dpsgd.outcome import STAGE, Outcome, find_outcome, name_of_run
+from dpsgd.runs import CHECKPOINT, STAGE, Outcome, find_outcome, name_of_run, private_folder
+from dpsgd.runs import ledger_path as dpsgd_ledger_path
 from dpsgd.training import Options as DpsgdOptions
 from dpsgd.training import train
-from dpsgd.workplace import CHECKPOINT, private_folder
 from pate._format import describe_neighbours
 from pate.accounting import Event, Guarantee, Ledger, Neighbours, compose
 from pate.accounting.events import relation_of, tally

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from dpsgd.recipe import Accountant, ClippingSpec, FeaturesSpec, ModelSpec, Section, TrainingSpec
 from dpsgd.recipe import Recipe as DpsgdRecipe
-from dpsgd.run_plan import RunPlan, plan_run
+from dpsgd.runs import RunPlan, plan_run
 from pate._validate import LEAST_NOISE
 from pate.accounting.calibrate import moments_epsilon, smallest_noise
 from pate.datasets.spec import DataSpec

@@ -13,23 +13,61 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpsgd.encoding import make_encoder
 from dpsgd.models import call_with
 from dpsgd.pca import PrivatePCA
 from dpsgd.public import encode
 from dpsgd.recipe import FeaturesSpec, Recipe
 from pate.datasets.table import Splits, Table
-from pate.encoders.chain import Chain
+from pate.encoders.chain import Chain, fit_encoder, load_encoder, save_encoder
+from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput
 from pate.plugins import resolve
 from pate.untrusted import run_untrusted
+
+_FITTED = ("standardise", "pca", "diffusion")  # built-in steps that need public inputs
+_LEAST_PUBLIC = 100  # inputs: means and directions of fewer are mostly noise
+_HEADER = "encoder.json"  # written last: the folder is complete if it exists
+
+
+def make_encoder(
+    spec: FeaturesSpec,
+    public: NDArray[np.float32],
+    *,
+    folder: Path | None = None,
+    plugin_path: Path | None = None,
+) -> Chain | None:
+    """Return the recipe's steps, fitted on public inputs; save them in, or load from, ``folder``.
+
+    Guarantees:
+        Steps are fixed, or fitted on PUBLIC inputs, and each record is encoded on its own
+        (:class:`pate.encoders.chain.Chain`). So the encoder is settled before any private record is
+        read, data sets that differ by one record differ by one row of features (up to rounding),
+        and nothing is charged: Dwork & Roth 2014, Proposition 2.1.
+    """
+    if not spec.steps:
+        return None
+    steps = EncoderSpec(steps=spec.steps)
+    if folder is not None and (folder / _HEADER).exists():
+        return load_encoder(steps, folder, plugin_path=plugin_path)
+    fitted = [step.name for step in spec.steps if step.name in _FITTED]
+    if fitted and len(public) < _LEAST_PUBLIC:
+        raise InvalidInput(
+            f'step "{fitted[0]}" of [features] is fitted on public inputs, and {len(public)} of '
+            f"them are too few to fit it; raise data.public to {_LEAST_PUBLIC} or more, or take "
+            '"groupnorm" or "normalise", which look at each record alone'
+        )
+    chain = fit_encoder(steps, public, plugin_path=plugin_path)
+    if folder is not None:
+        save_encoder(chain, folder)
+    return chain
+
 
 _TEST_BATCH = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Inputs:
-    """What is trained on, and what is tested on. PRIVATE, but for the test records."""
+    """The training and test records. PRIVATE, except for the test records."""
 
     features: Tensor
     labels: Tensor
@@ -48,13 +86,13 @@ class Inputs:
         return tuple(self.features.shape[1:])
 
     def accuracy(self, model: nn.Module) -> float:
-        """The share of test records that a model gets right; they are public."""
+        """Return the share of test records, which are public, that a model classifies right."""
         right = 0
         with torch.no_grad():
             for start in range(0, len(self.test_labels), _TEST_BATCH):
                 rows = slice(start, start + _TEST_BATCH)
-                said = model(self.test_features[rows]).argmax(dim=1)
-                right += int((said == self.test_labels[rows]).sum())
+                labels = model(self.test_features[rows]).argmax(dim=1)
+                right += int((labels == self.test_labels[rows]).sum())
         return right / len(self.test_labels)
 
 
@@ -68,19 +106,19 @@ def prepare(
     plugin_path: Path | None = None,
     insecure_seed: int | None = None,
 ) -> Inputs:
-    """Turns records into inputs; a PCA is fitted once and kept in ``pca_file``, which is private.
+    """Return the inputs of a run; a PCA is fitted once and kept in ``pca_file``, which is private.
 
     Each record is encoded once, for the whole run; the features are held in memory. The encoder of
-    ``steps`` is kept in ``encoder_folder``, so that a killed run goes on with the same one.
+    ``steps`` is kept in ``encoder_folder``, so that a killed run resumes with the same one.
 
     Guarantees:
         * Scaling and encoding treat each record on its own and learn nothing from other private
           records, so neighbouring data sets stay neighbours. Steps that are fitted are fitted on
-          public inputs (:func:`dpsgd.encoding.make_encoder`), which is free. Features are exact
-          up to rounding: a record's place in a block may decide its last bits (with ``pca`` some
-          4·10⁻⁷ of their size), and that is not covered, as rounding of the noised sums is not.
-        * The PCA is drawn once: a run that goes on after a crash reads it back. Its cost
-          (``events``) must be charged before anything that rests on it is shown.
+          public inputs (:func:`dpsgd.features.make_encoder`), which is free. Features are exact
+          up to rounding: a record's position in a block may decide its last bits (with ``pca``
+          some 4·10⁻⁷ of their size), and that is not covered, nor is rounding of the noised sums.
+        * The PCA is drawn once: a run that resumes after a crash reads it back. Its cost
+          (``events``) must be charged before anything that depends on it is shown.
     """
     chain = make_encoder(
         recipe.features,
@@ -146,7 +184,7 @@ def _encoder(spec: FeaturesSpec, plugin_path: Path | None) -> Any:
 
 
 def _channels_first(images: NDArray[Any]) -> NDArray[Any]:
-    """(n, h, w) and (n, h, w, c) as torch has them: (n, c, h, w)."""
+    """Return (n, h, w) and (n, h, w, c) in torch's order (n, c, h, w)."""
     if images.ndim == 3:
         return images[:, None]
     return images.transpose(0, 3, 1, 2) if images.ndim == 4 else images

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from dpsgd.plan import Spending
 from dpsgd.schedules import Constant, Linear, Piecewise
-from dpsgd.spending import Spending
 from pate.accounting import Gaussian, Repeated, SampledGaussian, compose
 from pate.accounting.calibrate import moments_epsilon, most
 from pate.accounting.events import tally
@@ -113,15 +113,6 @@ def test_the_odometer_costs_more_than_a_plan_and_rises():
     for steps, reading in zip((1, 100, 1000, 10_000), readings[1:], strict=True):
         assert reading > one.guarantee(steps).epsilon
     assert spending(moment=20.0).odometer(100).moment == 20.0
-
-
-def test_strong_composition_is_for_comparison():
-    assert spending(4.0, sample_rate=0.01).strong_composition(10_000) == pytest.approx(
-        9.34, abs=0.01
-    )
-    assert spending().strong_composition(1000) > spending().guarantee(1000).epsilon
-    with pytest.raises(InvalidInput, match="constant"):
-        spending(Linear(2.0, 1.0, steps=5)).strong_composition(10)
 
 
 @pytest.mark.parametrize(

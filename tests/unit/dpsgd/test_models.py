@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpsgd.activations import ACTIVATIONS, TemperedSigmoid, activation
+from dpsgd.models import ACTIVATIONS, TemperedSigmoid, activation
 from dpsgd.recipe import Activation
 from pate.errors import InvalidInput
 

@@ -1,7 +1,7 @@
-"""One forward and one backward pass, and what they leave at every layer.
+"""One forward and one backward pass, recorded at every layer.
 
-Parameters are held fixed during the pass, so that autograd works out no gradient of theirs: only
-the gradients at the layers' outputs, which is all that per-example gradients need.
+Parameters are held fixed during the pass, so that autograd computes no gradient of theirs: only the
+gradients at the layers' outputs, which is all that per-example gradients need.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpsgd.losses import Loss, checked_losses, require_apart
 
 
 def find_sites(model: nn.Module) -> list[Site]:
-    """The layers that own trained parameters, in the order in which the model lists them.
+    """Return the layers that own trained parameters, in the order in which the model lists them.
 
     A layer with a rule stands alone. Any other module that owns a parameter, or computes one, is
     one site together with everything below it.
@@ -46,7 +46,7 @@ def _sites(module: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]
 
 
 def _trains(module: nn.Module) -> bool:
-    """Whether a module itself owns a trained parameter, or computes one of its own from some."""
+    """Return True if a module itself owns a trained parameter, or computes one from others."""
     parametrised = parametrize.is_parametrized(module)
     return any(each.requires_grad for each in module.parameters(recurse=parametrised))
 
@@ -58,13 +58,13 @@ class _Record:
     number: int  # of the use
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    edges: list[GradientEdge]  # of the outputs as they were, whatever is done to them in place
+    edges: list[GradientEdge]  # of the outputs as returned, whatever changes them in place
     versions: list[tuple[Tensor, int]]  # of the inputs, whose values are needed
 
 
 @final
 class _Begin(torch.autograd.Function):
-    """Makes a layer's output ask for its gradient where nothing before it did."""
+    """Makes a layer's output require a gradient where nothing before it did."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class _Begin(torch.autograd.Function):
 def trace_pass(
     model: nn.Module, sites: list[Site], loss: Loss, inputs: tuple[Tensor, ...], targets: Tensor
 ) -> list[Trace | None]:
-    """Runs the model forwards and backwards once; a trace for each site, None where unused."""
+    """Run the model forwards and backwards once; return a trace for each site, None if unused."""
     records: list[_Record] = []
     with _held_fixed(model, sites), _recording(sites, records), torch.enable_grad():
         outputs = model(*inputs)
@@ -103,10 +103,10 @@ def trace_pass(
 def learn_arguments(
     model: nn.Module, sites: list[Site], inputs: tuple[Tensor, ...], examples: int
 ) -> None:
-    """Notes which arguments of layers without a rule follow the number of examples.
+    """Record which arguments of layers without a rule have one row for each example.
 
-    Two numbers are tried: an argument that all examples share (a mask, a table) may happen to have
-    as many rows as there are examples, but not twice.
+    Two numbers of examples are tried: an argument that all examples share (a mask, a table) may
+    happen to have as many rows as there are examples, but not twice.
     """
     if examples == 1:
         return
@@ -155,7 +155,7 @@ def _call(record: _Record, came_back: dict[int, Tensor], examples: int) -> Call 
 
 @contextlib.contextmanager
 def _held_fixed(model: nn.Module, sites: list[Site]) -> Iterator[None]:
-    """Inside, no parameter of a site asks for a gradient and no activation works in place."""
+    """Turn off gradients of the sites' parameters, and in-place activations, inside the block."""
     parameters = [each for site in sites for each in site.parameters.values()]
     in_place: list[Any] = [each for each in model.modules() if getattr(each, "inplace", False)]
     for parameter in parameters:
@@ -197,7 +197,7 @@ def _record(
             f"layer {site} is trained and runs without gradients (under no_grad, or in a "
             "checkpoint that recomputes it); run it plainly, or freeze its parameters"
         )
-    if rule_for(module) is None:  # what it returns may be what it was given
+    if rule_for(module) is None:  # it may return its own input
         output = pytree.tree_map(_copied, output)
     outputs = float_outputs(output)
     for each in outputs:
@@ -222,10 +222,10 @@ def _copied(leaf: Any) -> Any:
 
 
 def _require_untouched(records: list[_Record]) -> None:
-    """A tensor changed in place after it was seen would give a gradient of something else."""
+    """Refuse inputs that were changed in place later: their gradient would be wrong."""
     for record in records:
         if any(tensor._version != version for tensor, version in record.versions):
             raise UnsuitableModel(
-                f"what layer {record.site} was given is changed in place later on "
-                "(x += …, relu_); write that without working in place"
+                f"the input of layer {record.site} is changed in place later on (x += …, relu_); "
+                "write that without working in place"
             )

@@ -1,4 +1,4 @@
-"""The training data, asked for by number: a lot at once where the data allow it."""
+"""The training data, read by index: a whole lot at once where the data set allows it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pate.errors import InvalidInput
 
 
 class Records(Protocol):
-    """Examples by number."""
+    """Examples by index."""
 
     def __len__(self) -> int: ...
 
     def take(self, indices: IntArray) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the examples, in this order."""
+        """Return inputs and targets of the examples, in this order."""
 
 
 def as_records(dataset: Any, *, dtype: torch.dtype = torch.float32) -> Records:
-    """A pair of arrays or tensors, a ``TensorDataset``, or any map-style data set of pairs.
+    """Return records of a pair of arrays, a ``TensorDataset`` or a map-style data set of pairs.
 
-    Inputs that are not whole numbers come out as ``dtype``, that of the model.
+    Inputs that are not whole numbers are converted to ``dtype``, that of the model.
 
     >>> records = as_records((np.eye(3), np.array([0, 1, 2])))
     >>> records.take(np.array([2, 0]))[1]
@@ -34,7 +34,7 @@ def as_records(dataset: Any, *, dtype: torch.dtype = torch.float32) -> Records:
     """
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         return _Whole(*dataset.tensors, dtype=dtype)
-    if type(dataset) is Subset:  # a subclass may hand out something else
+    if type(dataset) is Subset:  # a subclass may return something else
         return _Part(as_records(dataset.dataset, dtype=dtype), dataset.indices)
     if isinstance(dataset, (tuple, list)) and len(dataset) == 2:
         return _Whole(*dataset, dtype=dtype)
@@ -42,17 +42,24 @@ def as_records(dataset: Any, *, dtype: torch.dtype = torch.float32) -> Records:
         return _OneByOne(dataset, dtype=dtype)
     raise InvalidInput(
         f"the data set is a {type(dataset).__name__}; give a pair of arrays (inputs, targets) or a "
-        "map-style torch data set of such pairs: a lot is drawn by number"
+        "map-style torch data set of such pairs: a lot is drawn by index"
     )
 
 
-def first_inputs(records: Records, *, size: int, count: int = 4) -> Tensor | None:
-    """Inputs to try a model on, ``size`` of them or ``count`` if that is more.
+def check_count(name: str, value: int | None) -> None:
+    """Refuse a value that is given and is not a whole number from 1 on."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and not (whole and value >= 1):
+        raise InvalidInput(f"{name} is {value!r}; it must be a whole number, 1 or more")
 
-    The first ``count`` differ, and are made up where there are not enough different ones among
-    the first records. The others are the first records, over and over: a model whose examples meet
-    in large batches only is found by a large batch, whatever it holds. None where inputs are whole
-    numbers, all alike: what else a model takes cannot be known.
+
+def first_inputs(records: Records, *, size: int, count: int = 4) -> Tensor | None:
+    """Return inputs to try a model on: ``size`` of them, or ``count`` if that is more.
+
+    The first ``count`` differ, and are made up if there are not enough different ones among the
+    first records. The others repeat the first records: a model whose examples meet only in large
+    batches is found by a large batch, whatever it holds. None if inputs are whole numbers, all
+    alike: what else a model accepts cannot be known.
     """
     if not len(records):
         return None
@@ -71,7 +78,7 @@ def first_inputs(records: Records, *, size: int, count: int = 4) -> Tensor | Non
 
 @final
 class _Whole:
-    """All of it in memory; a lot is one look-up."""
+    """A data set in memory; a lot is one look-up."""
 
     def __init__(self, inputs: Any, targets: Any, *, dtype: torch.dtype) -> None:
         self.inputs, self.targets = _tensor(inputs, dtype), _tensor(targets, dtype)
@@ -88,7 +95,7 @@ class _Whole:
 
 @final
 class _Part:
-    """Some examples of other records."""
+    """A subset of other records."""
 
     def __init__(self, whole: Records, indices: Any) -> None:
         self.whole = whole
@@ -103,7 +110,7 @@ class _Part:
 
 @final
 class _OneByOne:
-    """A data set that hands out one example at a time."""
+    """A data set that returns one example at a time."""
 
     def __init__(self, dataset: Any, *, dtype: torch.dtype) -> None:
         self.dataset = dataset
@@ -124,7 +131,7 @@ def _tensor(values: Any, dtype: torch.dtype) -> Tensor:
         array = np.asarray(values)
         if array.dtype.kind not in "fiub":
             raise InvalidInput(f"the data set holds {array.dtype}; numbers are needed")
-        # A copy where the array is read-only (a map of a file): torch knows no such tensors.
+        # A copy of a read-only array (a memory map): torch has no read-only tensors.
         values = torch.from_numpy(array if array.flags.writeable else array.copy())
     tensor: Tensor = values
     return tensor.to(dtype) if tensor.is_floating_point() else tensor.long()
