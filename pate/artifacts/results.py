@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pate.accounting import Conversion, Event, Guarantee, Neighbours, event_from_json, event_to_json
 from pate.artifacts.store import Artifact, Draft
 from pate.errors import StoreError
-from pate.shares import Share
+from pate.metrics import Share
 
 IntArray = NDArray[np.int64]
 

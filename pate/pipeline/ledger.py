@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pate._files import create_once
 from pate.accounting import Conversion, Ledger, Neighbours
-from pate.accounting.data_ledger import make_ledgers_folder, open_data_ledger
-from pate.accounting.data_set import NOT_PRIVATE
+from pate.accounting.ledger.data_ledger import make_ledgers_folder, open_data_ledger
+from pate.accounting.ledger.data_set import NOT_PRIVATE
 from pate.errors import LedgerError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Options
