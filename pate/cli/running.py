@@ -100,7 +100,7 @@ def make_options(
     global _under_way
     from pate.datasets import data_root as default_root
     from pate.engines import Progress, make_engine, terminal_progress
-    from pate.engines.on_ray.session import sweep_leftovers
+    from pate.engines.ray import sweep_leftovers
     from pate.errors import InvalidInput
     from pate.pipeline.stage import Options
 
