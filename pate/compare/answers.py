@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpsgd.checkpoint import releases
-from dpsgd.outcome import STAGE
-from dpsgd.workplace import CHECKPOINT
+from dpsgd.runs import CHECKPOINT, STAGE
 from pate.accounting import Event, Ledger
 from pate.accounting.events import tally
 from pate.artifacts import Level

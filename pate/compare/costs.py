@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpsgd.checkpoint import releases
-from dpsgd.ledgers import ledger_path as dpsgd_ledger_path
-from dpsgd.outcome import find_outcome, name_of_run
-from dpsgd.workplace import CHECKPOINT, private_folder
+from dpsgd.runs import CHECKPOINT, find_outcome, name_of_run, private_folder
+from dpsgd.runs import ledger_path as dpsgd_ledger_path
 from pate._format import describe_neighbours, format_epsilon
 from pate.accounting import Event, Guarantee, Ledger, Neighbours, compose
-from pate.accounting.data_ledger import open_data_ledger
 from pate.accounting.events import relation_of
-from pate.accounting.together import WholeStudy, whole_study
+from pate.accounting.ledger.data_ledger import open_data_ledger
+from pate.accounting.ledger.study_costs import WholeStudy, whole_study
 from pate.compare.points import Point
 from pate.errors import BudgetExceeded
 from pate.pipeline.spending import ledger_path

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpsgd.ledgers import ledger_path as dpsgd_ledger_path
-from dpsgd.outcome import Outcome, find_outcome, name_of_run
+from dpsgd.runs import Outcome, find_outcome, name_of_run
+from dpsgd.runs import ledger_path as dpsgd_ledger_path
 from dpsgd.training import Options as DpsgdOptions
 from dpsgd.training import train
 from pate.accounting import Ledger
-from pate.accounting.together import NOT_PLANNED, WholeStudy
+from pate.accounting.ledger.study_costs import NOT_PLANNED, WholeStudy
 from pate.compare.answers import Models, models_in, require_charged
 from pate.compare.costs import Ledgers, budget_told, paid_for_dpsgd, told
 from pate.compare.measuring import Measure, Measures, warm_up

@@ -8,8 +8,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from dpsgd.outcome import STAGE, name_of_run
-from dpsgd.workplace import CHECKPOINT, private_folder
+from dpsgd.runs import CHECKPOINT, STAGE, name_of_run, private_folder
 from pate._format import describe_neighbours
 from pate.accounting import Gaussian, Guarantee, Ledger, Neighbours, compose
 from pate.accounting.calibrate import gnmax
