@@ -26,11 +26,9 @@ from pate.accounting.together import NOT_PLANNED
 from pate.report.numbers import epsilon as shown_epsilon
 
 EPSILONS, SEEDS, DELTA = (4.0, 8.0), 2, 1e-4
-RECIPE = """# Digits, small.
-#
-# Settings were chosen in the dark.
-
+RECIPE = """
 kind = "compare"
+notes = "Digits, small.\\n\\nSettings were chosen in the dark."
 
 [data]
 name = "digits"

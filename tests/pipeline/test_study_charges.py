@@ -22,7 +22,7 @@ from pate.accounting.shown import between, upwards
 from pate.accounting.together import NOT_PLANNED, all_of, study_costs
 from pate.cli.running import make_run
 from pate.errors import BudgetExceeded, SpendNeeded
-from pate.reading import read_recipe
+from pate.recipes.read import read_recipe
 from pate.release.checking import verify_release
 
 STUDY = "sweep tiny"

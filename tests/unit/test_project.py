@@ -32,14 +32,14 @@ LAYERS = [
     ["ensemble"],
     ["students", "testing"],
     ["partition", "teachers", "votes", "mechanisms", "encoders", "datasets"],
-    ["artifacts", "console", "engines", "neighbours", "plugins", "reading", "vision"],
+    ["artifacts", "console", "engines", "neighbours", "plugins", "recipes", "vision"],
     ["accounting", "devices", "randomness", "shares", "untrusted"],
     ["errors", "silence"],
 ]
 HEIGHT = {name: -level for level, names in enumerate(LAYERS) for name in names}
 OPEN_TO_DPSGD = {
     "accounting", "artifacts", "console", "datasets", "encoders", "errors", "plugins", "randomness",
-    "reading", "silence", "untrusted",
+    "recipes", "silence", "untrusted",
 }  # fmt: skip
 
 
