@@ -14,12 +14,9 @@ from dpsgd.convex.estimator import PrivateLinearClassifier, PrivateWeights, roun
 from dpsgd.convex.inputs import (
     FloatArray,
     Records,
-    check_failure,
-    check_not_negative,
-    check_positive,
-    check_whole,
 )
 from dpsgd.convex.losses import MarginLoss, ScoreLoss, as_loss, score_loss
+from pate._validate import check_delta, check_not_negative, check_positive, check_whole
 from pate.accounting import Repeated, compose, smallest_noise
 from pate.accounting.calibrate import dpsgd_step, moments_epsilon
 from pate.errors import InvalidInput
@@ -193,7 +190,7 @@ class NoisyGradientDescent(PrivateLinearClassifier):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        check_failure(self.delta, allow_zero=False)
+        check_delta(self.delta)
         self._descent()
         if self.iterate not in ("average", "last"):
             raise InvalidInput(f"iterate is {self.iterate!r}; it must be 'average' or 'last'")
@@ -207,8 +204,8 @@ class NoisyGradientDescent(PrivateLinearClassifier):
             )
         rate = self.learning_rate
         return _Descent(
-            records=check_whole("records", self.records),
-            steps=check_whole("steps", self.steps),
+            records=check_whole("records", self.records, least=1),
+            steps=check_whole("steps", self.steps, least=1),
             radius=check_positive("radius", self.radius),
             learning_rate=None if rate is None else check_positive("learning_rate", rate),
             regularisation=check_not_negative("regularisation", self.regularisation),

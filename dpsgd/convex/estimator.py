@@ -24,11 +24,10 @@ from dpsgd.convex.inputs import (
     FloatArray,
     Records,
     as_table,
-    check_failure,
-    check_positive,
     scaled_rows,
 )
 from dpsgd.convex.losses import Logistic, MarginLoss, as_loss
+from pate._validate import check_delta, check_positive
 from pate.accounting import Event, Guarantee
 from pate.errors import InvalidInput
 from pate.randomness import Randomness
@@ -125,7 +124,8 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def _target(self) -> tuple[float, float]:
         """Return (ε, δ) as Python numbers."""
-        return check_positive("epsilon", self.epsilon), check_failure(self.delta, allow_zero=True)
+        delta = check_delta(self.delta, allow_zero=True)
+        return check_positive("epsilon", self.epsilon), delta and check_positive("delta", delta)
 
     def _norm(self) -> float:
         return check_positive("data_norm", self.data_norm)

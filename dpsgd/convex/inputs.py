@@ -1,14 +1,8 @@
-"""Public parameters and private records of the convex learners, checked.
-
-Parameters are converted, exactly, to Python numbers before anything is computed: arithmetic with a
-half- or single-precision NumPy number rounds to that precision, and noise rounded down is too
-little noise. Records are accepted only with rows whose norm a public number bounds.
-"""
+"""Private records of the convex learners: accepted only if a public number bounds their norms."""
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, final
@@ -20,61 +14,7 @@ from pate.errors import InvalidInput
 
 FloatArray = NDArray[np.float64]
 
-SMALLEST, LARGEST = 1e-100, 1e100  # products of a few parameters stay finite and above zero
-_LARGEST_COUNT = 1 << 62
 _ROUNDING = 1e-9  # a row scaled to the bound may exceed it by this much, relatively
-
-
-def check_positive(name: str, value: object) -> float:
-    """Return a parameter as a Python float; refuse one not above zero, or tiny, or huge.
-
-    >>> check_positive("epsilon", np.float32(0.5))
-    0.5
-    """
-    number = _as_float(value)
-    if not 0 < number < math.inf:
-        raise InvalidInput(f"{name} is {value!r}; it must be a finite number above zero")
-    if not SMALLEST <= number <= LARGEST:
-        raise InvalidInput(f"{name} is {value!r}; it must lie between {SMALLEST:g} and {LARGEST:g}")
-    return number
-
-
-def check_not_negative(name: str, value: object) -> float:
-    """Return a parameter as :func:`check_positive` does; zero is allowed."""
-    number = _as_float(value)
-    if not 0 <= number < math.inf:
-        raise InvalidInput(f"{name} is {value!r}; it must be finite and not negative")
-    return check_positive(name, value) if number else 0.0
-
-
-def check_failure(value: object, *, allow_zero: bool) -> float:
-    """Return δ as a Python float; refuse anything but a probability below one."""
-    number = _as_float(value)
-    if not 0 <= number < 1:
-        raise InvalidInput(f"delta is {value!r}; it must be at least 0 and below 1")
-    if number == 0 and not allow_zero:
-        raise InvalidInput(f"delta is {value!r}; Gaussian noise needs one above zero")
-    return check_positive("delta", value) if number else 0.0
-
-
-def check_whole(name: str, value: object) -> int:
-    """Return a parameter as a Python int; refuse anything but a whole number from 1 on."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise InvalidInput(f"{name} is {value!r}; it must be a whole number, 1 or more")
-    number = operator.index(value)
-    if number > _LARGEST_COUNT:
-        raise InvalidInput(f"{name} is above {_LARGEST_COUNT}; it must be a smaller whole number")
-    return number
-
-
-def _as_float(value: object) -> float:
-    """Return the value as a float; NaN, with which every comparison fails, for a non-number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:  # a whole number of hundreds of digits
-        return math.inf
 
 
 def as_table(X: ArrayLike) -> FloatArray:

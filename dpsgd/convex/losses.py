@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
-from dpsgd.convex.inputs import LARGEST, SMALLEST, FloatArray, Records, check_positive
+from dpsgd.convex.inputs import FloatArray, Records
+from pate._validate import LARGEST, SMALLEST, check_positive
 from pate.errors import ConditionsFail, InvalidInput
 
 _SLACK = 1e-9  # of the checks: rounding of a derivative breaks no condition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pate.accounting.shown import side_by_side
+from pate._format import compare_neighbours
 from pate.accounting.together import NOT_PLANNED, WholeStudy, led_to
 from pate.compare.costs import told
 from pate.compare.recipe import CompareRecipe
@@ -33,7 +33,7 @@ def make_notes(
     by_method = {row.method: row.neighbours or "" for row in rows if row.epsilon is not None}
     accountant = recipe.dpsgd.privacy.accountant
     notes = [
-        side_by_side(by_method["pate"], by_method["dpsgd"]),
+        compare_neighbours(by_method["pate"], by_method["dpsgd"]),
         "Both ε are data-independent and cover all that a run releases. PATE's is by log-moments "
         f"(improved conversion), DP-SGD's by {_ACCOUNTANTS[accountant]}; δ = "
         f"{recipe.compare.delta:g} for both.",

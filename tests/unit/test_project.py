@@ -34,12 +34,13 @@ LAYERS = [
     ["partition", "teachers", "votes", "mechanisms", "encoders", "datasets"],
     ["artifacts", "console", "engines", "neighbours", "plugins", "recipes", "vision"],
     ["accounting", "devices", "randomness", "shares", "untrusted"],
-    ["errors", "silence"],
+    ["_files", "_format", "_validate", "silence"],
+    ["errors"],
 ]
 HEIGHT = {name: -level for level, names in enumerate(LAYERS) for name in names}
 OPEN_TO_DPSGD = {
-    "accounting", "artifacts", "console", "datasets", "encoders", "errors", "plugins", "randomness",
-    "recipes", "silence", "untrusted",
+    "_files", "_format", "_validate", "accounting", "artifacts", "console", "datasets",
+    "encoders", "errors", "plugins", "randomness", "recipes", "silence", "untrusted",
 }  # fmt: skip
 
 
