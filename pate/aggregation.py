@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from pate._validate import check_delta, check_positive, check_whole
 from pate.accounting import Conversion, Guarantee, Ledger, Neighbours, compose
 from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon, smallest_noise
-from pate.accounting.guarantee import check_delta
 from pate.accounting.terms import Mode
 from pate.errors import BudgetExceeded, InvalidInput
 from pate.mechanisms import GaussianNoisyMax, LaplaceNoisyMax, Mechanism, Plan
@@ -86,10 +86,8 @@ def plan_release(
     (50.0, 76, True)
     """
     check_delta(delta)
-    if epsilon is not None and not 0 < epsilon < math.inf:
-        raise InvalidInput(f"epsilon is {epsilon!r}; it must be a finite number above zero")
-    if queries is not None and (isinstance(queries, bool) or queries < 1):
-        raise InvalidInput(f"queries is {queries!r}; it must be a whole number, 1 or more")
+    epsilon = None if epsilon is None else check_positive("epsilon", epsilon)
+    queries = None if queries is None else check_whole("queries", queries, least=1)
     if inputs < 1:
         raise InvalidInput("there are no public inputs to ask about; give at least one")
     most = min(inputs, queries or inputs)

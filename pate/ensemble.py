@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import ValidationError
 
+from pate._validate import check_whole
 from pate.accounting import Neighbours
 from pate.datasets.table import Table, record_ids
 from pate.engines.progress import Progress, terminal_progress
@@ -215,8 +216,7 @@ def train_teachers(
     array([[ 0, 10],
            [10,  0]])
     """
-    if isinstance(teachers, bool) or not isinstance(teachers, int | np.integer) or teachers < 2:
-        raise InvalidInput(f"teachers is {teachers!r}; it must be a whole number, 2 or more")
+    teachers = check_whole("teachers", teachers, least=2)
     made = Model.of(model, settings)
     records = Records.of(X)
     names, labels = encode_labels(y, classes, records=len(records.array))
@@ -228,7 +228,7 @@ def train_teachers(
         key=secrets.token_hex(32) if random_state is None else f"random state {seed}",
     )
     shards = partition(_ids(records.array, labels), teachers=teachers, spec=spec, groups=owners)
-    own = TeachersSpec(count=int(teachers), model="ridge", seed=seed)  # for the seeds alone
+    own = TeachersSpec(count=teachers, model="ridge", seed=seed)  # for the seeds alone
     seeds = tuple(seed_for(own, number) for number in range(own.count))
     rows = [shards.order[a:b] for a, b in zip(shards.offsets, shards.offsets[1:], strict=False)]
 

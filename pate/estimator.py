@@ -17,7 +17,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from pate.accounting.shown import upwards
+from pate._format import format_epsilon
 from pate.aggregation import charge, opened_ledger, plan_release, stated_guarantee
 from pate.ensemble import Model, Records, encode_labels, is_frame, train_teachers, vote
 from pate.errors import InvalidInput
@@ -481,7 +481,7 @@ def _page(clf: PATEClassifier) -> str:
     ]
     counts = [(name, int((clf.labels_ == name).sum())) for name in clf.classes_]
     return _PAGE.format(
-        epsilon=upwards(stated.epsilon),
+        epsilon=format_epsilon(stated.epsilon),
         delta=f"{stated.delta:g}",
         protects=escape(clf.protects_),
         warnings="".join(f'<p class="warning">{escape(each)}</p>' for each in stated.caveats),
