@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from pate.accounting import Guarantee as Guarantee
     from pate.accounting import Ledger as Ledger
     from pate.accounting import compose as compose
+    from pate.aggregation import aggregate_votes as aggregate_votes
+    from pate.api import Run as Run
+    from pate.api import open_run as open_run
+    from pate.api import plan as plan
+    from pate.api import run as run
     from pate.ensemble import Ensemble as Ensemble
     from pate.ensemble import train_teachers as train_teachers
     from pate.ensemble import vote as vote
@@ -41,6 +46,11 @@ _HOMES = {
     "LaplaceNoisyMax": "pate.mechanisms",
     "Ledger": "pate.accounting",
     "PATEClassifier": "pate.estimator",
+    "Run": "pate.api",
+    "aggregate_votes": "pate.aggregation",
+    "open_run": "pate.api",
+    "plan": "pate.api",
+    "run": "pate.api",
     "PateError": "pate.errors",
     "Votes": "pate.votes",
     "compose": "pate.accounting",

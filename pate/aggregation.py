@@ -23,7 +23,16 @@ from numpy.typing import NDArray
 
 from pate._files import create_once, error_reason, write_atomically
 from pate._validate import check_delta, check_positive, check_whole
-from pate.accounting import Conversion, Event, Guarantee, Ledger, Neighbours, compose, event_from_json, event_to_json
+from pate.accounting import (
+    Conversion,
+    Event,
+    Guarantee,
+    Ledger,
+    Neighbours,
+    compose,
+    event_from_json,
+    event_to_json,
+)
 from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon, smallest_noise
 from pate.accounting.terms import Mode
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, ReleaseConflict, SpendNeeded
@@ -446,9 +455,7 @@ def _published(place: Path, statement: Path, settings: str, ledger: Ledger) -> A
         raise InvalidInput(f"{place if place.exists() else statement} exists; choose another --out")
     record = _read(statement)
     if record.get("settings") != settings:
-        raise InvalidInput(
-            f"{place} holds labels of other votes or settings; choose another --out"
-        )
+        raise InvalidInput(f"{place} holds labels of other votes or settings; choose another --out")
     if record["release"] not in ledger.releases():
         raise LedgerError(
             f"the ledger at {ledger.path} lacks the charge of {place}, so what was spent is not "

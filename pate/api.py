@@ -225,9 +225,7 @@ class Run:
         """
         from pate.report.writing import write_report
 
-        return write_report(
-            self._pipeline, None if file is None else Path(file), private=private
-        )
+        return write_report(self._pipeline, None if file is None else Path(file), private=private)
 
 
 def _guarantee(stated: Mapping[str, Any], *, private: bool) -> Guarantee:
@@ -313,8 +311,10 @@ def run(
     --------
     >>> import pate, tempfile
     >>> folder = tempfile.TemporaryDirectory()
-    >>> run = pate.run("digits", set={"teachers.count": 20}, out=folder.name + "/d", engine="serial",
-    ...                data_root=folder.name, insecure_seed=0)
+    >>> run = pate.run(
+    ...     "digits", set={"teachers.count": 20}, out=folder.name + "/d", engine="serial",
+    ...     data_root=folder.name, insecure_seed=0,
+    ... )
     >>> run.guarantee.publishable  # the noise is seeded here, so that the example repeats
     False
     >>> len(run.labels) <= run.labels.asked
@@ -446,7 +446,9 @@ def plan(
     name, checked = read_recipe(str(recipe), as_settings(set), Recipe)
     wanted = checked.privacy.epsilon if epsilon is None else epsilon
     if wanted is None:
-        raise InvalidInput(f"give --epsilon, what the labels may cost, or privacy.epsilon in {name}")
+        raise InvalidInput(
+            f"give --epsilon, what the labels may cost, or privacy.epsilon in {name}"
+        )
     chosen = MECHANISMS if mechanisms is None else tuple(mechanisms)
     found = tuple(each for each in MECHANISMS if each in chosen)
     if not found or len(found) < len(builtin_set(chosen)):

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = [
     ["__main__"],
     ["cli"],
+    ["api"],
     ["estimator"],
     ["aggregation"],
     ["release"],
