@@ -33,15 +33,15 @@ from pate.accounting import (
     event_from_json,
     event_to_json,
 )
-from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon, smallest_noise
+from pate.accounting.calibrate import moments_epsilon, smallest_noise
 from pate.accounting.terms import Mode
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, ReleaseConflict, SpendNeeded
-from pate.mechanisms import GaussianNoisyMax, LaplaceNoisyMax, Mechanism, Plan
+from pate.mechanisms import MECHANISMS, Mechanism, Plan
 from pate.mechanisms.plan import _largest
 from pate.randomness import secure_generator
 from pate.votes import Votes
 
-_PER_TEACHER = 5  # the standard deviation of default noise is the number of teachers over this
+_PER_TEACHER = 5  # default noise is the number of teachers over this
 _HOPELESS = 10  # times the teachers: with such noise an answer is chance
 _PER_CLASS = 10  # labels of each class that default noise leaves room for
 NO_LEDGER = (
@@ -65,8 +65,8 @@ def plan_release(
 
     Parameters
     ----------
-    mechanism : {"gnmax", "lnmax"} or Mechanism
-        Gaussian or Laplace noisy-max by name, or any mechanism with its own noise.
+    mechanism : str or Mechanism
+        The name of a mechanism with one noise ("gnmax", "lnmax"), or one with its own settings.
     epsilon : float or None
         What the release may cost. None puts no limit on a mechanism whose noise is given.
     delta : float
@@ -113,29 +113,34 @@ def plan_release(
     if not isinstance(mechanism, str):
         if noise is not None:
             raise InvalidInput(f"{mechanism!r} has its own noise; leave noise= out")
+        if mechanism.uses_student:
+            raise InvalidInput(
+                f"{mechanism!r} asks a student between rounds, which only a recipe does; use "
+                "pate.run, or another mechanism"
+            )
         return mechanism, _plan(mechanism, most, epsilon, delta)
-    if mechanism not in ("gnmax", "lnmax"):
+    kind = MECHANISMS.get(mechanism)
+    if kind is None or kind.calibrated is None:
+        simple = ", ".join(repr(name) for name, each in MECHANISMS.items() if each.calibrated)
         raise InvalidInput(
-            f"mechanism {mechanism!r} is neither 'gnmax' nor 'lnmax'; give one that has more "
-            "settings as an object, such as pate.ConfidentGnmax(threshold=…, sigma1=…, sigma2=…)"
+            f"mechanism {mechanism!r} is none of {simple}; give one that has more settings as an "
+            "object, such as pate.ConfidentGnmax(threshold=…, sigma1=…, sigma2=…)"
         )
-    made = GaussianNoisyMax if mechanism == "gnmax" else LaplaceNoisyMax
-    key = "sigma" if mechanism == "gnmax" else "scale"
     if noise is None:
         if epsilon is None:
             raise InvalidInput("without epsilon= the noise is not known; give epsilon= or noise=")
-        noise = _noise(mechanism, epsilon, delta, most, queries, teachers, classes)
+        noise = _noise(kind, epsilon, delta, most, queries, teachers, classes)
         if noise > _HOPELESS * teachers:
             raise InvalidInput(
                 f"epsilon {epsilon:g} needs noise of {noise:.3g} votes, which hides what "
                 f"{teachers} teachers say; raise epsilon, use more teachers, or ask fewer queries"
             )
-    chosen: Mechanism = made(**{key: float(noise)})
+    chosen = kind.from_keys({kind.calibrated: float(noise)})
     return chosen, _plan(chosen, most, epsilon, delta)
 
 
 def _noise(
-    mechanism: str,
+    kind: type[Mechanism],
     epsilon: float,
     delta: float,
     most: int,
@@ -144,15 +149,21 @@ def _noise(
     classes: int,
 ) -> float:
     """Return the least noise for the queries wanted, or the default noise."""
-    event = gnmax if mechanism == "gnmax" else lnmax
-    usual = teachers / _PER_TEACHER / (1 if mechanism == "gnmax" else math.sqrt(2))
-    enough = most if queries is not None else min(most, _PER_CLASS * classes)
-    cost = moments_epsilon(delta=delta)
-    least = smallest_noise(event, count=enough, target=epsilon, epsilon=cost)
+    key = kind.calibrated
+    assert key is not None
+
+    def least(count: int) -> float:
+        return smallest_noise(
+            lambda noise: kind.from_keys({key: noise}).answer_event,
+            count=count,
+            target=epsilon,
+            epsilon=moments_epsilon(delta=delta),
+        )
+
     if queries is not None:
-        return least
-    every = smallest_noise(event, count=most, target=epsilon, epsilon=cost)
-    return min(max(usual, least), every)  # no more than what asking about all of them needs
+        return least(most)
+    usual = max(teachers / _PER_TEACHER, least(min(most, _PER_CLASS * classes)))
+    return min(usual, least(most))  # no more than what asking about all of them needs
 
 
 def _plan(mechanism: Mechanism, most: int, epsilon: float | None, delta: float) -> Plan:
@@ -316,6 +327,7 @@ def aggregate_votes(
     Examples
     --------
     >>> import tempfile, numpy as np
+    >>> from pate.mechanisms import GaussianNoisyMax
     >>> folder = tempfile.TemporaryDirectory()
     >>> votes = Votes(counts=np.array([[240, 10], [5, 245]]))
     >>> answer = aggregate_votes(

@@ -440,7 +440,7 @@ def plan(
     from pate.planner.noise import Budget
     from pate.planner.planning import Request
     from pate.planner.planning import plan as make_plan
-    from pate.planner.search import MECHANISMS
+    from pate.planner.search import plannable
     from pate.recipes.read import read_recipe
 
     name, checked = read_recipe(str(recipe), as_settings(set), Recipe)
@@ -449,11 +449,12 @@ def plan(
         raise InvalidInput(
             f"give --epsilon, what the labels may cost, or privacy.epsilon in {name}"
         )
-    chosen = MECHANISMS if mechanisms is None else tuple(mechanisms)
-    found = tuple(each for each in MECHANISMS if each in chosen)
+    possible = plannable()
+    chosen = possible if mechanisms is None else tuple(mechanisms)
+    found = tuple(each for each in possible if each in chosen)
     if not found or len(found) < len(builtin_set(chosen)):
         raise InvalidInput(
-            f"--mechanism {','.join(chosen)}: those one can plan for are {', '.join(MECHANISMS)}"
+            f"--mechanism {','.join(chosen)}: those one can plan for are {', '.join(possible)}"
         )
     request = Request(
         budget=Budget(

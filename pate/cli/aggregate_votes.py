@@ -63,8 +63,6 @@ def aggregate_votes(
     from pate.cli.questions import read_votes
     from pate.mechanisms import AggregateSpec, make_mechanism
 
-    if mechanism == "interactive":
-        raise InvalidInput("--mechanism interactive asks a student between rounds: use pate run")
     noise = {"sigma": sigma, "scale": scale, "threshold": threshold, "sigma1": sigma1,
              "sigma2": sigma2}  # fmt: skip
     given = {key: value for key, value in noise.items() if value is not None}

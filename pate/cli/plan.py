@@ -39,7 +39,7 @@ Teachers = Annotated[
 ]  # fmt: skip
 Mechanisms = Annotated[
     str | None,
-    typer.Option("--mechanism", help="Those to look at: gnmax,confident,lnmax (default: all).",
+    typer.Option("--mechanism", help="Those to look at: lnmax,gnmax,confident (default: all).",
                  show_default=False),
 ]  # fmt: skip
 Answers = Annotated[

@@ -298,7 +298,7 @@ def _order(moment: float | None) -> str:
 
 def consensus(facts: Facts) -> Markup:
     share = facts.answered / max(1, facts.asked)
-    checked = facts.recipe.aggregate.mechanism in ("confident", "interactive")
+    checked = facts.recipe.aggregate.kind.checks
     answered = (
         f"{plain(facts.answered)} of {plain(facts.asked)} queries ({percent(share)}) passed the "
         "noised check, in which enough teachers must agree, and were answered."

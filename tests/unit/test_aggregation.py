@@ -199,7 +199,10 @@ def test_the_command_reads_labels_of_teachers(place, tmp_path):
     [
         (["--mechanism", "gnmax"], "needs sigma"),
         (["--mechanism", "gnmax", "--scale", "3", "--sigma", "3"], "takes no scale"),
-        (["--mechanism", "interactive"], "use pate run"),
+        (
+            ["--mechanism", "interactive", "--threshold", "9", "--sigma1", "9", "--sigma2", "9"],
+            "asks a student between rounds",
+        ),
         (["--mechanism", "nonsense"], "nonsense|gnmax"),
     ],
 )
