@@ -34,7 +34,7 @@ from pate.accounting import (
     event_to_json,
 )
 from pate.accounting.calibrate import moments_epsilon, smallest_noise
-from pate.accounting.terms import Mode
+from pate.accounting.ledger.terms import Mode
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, ReleaseConflict, SpendNeeded
 from pate.mechanisms import MECHANISMS, Mechanism, Plan
 from pate.mechanisms.plan import _largest

@@ -194,7 +194,7 @@ def dpsgd(
 ) -> None:
     """DP-SGD with Poisson-sampled lots (zero-out; add/remove at a rate that is public)."""
     from pate.accounting import Repeated, SampledGaussian
-    from pate.accounting.dpsgd import DpsgdAccountant, Method
+    from pate.accounting.calibrate import DpsgdAccountant, Method
 
     if accountant is not AccountantName.moments and (max_moment or conversion):
         raise InvalidInput(

@@ -15,7 +15,7 @@ from pate.errors import InvalidInput
 if TYPE_CHECKING:
     from pate.accounting import Conversion, Event, LogMoments
     from pate.accounting.calibrate import Epsilon
-    from pate.accounting.numerics import FloatArray
+    from pate.accounting.moments import FloatArray
     from pate.mechanisms import Mechanism
     from pate.votes import Votes
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from pate._format import format_epsilon
 from pate.accounting import Ledger
-from pate.accounting.data_ledger import budget_line
+from pate.accounting.ledger.data_ledger import budget_line
 from pate.cli.tables import wide_console
 from pate.datasets import data_root as default_root
 from pate.pipeline.runner import Run

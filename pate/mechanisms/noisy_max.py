@@ -11,7 +11,7 @@ from scipy.special import ndtr
 
 from pate._validate import check_whole
 from pate.accounting import Event
-from pate.accounting.plurality import as_counts
+from pate.accounting.vote_counts import as_counts
 from pate.errors import InvalidInput
 from pate.mechanisms.mechanism import (
     FloatArray,

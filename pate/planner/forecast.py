@@ -16,9 +16,9 @@ from pate.accounting import (
     ReleasePlan,
     sanitise,
 )
-from pate.accounting.numerics import FloatArray
+from pate.accounting.ledger.terms import moment_for
+from pate.accounting.moments import FloatArray
 from pate.accounting.smooth import SensitiveCost
-from pate.accounting.terms import moment_for
 from pate.errors import ConditionsFail, InvalidInput
 from pate.mechanisms import AggregateSpec, Mechanism, Plan, make_mechanism, plan_caps
 from pate.planner.noise import Budget

@@ -17,8 +17,7 @@ import numpy as np
 
 from pate._validate import check_delta
 from pate.accounting import Conversion
-from pate.accounting.moments import DEFAULT_MOMENTS, log_moment_at
-from pate.accounting.numerics import FloatArray
+from pate.accounting.moments import DEFAULT_MOMENTS, FloatArray, log_moment_at
 from pate.errors import InvalidInput
 from pate.mechanisms import Mechanism
 

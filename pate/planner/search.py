@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from pate.accounting.numerics import FloatArray
+from pate.accounting.moments import FloatArray
 from pate.mechanisms import MECHANISMS, AggregateSpec, Mechanism
 from pate.mechanisms.mechanism import IntArray
 from pate.planner.forecast import evenness, expected_answers, useful_labels

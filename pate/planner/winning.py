@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pate.accounting.numerics import FloatArray
+from pate.accounting.moments import FloatArray
 from pate.mechanisms.noisy_max import gaussian_win_chances
 from pate.planner.profile import Profile
 

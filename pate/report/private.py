@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from pate.accounting import Conversion
 from pate.mechanisms import make_mechanism
+from pate.metrics import Share
 from pate.pipeline.runner import Run
 from pate.report.curves import shown_queries
 from pate.report.facts import Figure
-from pate.shares import Share
 
 _BINS = 20
 _POINTS = 30  # a prefix of the votes is costed for each

@@ -34,7 +34,7 @@ LAYERS = [
     ["students", "testing"],
     ["partition", "teachers", "mechanisms", "encoders", "datasets"],
     ["artifacts", "console", "engines", "neighbours", "plugins", "recipes", "vision", "votes"],
-    ["accounting", "devices", "randomness", "shares", "untrusted"],
+    ["accounting", "devices", "randomness", "metrics", "untrusted"],
     ["_files", "_format", "_validate", "silence"],
     ["errors"],
 ]

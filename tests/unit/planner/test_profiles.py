@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pate.accounting.numerics import FloatArray
+from pate.accounting.moments import FloatArray
 from pate.errors import InvalidInput
 from pate.mechanisms import LaplaceNoisyMax
 from pate.planner.profile import Profile
