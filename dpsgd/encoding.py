@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsgd.recipe import FeaturesSpec
-from pate.encoders import Chain, EncoderSpec, fit_encoder, load_encoder, save_encoder
+from pate.encoders.chain import Chain, fit_encoder, load_encoder, save_encoder
+from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput
 
 _FITTED = (

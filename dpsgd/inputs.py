@@ -18,8 +18,8 @@ from dpsgd.models import call_with
 from dpsgd.pca import PrivatePCA
 from dpsgd.public import encode
 from dpsgd.recipe import FeaturesSpec, Recipe
-from pate.datasets import Splits, Table
-from pate.encoders import Chain
+from pate.datasets.table import Splits, Table
+from pate.encoders.chain import Chain
 from pate.errors import InvalidInput
 from pate.plugins import resolve
 from pate.untrusted import run_untrusted

@@ -39,7 +39,7 @@ from dpsgd.workplace import (
 )
 from pate.accounting import Guarantee, Ledger, event_to_json
 from pate.artifacts import Level, Store
-from pate.datasets import load
+from pate.datasets.loading import load
 from pate.errors import BudgetExceeded, InvalidInput, ReleaseConflict, SpendNeeded
 from pate.silence import Aloud
 from pate.untrusted import contained, run_untrusted

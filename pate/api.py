@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pate.pipeline.runner import Run as PipelineRun
     from pate.pipeline.stage import Options
     from pate.planner.planning import Planned
-    from pate.teachers import Teacher
+    from pate.teachers.protocol import Teacher
 
 Settings = Mapping[str, Any] | Sequence[str] | None
 PathLike = str | os.PathLike[str]
@@ -66,7 +66,7 @@ def make_options(
     report : callable, optional
         Receives one line for each stage. By default ``print`` if ``verbose``.
     """
-    from pate.datasets import data_root as default_root
+    from pate.datasets.catalogue import data_root as default_root
     from pate.engines import make_engine, terminal_progress
     from pate.engines.on_ray.session import sweep_leftovers
     from pate.pipeline.stage import Options
@@ -202,7 +202,7 @@ class Run:
     @property
     def student(self) -> Teacher:
         """The trained student: ``predict`` returns class numbers."""
-        from pate.teachers import load
+        from pate.teachers.persist import load
 
         made, recipe = self._pipeline.artifact("distill"), self._pipeline.recipe
         return load(
@@ -435,7 +435,7 @@ def plan(
     >>> planned.proposal.best.plan.guarantee.epsilon <= 2.0
     True
     """
-    from pate.datasets import data_root as default_root
+    from pate.datasets.catalogue import data_root as default_root
     from pate.pipeline.recipe import Recipe
     from pate.planner.noise import Budget
     from pate.planner.planning import Request

@@ -23,12 +23,13 @@ from pate._validate import check_whole
 from pate.accounting import Neighbours
 from pate.datasets.table import Table, record_ids
 from pate.engines.progress import Progress, terminal_progress
-from pate.errors import InvalidInput, PateError
+from pate.errors import InvalidInput, PateError, TeacherError
 from pate.partition import PartitionSpec, partition
 from pate.students.spec import NETWORKS
-from pate.teachers import Teacher, TeacherError, alike, predict_many_labels, seed_for, train_many
 from pate.teachers.adapters import build, is_sklearn, is_torch_module, make
-from pate.teachers.spec import ModelSpec, TeachersSpec, Training
+from pate.teachers.families import group_families, predict_many_labels, train_many
+from pate.teachers.protocol import Teacher
+from pate.teachers.spec import ModelSpec, TeachersSpec, Training, seed_for
 from pate.votes import Votes
 
 _GROUP = 32  # teachers trained together: a public number, so rounding does not depend on n_jobs
@@ -538,7 +539,7 @@ def _families(teachers: Sequence[Teacher | None]) -> Iterator[list[int]]:
     Guarantees:
         An empty shard or a failure changes no shape, so it does not change how the others round.
     """
-    for places in alike(teachers):
+    for places in group_families(teachers):
         if hasattr(teachers[places[0]], "fit_many") and len(places) == sum(
             each is not None for each in teachers
         ):

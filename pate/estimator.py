@@ -23,10 +23,10 @@ from pate.ensemble import Model, Records, encode_labels, is_frame, train_teacher
 from pate.errors import InvalidInput
 from pate.mechanisms import Mechanism
 from pate.randomness import Randomness
-from pate.students import StudentData, StudentSpec, train_student
-from pate.students.train import METHODS
-from pate.teachers import predict_labels
-from pate.teachers.protocol import probabilities
+from pate.students.data import StudentData
+from pate.students.spec import StudentSpec
+from pate.students.train import METHODS, train_student
+from pate.teachers.protocol import predict_labels, probabilities
 
 if TYPE_CHECKING:
     from pate.accounting import Ledger

@@ -47,7 +47,7 @@ def train(
     """Trains a recipe; what is done already is not done again."""
     global _under_way
     from dpsgd.recipe import Recipe
-    from pate.datasets import data_root as default_root
+    from pate.datasets.catalogue import data_root as default_root
     from pate.errors import InvalidInput
     from pate.recipes.read import read_recipe
 

@@ -12,7 +12,7 @@ from pate._format import format_epsilon
 from pate.accounting import Ledger
 from pate.accounting.ledger.data_ledger import budget_line
 from pate.cli.tables import wide_console
-from pate.datasets import data_root as default_root
+from pate.datasets.catalogue import data_root as default_root
 from pate.pipeline.runner import Run
 from pate.pipeline.spending import ledger_path, open_ledger
 from pate.report.tuning import tuning_told

@@ -12,7 +12,7 @@ from pate._format import format_epsilon
 from pate.accounting.ledger.data_ledger import budget_line
 from pate.accounting.ledger.study_costs import led_to
 from pate.cli.fitting import Column, fitted_table
-from pate.datasets import data_root as default_root
+from pate.datasets.catalogue import data_root as default_root
 from pate.pipeline.spending import open_ledger
 from pate.sweep.values import as_setting
 

@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 from pate.accounting import draw_tries
 from pate.artifacts import Artifact, Level, Store, fingerprint
 from pate.devices import use_first
-from pate.errors import PateError
+from pate.errors import OutOfMemory, PateError
 from pate.mechanisms import Plan
 from pate.pipeline.recipe import SelectionSpec
 from pate.pipeline.stage import Context, Options
 from pate.silence import silence
 from pate.stages.drawing import chooser_of, draw, noise, save_answer
 from pate.stages.features import as_student_sees, graph_features, student_inputs
-from pate.students import StudentData, train_student
-from pate.teachers import predict_labels
-from pate.teachers.errors import OutOfMemory
+from pate.students.data import StudentData
+from pate.students.train import train_student
+from pate.teachers.protocol import predict_labels
 
 _COURSE, _TRY, _SCORE = "selection-course", "selection-try", "selection-score"
 _FAILED = -1.0  # the score of a try without a student: below all others

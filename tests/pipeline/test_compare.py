@@ -162,10 +162,12 @@ def test_what_needs_no_epsilon_is_beside_it(made):
 
 def test_true_labels_are_those_of_the_inputs_that_were_asked_about(made):
     """The figure is that of a student trained here, on what the split itself says."""
-    from pate.datasets import DataSpec, load
-    from pate.students import StudentData, train_student
+    from pate.datasets.loading import load
+    from pate.datasets.spec import DataSpec
+    from pate.students.data import StudentData
     from pate.students.spec import StudentSpec
-    from pate.teachers import predict_labels
+    from pate.students.train import train_student
+    from pate.teachers.protocol import predict_labels
 
     splits = load(DataSpec(name="digits", public=100, test=100), root=made.folder / "data")
     asked = {tuple(np.load(path)) for path in made.place.glob("released/aggregate/*/asked.npy")}

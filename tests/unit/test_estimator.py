@@ -17,8 +17,7 @@ from sklearn.utils.estimator_checks import check_estimator
 import pate
 from pate.accounting import compose
 from pate.accounting.guarantee import Neighbours
-from pate.errors import BudgetExceeded, InvalidInput
-from pate.teachers import TeacherError
+from pate.errors import BudgetExceeded, InvalidInput, TeacherError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(600, 3))

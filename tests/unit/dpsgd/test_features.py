@@ -16,8 +16,10 @@ from dpsgd.models import build_model, linear
 from dpsgd.recipe import FeaturesSpec, ModelSpec, Recipe
 from dpsgd.run_plan import plan_run
 from dpsgd.training import Options, train
-from pate.datasets import Splits, Table, load
-from pate.encoders import EncoderSpec, fit_encoder, load_encoder
+from pate.datasets.loading import load
+from pate.datasets.table import Splits, Table
+from pate.encoders.chain import fit_encoder, load_encoder
+from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput
 from pate.recipes.read import read_recipe
 

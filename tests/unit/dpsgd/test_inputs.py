@@ -7,7 +7,7 @@ import pytest
 
 from dpsgd.inputs import prepare
 from dpsgd.recipe import Recipe
-from pate.datasets import Splits, Table
+from pate.datasets.table import Splits, Table
 from pate.errors import InvalidInput
 
 TERMS = {"dimension": 3, "noise_multiplier": 2.0, "sample_rate": 0.9, "whiten": 0.5}

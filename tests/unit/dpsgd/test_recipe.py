@@ -16,7 +16,7 @@ from dpsgd.recipe import ModelSpec, Recipe, TrainingSpec
 from dpsgd.run_plan import plan_run
 from dpsgd.schedules import Constant, Linear
 from pate.accounting import Repeated, SampledGaussian, compose
-from pate.datasets import Splits, Table
+from pate.datasets.table import Splits, Table
 from pate.errors import InvalidInput
 from pate.recipes.read import read_recipe, shipped_recipes
 

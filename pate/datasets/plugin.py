@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.datasets.part import Part, to_names, to_numbers
+from pate.datasets.parts import Part, to_names, to_numbers
 from pate.datasets.table import Splits, Table
 from pate.errors import InvalidInput
 from pate.untrusted import run_untrusted

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.datasets.part import Part, Wanted, missing_column, to_names, to_numbers
+from pate.datasets.parts import Part, Wanted, missing_column, to_names, to_numbers
 from pate.errors import InvalidInput
 
 
