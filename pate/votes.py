@@ -1,30 +1,86 @@
-"""Vote files: counts of teachers for each class, or the predictions behind them."""
+"""Votes of teachers, and files of them: counts for each class, or the predictions behind them."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from pate._validate import check_whole
 from pate.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Votes:
-    """How many teachers voted for each class, query by query. PRIVATE."""
+    """The number of teachers that voted for each class, query by query. PRIVATE.
 
-    counts: NDArray[np.int64]  # (queries, classes)
+    Parameters
+    ----------
+    counts : ndarray of int64
+        One row for each query, one column for each class.
+
+    Examples
+    --------
+    Counts from the predictions of three teachers on two inputs:
+
+    >>> votes = Votes.from_labels([[0, 2], [0, 1], [1, 2]], classes=3)
+    >>> votes.counts
+    array([[2, 1, 0],
+           [0, 1, 2]])
+    >>> votes.queries, votes.classes, votes.teachers
+    (2, 3, 3)
+    """
+
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def from_labels(cls, labels: ArrayLike, *, classes: int) -> Self:
+        """Count the predictions of teachers.
+
+        Parameters
+        ----------
+        labels : array_like of int
+            The predictions, (teachers, queries), as class numbers from 0; −1 is an abstention.
+        classes : int
+            The number of classes there are, also of those that no teacher voted for: an ε that
+            is worked out from votes counts them, and leaving one out makes it too small.
+
+        Returns
+        -------
+        Votes
+            The counts, (queries, classes).
+
+        Raises
+        ------
+        InvalidInput
+            If the labels are not a table of whole numbers from −1 to ``classes`` − 1.
+        """
+        table = np.asarray(labels)
+        if table.ndim != 2 or table.dtype.kind not in "iu":
+            raise InvalidInput(
+                f"labels have shape {table.shape} and kind {table.dtype}; they must be whole "
+                "numbers, (teachers, queries)"
+            )
+        width = check_whole("classes", classes, least=2)
+        if table.size and not -1 <= int(table.min()) <= int(table.max()) < width:
+            raise InvalidInput(
+                f"a label is not among the {width} classes; give class numbers from 0 to "
+                f"{width - 1}, and -1 for an abstention"
+            )
+        return cls(counts=_count(table.astype(np.int64), width))
 
     @property
     def queries(self) -> int:
+        """The number of queries."""
         return int(self.counts.shape[0])
 
     @property
     def classes(self) -> int:
+        """The number of classes."""
         return int(self.counts.shape[1])
 
     @property
@@ -33,7 +89,7 @@ class Votes:
         return int(self.counts.sum(axis=1).max())
 
     def first(self, queries: int | None) -> Votes:
-        """The first ``queries`` queries; all of them if None."""
+        """Return the first ``queries`` queries; all of them if None."""
         if queries is None:
             return self
         if not 1 <= queries <= self.queries:
@@ -44,9 +100,9 @@ class Votes:
 def read_counts(
     path: str | os.PathLike[str], *, abstentions: bool = False, certain: bool = False
 ) -> Votes:
-    """Counts, (queries, classes), from a ``.npy`` file.
+    """Read counts, (queries, classes), from a ``.npy`` file.
 
-    ``certain`` says that the file holds counts where it could also be read as labels.
+    ``certain`` states that the file holds counts where it could also be read as labels.
     """
     table = _whole_numbers(load_table(path), path)
     if table.min() < 0:
@@ -72,7 +128,7 @@ def read_counts(
 def read_labels(
     path: str | os.PathLike[str], *, classes: int | None = None, abstentions: bool = False
 ) -> Votes:
-    """Counts from a ``.npy`` file of labels, (teachers, queries); −1 is an abstention.
+    """Read counts from a ``.npy`` file of labels, (teachers, queries); −1 is an abstention.
 
     Without ``classes`` their number is taken from the largest label. Give it where classes exist
     that no teacher voted for: they count, and leaving them out makes ε too small.
@@ -88,14 +144,19 @@ def read_labels(
     queries = labels.shape[1]
     if width > 1 << 20 or queries * width > 1 << 28:
         raise InvalidInput(f"{path} holds labels too large to be class numbers")
-    cast = labels >= 0
-    cells = (np.arange(queries) * width + labels)[cast]
-    counts = np.bincount(cells, minlength=queries * width).reshape(queries, width)
-    return Votes(counts=counts.astype(np.int64, copy=False))
+    return Votes(counts=_count(labels, width))
+
+
+def _count(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """Return the votes of each class on each query; negative labels are abstentions."""
+    queries = labels.shape[1]
+    cells = (np.arange(queries) * classes + labels)[labels >= 0]
+    counts = np.bincount(cells, minlength=queries * classes).reshape(queries, classes)
+    return counts.astype(np.int64, copy=False)
 
 
 def _could_be_labels(table: NDArray[np.int64]) -> bool:
-    """Whether counts with equal totals would also pass for teachers that agree on everything.
+    """Return whether counts with equal totals would also pass for teachers that always agree.
 
     Read as labels, every value is a class below the number of columns, and they are not nearly
     all zero.
@@ -105,7 +166,7 @@ def _could_be_labels(table: NDArray[np.int64]) -> bool:
 
 
 def load_table(path: str | os.PathLike[str]) -> NDArray[Any]:
-    """A table of numbers from a ``.npy`` file, memory-mapped; never unpickles."""
+    """Return a table of numbers from a ``.npy`` file, memory-mapped; never unpickles."""
     place = Path(path)
     if not place.is_file():
         raise InvalidInput(f"there is no vote file at {path}")

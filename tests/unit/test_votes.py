@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pate.errors import InvalidInput
-from pate.votes import read_counts, read_labels
+from pate.votes import Votes, read_counts, read_labels
 
 COUNTS = np.array([[240, 5, 5], [130, 100, 20], [0, 0, 250]])
 
@@ -157,3 +157,27 @@ def test_first_queries(save):
     for wrong in (0, 4):
         with pytest.raises(InvalidInput):
             votes.first(wrong)
+
+
+def test_labels_are_counted_and_abstentions_are_not():
+    labels = [[0, 2, -1], [0, 1, -1], [1, 2, 0]]
+    votes = Votes.from_labels(labels, classes=4)
+    assert votes.counts.tolist() == [[2, 1, 0, 0], [0, 1, 2, 0], [1, 0, 0, 0]]
+    assert votes.counts.dtype == np.int64
+    assert Votes.from_labels(np.empty((3, 0), dtype=int), classes=2).queries == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "message"),
+    [
+        ([0, 1], 2, "teachers, queries"),
+        ([[0.0, 1.0]], 2, "whole"),
+        ([[True, False]], 2, "whole"),
+        ([[0, 5]], 5, "from 0 to 4"),
+        ([[-2, 0]], 3, "-1 for an abstention"),
+        ([[0, 0]], 1, "classes is 1"),
+    ],
+)
+def test_what_is_not_labels_is_refused(labels, classes, message):
+    with pytest.raises(InvalidInput, match=message):
+        Votes.from_labels(labels, classes=classes)
