@@ -88,7 +88,12 @@ def test_the_first_source_that_verifies_wins(toy, tmp_path):
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == CONTENT
     assert left_in(tmp_path / "new" / "root") == ["Toy"]
     told = "\n".join(said)
-    for words in ("a: out of reach", "one has the wrong digest", "two.gz is damaged", "two is not"):
+    for words in (
+        "a: out of reach",
+        "one has the wrong digest",
+        "two.gz is damaged",
+        "two is missing",
+    ):
         assert words in told
     assert all("\n" not in line for line in said)
 
