@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -110,6 +111,7 @@ def train_student(
     folder: Path | None = None,
     progress: Show | None = None,
     private: bool = False,
+    factory: Callable[..., Any] | None = None,
 ) -> Teacher:
     """Train a student by the method that its section names.
 
@@ -130,6 +132,8 @@ def train_student(
         Called with a title, the total and the steps done; returns a context with ``advance``.
     private : bool
         For a reference model fitted to private records, which is no student.
+    factory : callable, optional
+        Makes the untrained model, in place of ``spec.model``.
 
     Returns
     -------
@@ -157,6 +161,7 @@ def train_student(
         identity=identity,
         show=progress,
         private=private,
+        factory=factory,
     )
     try:
         trained: Teacher = guarded(
