@@ -244,8 +244,8 @@ def prepare_run(
     from pate.pipeline.runner import Run as PipelineRun
     from pate.recipes.read import read_recipe
     from pate.stages.catalogue import STAGES
-    from pate.stages.paid import require_paid
-    from pate.stages.selected import require_made
+    from pate.stages.exactly_once import require_paid
+    from pate.stages.selection import require_made
 
     name, checked = read_recipe(recipe, as_settings(set), Recipe)
     made = PipelineRun(
@@ -340,7 +340,7 @@ def open_run(
     Run
         The run.
     """
-    from pate.stages.opening import open_run as opened
+    from pate.stages.catalogue import open_run as opened
 
     return Run(
         opened(

@@ -136,7 +136,7 @@ def _show(result: Sweep, options: Options, *, recipe: str, settings: Sequence[st
     from rich.console import Console
 
     from pate.accounting.ledger.data_ledger import budget_line
-    from pate.pipeline.spending import open_ledger
+    from pate.pipeline.ledger import open_ledger
 
     console = Console(
         width=None if Console().is_terminal else _WIDTH, markup=False, highlight=False
