@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate._validate import check_whole
 from pate.errors import InvalidInput
 
 
@@ -25,53 +24,12 @@ class Votes:
 
     Examples
     --------
-    Counts from the predictions of three teachers on two inputs:
-
-    >>> votes = Votes.from_labels([[0, 2], [0, 1], [1, 2]], classes=3)
-    >>> votes.counts
-    array([[2, 1, 0],
-           [0, 1, 2]])
+    >>> votes = Votes(counts=np.array([[240, 5, 5], [130, 100, 20]]))
     >>> votes.queries, votes.classes, votes.teachers
-    (2, 3, 3)
+    (2, 3, 250)
     """
 
     counts: NDArray[np.int64]
-
-    @classmethod
-    def from_labels(cls, labels: ArrayLike, *, classes: int) -> Self:
-        """Count the predictions of teachers.
-
-        Parameters
-        ----------
-        labels : array_like of int
-            The predictions, (teachers, queries), as class numbers from 0; −1 is an abstention.
-        classes : int
-            The number of classes there are, also of those that no teacher voted for: an ε that
-            is worked out from votes counts them, and leaving one out makes it too small.
-
-        Returns
-        -------
-        Votes
-            The counts, (queries, classes).
-
-        Raises
-        ------
-        InvalidInput
-            If the labels are not a table of whole numbers from −1 to ``classes`` − 1.
-        """
-        table = np.asarray(labels)
-        if table.ndim != 2 or table.dtype.kind not in "iu":
-            raise InvalidInput(
-                f"labels have shape {table.shape} and kind {table.dtype}; they must be whole "
-                "numbers, (teachers, queries)"
-            )
-        width = check_whole("classes", classes, least=2)
-        if table.size and not -1 <= int(table.min()) <= int(table.max()) < width:
-            raise InvalidInput(
-                f"a label is not among the {width} classes; give class numbers from 0 to "
-                f"{width - 1}, and -1 for an abstention"
-            )
-        return cls(counts=_count(table.astype(np.int64), width))
 
     @property
     def queries(self) -> int:
@@ -87,6 +45,45 @@ class Votes:
     def teachers(self) -> int:
         """The most votes cast on any query: all teachers, where none abstains."""
         return int(self.counts.sum(axis=1).max())
+
+    @classmethod
+    def from_labels(
+        cls, labels: ArrayLike, *, classes: int | None = None, abstentions: bool = False
+    ) -> Votes:
+        """Count the predictions of teachers.
+
+        Parameters
+        ----------
+        labels : array-like of shape (teachers, queries)
+            The class that each teacher predicts for each query, 0 … classes − 1.
+        classes : int, optional
+            The number of classes that exist. By default the largest label decides. Give it where classes
+            exist that no teacher voted for: they count, and leaving them out makes ε too small.
+        abstentions : bool
+            Allow −1, a teacher that casts no vote.
+
+        Returns
+        -------
+        Votes
+            The counts. PRIVATE.
+
+        Raises
+        ------
+        InvalidInput
+            If the labels are not a table of whole numbers, or one is not a class.
+
+        Examples
+        --------
+        >>> Votes.from_labels([[0, 2], [0, 1], [1, 2]], classes=3).counts
+        array([[2, 1, 0],
+               [0, 1, 2]])
+        """
+        table = np.asarray(labels)
+        if table.ndim != 2 or table.size == 0:
+            raise InvalidInput(
+                f"labels have shape {table.shape}; give a table with a row for each teacher"
+            )
+        return _count(_whole_numbers(table, "labels"), "labels", classes, abstentions)
 
     def first(self, queries: int | None) -> Votes:
         """Return the first ``queries`` queries; all of them if None."""
@@ -133,26 +130,30 @@ def read_labels(
     Without ``classes`` their number is taken from the largest label. Give it where classes exist
     that no teacher voted for: they count, and leaving them out makes ε too small.
     """
-    labels = _whole_numbers(load_table(path), path)
+    return _count(_whole_numbers(load_table(path), path), path, classes, abstentions)
+
+
+def _count(
+    labels: NDArray[np.int64],
+    name: str | os.PathLike[str],
+    classes: int | None,
+    abstentions: bool,
+) -> Votes:
+    """Count labels (teachers, queries); ``name`` is the file or argument for messages."""
     if labels.min() < (-1 if abstentions else 0):
         raise InvalidInput(
-            f"{path} holds a negative label; if it means abstention add --abstentions"
+            f"{name} holds a negative label; if it means abstention add --abstentions"
         )
     width = max(2, int(labels.max()) + 1) if classes is None else classes
     if width <= labels.max():
-        raise InvalidInput(f"{path} holds a label beyond the {width} classes given")
+        raise InvalidInput(f"{name} holds a label beyond the {width} classes given")
     queries = labels.shape[1]
     if width > 1 << 20 or queries * width > 1 << 28:
-        raise InvalidInput(f"{path} holds labels too large to be class numbers")
-    return Votes(counts=_count(labels, width))
-
-
-def _count(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """Return the votes of each class on each query; negative labels are abstentions."""
-    queries = labels.shape[1]
-    cells = (np.arange(queries) * classes + labels)[labels >= 0]
-    counts = np.bincount(cells, minlength=queries * classes).reshape(queries, classes)
-    return counts.astype(np.int64, copy=False)
+        raise InvalidInput(f"{name} holds labels too large to be class numbers")
+    cast = labels >= 0
+    cells = (np.arange(queries) * width + labels)[cast]
+    counts = np.bincount(cells, minlength=queries * width).reshape(queries, width)
+    return Votes(counts=counts.astype(np.int64, copy=False))
 
 
 def _could_be_labels(table: NDArray[np.int64]) -> bool:
