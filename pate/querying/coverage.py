@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.errors import InvalidInput
-from pate.neighbours import directions, nearest
+from pate.nearest_neighbours import directions, nearest
 
 NEIGHBOURS = 100  # that an input can stand for, besides those it is a neighbour of
 _SAME = 1e-6  # a squared distance below this is rounding

@@ -28,7 +28,7 @@ from pate._format import describe_neighbours
 from pate.accounting import Event, Guarantee, Ledger, Neighbours, compose
 from pate.accounting.events import relation_of, tally
 from pate.accounting.ledger.data_ledger import open_data_ledger
-from pate.accounting.ledger.study_costs import NOT_PLANNED, WholeStudy, whole_study
+from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost, total_study_cost
 from pate.artifacts import Level
 from pate.artifacts.manifest import MANIFEST
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, SpendNeeded
@@ -77,7 +77,7 @@ class Comparison:
     recipe: CompareRecipe
     folder: Path
     rows: tuple[ComparisonRow, ...]
-    cost: WholeStudy
+    cost: TotalStudyCost
     notes: tuple[str, ...]
     seeded: bool
 
@@ -221,7 +221,7 @@ class CompareRuns:
         assert self.options.study is not None
         return self.options.study
 
-    def execute(self) -> tuple[list[FinishedPoint], WholeStudy]:
+    def execute(self) -> tuple[list[FinishedPoint], TotalStudyCost]:
         """Run what is not done; return all points, and what they cost by the ledgers."""
         points, protects = self._planned()
         ledgers = Ledgers.of(
@@ -311,11 +311,11 @@ class CompareRuns:
             cost = ledgers.cost(pate, dpsgd, points=points, unpaid=unpaid, untrained=untrained)
             self._announce(cost, budget_in_words(pate), budget_in_words(dpsgd))
 
-    def _announce(self, cost: WholeStudy, for_pate: str, for_dpsgd: str) -> None:
+    def _announce(self, cost: TotalStudyCost, for_pate: str, for_dpsgd: str) -> None:
         say = self.options.say
-        say(f"PATE: at most {cost.here.told(why=False)} ({for_pate})")
+        say(f"PATE: at most {cost.here.describe(why=False)} ({for_pate})")
         if cost.other is not None:
-            say(f"DP-SGD: at most {cost.other.told(why=False)} ({for_dpsgd})")
+            say(f"DP-SGD: at most {cost.other.describe(why=False)} ({for_dpsgd})")
         say(f"both, which a table of all of them costs: at most {cost_in_words(cost.together)}")
         if not cost.in_advance:
             say(
@@ -472,9 +472,9 @@ class Ledgers:
         points: Sequence[ComparePoint],
         unpaid: Sequence[ComparePoint] = (),
         untrained: Sequence[ComparePoint] = (),
-    ) -> WholeStudy:
+    ) -> TotalStudyCost:
         """Return the cost of the study by both ledgers, with ``unpaid`` and ``untrained``."""
-        return whole_study(
+        return total_study_cost(
             pate,
             dpsgd,
             self.tag,
@@ -501,9 +501,9 @@ def _require_room(
         return  # it will be created without a budget
     with Ledger.open(path) as ledger:
         try:
-            ledger.require_room(events, records=records, beside=beside)
+            ledger.require_room(events, records=records, sibling_events=beside)
         except BudgetExceeded as error:
-            raise error.saying(
+            raise error.with_reason(
                 f"what {method} is to release here would bring ε in {path} to "
                 f"{error.needed:.6g}, past the budget of {error.budget:.6g} (spent "
                 f"{error.spent:.6g}); nothing was charged: compare at fewer or smaller ε, or with "

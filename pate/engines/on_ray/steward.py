@@ -31,7 +31,7 @@ from pate.engines.task import Report
 from pate.engines.worker import READY
 from pate.engines.worker_pool import WorkerProcess
 from pate.errors import PateError
-from pate.untrusted import forbid_core_dumps, shown
+from pate.untrusted import describe_error, forbid_core_dumps
 
 SWEEP_SECONDS = 30.0  # how often a steward looks for what others left
 START_SECONDS = 120.0  # for a worker to come up, on a busy machine
@@ -97,11 +97,11 @@ def run_errand(key: bytes, sealed: Any, *shared: Any) -> Any:
             )
         returned = _steward().run(errand, shared)
     except TaskFolderError as error:
-        returned = Return(report=Report(error=shown(error)).encode(), lost=True, stop=True)
+        returned = Return(report=Report(error=describe_error(error)).encode(), lost=True, stop=True)
     except PateError as error:
-        returned = Return(report=Report(error=shown(error)).encode(), stop=True)
+        returned = Return(report=Report(error=describe_error(error)).encode(), stop=True)
     except Exception as error:
-        words = f"PateError: a Ray worker could not prepare its task ({shown(error)})"
+        words = f"PateError: a Ray worker could not prepare its task ({describe_error(error)})"
         returned = Return(report=Report(error=words).encode(), lost=True, stop=True)
     return seal(returned, key)
 
