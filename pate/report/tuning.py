@@ -135,6 +135,7 @@ def _earlier_releases(run: Run, ledger: Ledger) -> int:
 
 def _seeded_releases(run: Run) -> int:
     from pate.accounting import Ledger
+    from pate.accounting.ledger.data_set import sibling_ledger
     from pate.pipeline.ledger import ledger_path
 
     if run.options.insecure_seed is not None:  # this run is not private anyhow, and says so
