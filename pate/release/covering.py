@@ -74,7 +74,7 @@ def require_own_choice(finished: Finished, *, chosen_beforehand: bool) -> list[s
     if not chosen_beforehand:
         told = ", and ".join(
             f"one of {each.releases} release{'s' * (each.releases > 1)} of the study "
-            f"“{each.here.name}”, or has the settings of one, which cost {each.told()}"
+            f"“{each.here.name}”, or has the settings of one, which cost {each.describe()}"
             for each in studies
         )
         raise InvalidInput(
