@@ -57,7 +57,7 @@ class Votes:
         labels : array-like of shape (teachers, queries)
             The class that each teacher predicts for each query, 0 … classes − 1.
         classes : int, optional
-            The number of classes that exist. By default the largest label decides. Give it where classes
+            The number of classes. By default the largest label decides. Give it where classes
             exist that no teacher voted for: they count, and leaving them out makes ε too small.
         abstentions : bool
             Allow −1, a teacher that casts no vote.
