@@ -1,7 +1,7 @@
-"""What only the owner of the data may see: raw votes in sum, the data-dependent ε, the reference.
+"""Facts for the owner of the data alone: raw votes in sum, the data-dependent ε, the reference.
 
-Nothing here is ever on the public page. The page that shows it says so on every sheet, and its file
-can be read by its owner only.
+Nothing here is ever on the public page. The page that shows it is stamped on every sheet, and its
+file can be read by its owner only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pate.accounting import Conversion, LogMoments, confident_total, gaussian_to
 from pate.mechanisms.spec import AggregateSpec
 from pate.pipeline.runner import Run
 from pate.report.curves import shown_queries
-from pate.report.facts import Figure
+from pate.report.facts import Cost
 from pate.shares import Share
 
 _BINS = 20
@@ -26,26 +26,26 @@ _POINTS = 30  # a prefix of the votes is costed for each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateFacts:
-    """PRIVATE, all of it."""
+    """The content of the private panels. All of it is PRIVATE."""
 
-    dependent: Figure | None  # worked out from the votes; None of settings chosen privately
+    dependent: Cost | None  # worked out from the votes; None of settings chosen privately
     dependent_queries: tuple[int, ...]
     dependent_curve: tuple[float, ...]  # empty for an interactive release
-    reading: Figure  # of what was answered; not fixed in advance, so no guarantee
+    reading: Cost  # of what was answered; not fixed in advance, so no guarantee
     winners: tuple[int, ...]  # queries by the share of teachers that voted for the winner
     reference: Share | None  # the student's model on the private labels themselves
     shards: Mapping[str, int]
 
 
 def gather_private(run: Run) -> PrivateFacts:
-    """Opens what is PRIVATE, for the eyes of the data's owner."""
+    """Return the private facts of a run, for the owner of the data."""
     recipe = run.recipe
     conversion = Conversion(recipe.privacy.conversion)
-    figures = run.artifact("account-private").json("guarantees.json")
-    dependent = None if recipe.selection is not None else _figure(figures[conversion.value])
+    costs_private = run.artifact("account-private").json("guarantees.json")
+    dependent = None if recipe.selection is not None else Cost.of(costs_private[conversion.value])
     costs = run.artifact("account").json("guarantees.json")
     counts, answered, teachers = _votes(run)
-    # One try's cost says nothing of a choice among several: then there is no curve either.
+    # The cost of one try is not that of a choice among several: then there is no curve either.
     steps = shown_queries(len(counts), _POINTS) if len(counts) and dependent is not None else ()
     follows = recipe.aggregate.cost_follows_answers
     fixed = [dependent.moment] if dependent is not None and follows else None
@@ -53,7 +53,7 @@ def gather_private(run: Run) -> PrivateFacts:
     reference = None
     if recipe.evaluate.reference:
         found = run.artifact("evaluate-reference").json("evaluation.json")["reference"]
-        reference = Share(**found)
+        reference = Share.of(found)
     return PrivateFacts(
         dependent=dependent,
         dependent_queries=steps,
@@ -62,7 +62,7 @@ def gather_private(run: Run) -> PrivateFacts:
             for total in totals
             if total is not None
         ),
-        reading=_figure(costs["odometer"][conversion.value]),
+        reading=Cost.of(costs["odometer"][conversion.value]),
         winners=_winners(counts, teachers),
         reference=reference,
         shards=run.artifact("partition").json("report.json"),
@@ -70,7 +70,7 @@ def gather_private(run: Run) -> PrivateFacts:
 
 
 def _votes(run: Run) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:
-    """Counts of the queries that were asked, in that order, and which of them were answered."""
+    """Return the counts of the queries asked, in order, which were answered, and the teachers."""
     votes, released = run.artifact("vote"), run.artifact("aggregate")
     asked = np.array(released.array("asked.npy"))
     counts = votes.array("counts.npy")[asked].astype(np.int64)
@@ -100,17 +100,13 @@ def _total(
 
 
 def _winners(counts: NDArray[np.int64], teachers: int) -> tuple[int, ...]:
-    """How many queries had a winner with 0 … 5 %, 5 … 10 % … of the teachers.
+    """Count the queries whose winner had 0 … 5 %, 5 … 10 % … of the teachers.
 
     >>> _winners(np.array([[9, 1], [10, 0], [5, 5]]), 10)[-3:]
     (0, 1, 1)
     """
     bins = np.minimum(counts.max(axis=1, initial=0) * _BINS // teachers, _BINS - 1)
     return tuple(np.bincount(bins, minlength=_BINS).tolist())
-
-
-def _figure(figure: Mapping[str, Any]) -> Figure:
-    return Figure(**{key: figure[key] for key in ("epsilon", "delta", "moment", "conversion")})
 
 
 def _set(value: float | None) -> float:

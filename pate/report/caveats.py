@@ -1,8 +1,8 @@
-"""Traces of settings that were tuned on the private data, and what no ε says of them.
+"""Caveats of a run's ε: traces of tuning on the private data, and the scope of a sanitised ε.
 
-A run's ε holds for settings that were chosen without a look at the data (``pate plan`` does it so).
-What a person looked at cannot be known; what left a trace can, and ``pate run`` and the report
-say it.
+A run's ε holds for settings that were chosen without a look at the data, as ``pate plan`` does it.
+What a person looked at cannot be known; what left a trace can, and ``pate run``, the report and the
+model card show it.
 """
 
 from __future__ import annotations
@@ -14,54 +14,55 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pate.accounting import Ledger, Neighbours
     from pate.accounting.together import WholeStudy
+    from pate.mechanisms.spec import AggregateSpec
     from pate.pipeline.runner import Run
 
-LOOKS = "votes-looked-at.jsonl"  # beside the private artifacts of a run
+LOOKS = "votes-looked-at.jsonl"  # a line for each look at a run's votes, in its private folder
 
 
-def tuning_told(run: Run, ledger: Ledger) -> list[str]:
-    """A sentence for each trace of tuning that this run's own ε does not cover.
+def tuning_caveats(run: Run, ledger: Ledger) -> list[str]:
+    """Return a sentence for each trace of tuning that this run's own ε does not cover.
 
-    That of the study, where the labels are of one, is the last.
+    That of the study, where the labels belong to one, is the last.
     """
-    told = []
+    found = []
     earlier = 0 if run.artifact("aggregate").facts["extended"] else _earlier_releases(run, ledger)
     if earlier:
-        told.append(
+        found.append(
             f"{_times(earlier, 'other release was', 'other releases were')} drawn from this data "
             "set before. If what came out led to these settings, this run's own ε does not account "
             "for that tuning; the ε of all PATE releases, to be published, does."
         )
     seeded = _seeded_releases(run)
     if seeded:
-        told.append(
+        found.append(
             f"{_times(seeded, 'release', 'releases')} of this data set had seeded noise. Settings "
             "chosen by them are tuned on private votes: that is not accounted for by any ε."
         )
     looks = _looks(run.folder)
     if looks:
-        told.append(
+        found.append(
             f"Votes in this folder were given to `pate epsilon` {_times(looks, 'time', 'times')}. "
             "Settings chosen by its figures are tuned on private votes: that is not accounted for "
             "by any ε."
         )
-    if run.options.insecure_seed is not None:  # then no figure is a guarantee anyhow
-        return told
-    return told + _trained(ledger) + _compared(run, ledger)
+    if run.options.insecure_seed is not None:  # then nothing is a guarantee anyhow
+        return found
+    return found + _trained(ledger) + _compared(run, ledger)
 
 
 def studies_behind(
     ledger: Ledger, own: Sequence[str], *, one_teacher: Neighbours
 ) -> tuple[WholeStudy, ...]:
-    """The studies whose results may have led to labels, by the names of their charges.
+    """Return the studies whose results may have led to labels, by the names of their charges.
 
-    Labels of a study, and what builds on them, are; and so are other draws of the same votes, and
-    later ones with the same settings, or with a choice among them: who draws once more, with a
+    Labels of a study, and what builds on them, count; and so do other draws of the same votes, and
+    later ones with the same settings, or with a choice among them: whoever draws once more, with a
     study's results at hand, what did best in it has chosen by them just the same.
 
     Guarantees:
-        What is told of a study is the cost of its plan only if the labels are part of it, and of no
-        other study; otherwise what the ledgers say of all their releases, these labels among them.
+        The cost of a study is that of its plan only if the labels are part of it, and of no other
+        study; otherwise the ledgers' total of all their releases, these labels among them.
     """
     from pate.accounting.together import whole_studies
 
@@ -91,10 +92,10 @@ def _compared(run: Run, ledger: Ledger) -> list[str]:
 
 
 def _trained(ledger: Ledger) -> list[str]:
-    """What was paid for by DP-SGD, which has a ledger of its own."""
+    """Return the cost of DP-SGD on the same data, which has a ledger of its own."""
     from pate.accounting import Ledger
     from pate.accounting.data_set import beside
-    from pate.accounting.shown import between, upwards
+    from pate._format import describe_neighbours, format_epsilon
 
     other = beside(ledger.path)
     if not other.exists():
@@ -105,14 +106,14 @@ def _trained(ledger: Ledger) -> list[str]:
         return []
     return [
         f"{_times(trained, 'release', 'releases')} of this data set by DP-SGD: "
-        f"ε = {upwards(whole.epsilon)} at δ = {upwards(whole.delta)} in all, for "
-        f"{between(whole.neighbours)}, by a ledger of its own. That is on top of the ε of all PATE "
+        f"ε = {format_epsilon(whole.epsilon)} at δ = {format_epsilon(whole.delta)} in all, for "
+        f"{describe_neighbours(whole.neighbours)}, by a ledger of its own. That is on top of the ε of all PATE "
         "releases."
     ]
 
 
 def _own_names(run: Run) -> list[str]:
-    """The charges of the run's labels; of draws that are not here, what is known of their names."""
+    """Return the names of the charges of the run's labels, or their beginning if they are gone."""
     from pate.stages.releasing import charges_behind
 
     drawn = str(run.artifact("aggregate").facts["drawn"])
@@ -120,14 +121,14 @@ def _own_names(run: Run) -> list[str]:
 
 
 def _earlier_releases(run: Run, ledger: Ledger) -> int:
-    """Releases of labels that were paid for before this run's own, with the same settings or not.
+    """Count the releases of labels that were paid for before this run's own.
 
-    Other draws with its very settings count: the best of them may have been taken. A sanitised
-    figure goes with its labels and is not counted again.
+    Other draws with its very settings count: the best of them may have been taken. A sanitised ε
+    belongs to its labels and is not counted again.
     """
     charges = ledger.charges()
     name = _own_names(run)[0]
-    # Of a draw that is not here any more, the last one that it can be.
+    # If the draw is gone, the last one that it can be.
     own = [each.number for each in charges if each.release.startswith(name)]
     before = [each.release for each in charges if not own or each.number < own[-1]]
     return sum(not release.startswith("sanitised ") for release in before)
@@ -138,7 +139,7 @@ def _seeded_releases(run: Run) -> int:
     from pate.accounting.data_set import beside
     from pate.pipeline.spending import ledger_path
 
-    if run.options.insecure_seed is not None:  # this run is not private anyhow, and says so
+    if run.options.insecure_seed is not None:  # this run is not private anyhow, and is marked so
         return 0
     place = ledger_path(run.recipe, run.options.data_root, seeded=True)
     count = 0
@@ -155,6 +156,22 @@ def _looks(folder: Path) -> int:
         return len((folder / "private" / LOOKS).read_text().splitlines())
     except OSError:
         return 0
+
+
+def sanitised_caveat(spec: AggregateSpec) -> str:
+    """Return what a sanitised ε promises and what it does not.
+
+    >>> from pate.mechanisms.spec import AggregateSpec
+    >>> sanitised_caveat(AggregateSpec(scale=20.0)).endswith("not the other way round.")
+    True
+    """
+    caveat = (
+        "The sanitised ε holds for the data at hand and in one direction: it bounds how much more "
+        "likely the release is with this data than with a neighbour, not the other way round."
+    )
+    if spec.cost_follows_answers:
+        caveat += " It is ex post: it covers the answers that were given, not all possible ones."
+    return caveat
 
 
 def _times(count: int, one: str, many: str) -> str:
