@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pate.accounting import Guarantee as Guarantee
     from pate.accounting import Ledger as Ledger
     from pate.errors import PateError as PateError
-    from pate.release import load_student as load_student
+    from pate.releases.student import load_student as load_student
     from pate.votes import Votes as Votes
 
 __version__ = "0.1.0"
@@ -22,7 +22,7 @@ _HOMES = {
     "Ledger": "pate.accounting",
     "PateError": "pate.errors",
     "Votes": "pate.votes",
-    "load_student": "pate.release",
+    "load_student": "pate.releases.student",
 }
 
 __all__ = ["Guarantee", "Ledger", "PateError", "Votes", "__version__", "load_student"]

@@ -1,4 +1,4 @@
-"""Who looks at private votes is told so, and leaves a trace (:mod:`pate.report.tuning`)."""
+"""Who looks at private votes is told so, and leaves a trace (:mod:`pate.report.caveats`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from pate.report.tuning import LOOKS
+from pate.report.caveats import LOOKS
 
 
 def note_private_votes(path: Path) -> None:

@@ -1,12 +1,10 @@
-"""What may leave: a student, its guarantee, and what somebody else needs to check both.
+"""Releases: a student, its guarantee, and what somebody else needs to check both.
 
-a finished run ── finished ─▶ covering (ledger) ─▶ contents ─▶ writing ─▶ OUT/
-                                                                    │
-                   load_student (student)  ◀── OUT/ ──▶ checking ◀──┘
+    a finished run (run) ─▶ charges (ledger) ─▶ export ─▶ documents (card, page) ─▶ write ─▶ OUT/
+                                                                                      │
+                           student.load_student ◀── OUT/ ──▶ verify ◀─────────────────┘
+
+:func:`pate.releases.write.write_release`, :func:`pate.releases.verify.verify` and
+:func:`pate.releases.student.load_student` are ``pate.release``, ``pate.verify`` and
+``pate.load_student``.
 """
-
-from __future__ import annotations
-
-from pate.release.student import ReleasedStudent, load_student
-
-__all__ = ["ReleasedStudent", "load_student"]

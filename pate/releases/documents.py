@@ -1,7 +1,7 @@
 """``MODEL_CARD.md`` and ``report.html`` of a release, written from its JSON files alone.
 
-So whoever has the release can write both again and compare them byte for byte. Templates belong to a
-format: those of format 2 are kept in ``format_2`` and are never edited.
+So whoever has the release can write both again and compare them byte for byte. Templates belong to
+a format: those of format 2 are kept in ``format_2`` and are never edited.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def escape_markdown(value: object) -> Markup:
 def render_card(
     statement: Mapping[str, Any], header: Mapping[str, Any], release: Mapping[str, Any]
 ) -> str:
-    """Return the model card as Markdown, given ``guarantee.json``, ``student.json``, ``release.json``.
+    """Return the model card as Markdown.
 
-    It follows from these alone, to the last byte: so it can be checked.
+    It follows from ``guarantee.json``, ``student.json`` and ``release.json`` alone, to the last
+    byte: so it can be checked.
     """
     recipe = recipe_of(release)
     events = tally(read_events(statement["labels"]))

@@ -1,7 +1,7 @@
-"""A trained student as data: ONNX, a matrix, or the weights of a network of ours.
+"""The export of a trained student as data: ONNX, a matrix, or the weights of a network of ours.
 
-Whatever is written is read again and compared with the original before it counts. What cannot be
-expressed so is released as its class saves it, and loaded only by who trusts the code.
+Whatever is written is read again and compared with the original. A student that cannot be expressed
+so is released as its class saves it, and loaded only by callers who trust the code.
 """
 
 from __future__ import annotations
@@ -15,15 +15,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.encoders.backbone import Backbone
+from pate.artifacts import Artifact
+from pate.artifacts.manifest import MANIFEST
+from pate.encoders.backbone import Backbone, file_digest, found
 from pate.encoders.chain import Chain
 from pate.encoders.persist import load_encoder
 from pate.errors import InvalidInput, PateError
-from pate.release.contents import copy_encoder, copy_student, released_encoder
-from pate.release.finished import Finished
-from pate.release.models import ENCODER, GRAPH, STATE, STUDENT, TENSORS, write_tensors
-from pate.release.schema import Header
-from pate.release.student import ReleasedStudent, TeacherModel, open_student
+from pate.releases.files import ENCODER, GRAPH, LABELS, STUDENT, TENSORS, may_leave
+from pate.releases.run import FinishedRun
+from pate.releases.schema import Header
+from pate.releases.student import (
+    STATE,
+    ReleasedStudent,
+    TeacherModel,
+    open_student,
+    write_tensors,
+)
 from pate.students.spec import NETWORKS
 from pate.teachers import load
 from pate.teachers.linear import LinearTeacher
@@ -38,24 +45,24 @@ _MOST = 5000  # public inputs that are compared
 
 
 class _Inexpressible(PateError):
-    """Why a student cannot be released as data."""
+    """A student cannot be released as data."""
 
 
-def export_student(finished: Finished, draft: Path, header: dict[str, Any]) -> dict[str, Any]:
-    """Writes the student into a draft; returns ``student.json``, given what all kinds share.
+def export_student(run: FinishedRun, draft: Path, header: dict[str, Any]) -> dict[str, Any]:
+    """Write the student into a draft; return ``student.json``, given the part that all kinds share.
 
     Guarantees:
-        The student that is written answers as the original on public and on random inputs: the
+        The student that is written predicts as the original on public and on random inputs: the
         same labels, but where two classes are nearer than ``TOLERANCE``, and the same
         probabilities to ``TOLERANCE``.
     """
-    recipe, plugins = finished.recipe, finished.run.options.plugin_path
+    recipe, plugins = run.recipe, run.run.options.plugin_path
     model = recipe.student.as_model()
     classes = len(header["class_names"])
-    place = finished.artifacts["distill"].path
+    place = run.artifacts["distill"].path
     teacher = load(place, model, classes=classes, seed=recipe.student.seed, plugin_path=plugins)
-    chain = _chain(finished)
-    inputs = finished.artifacts["data-public"].array("features.npy")
+    chain = _chain(run)
+    inputs = run.artifacts["data-public"].array("features.npy")
     try:
         steps = [] if chain is None else _encoder(chain, draft / ENCODER)
         shape = tuple(inputs.shape[1:]) if chain is None else chain.shape
@@ -72,27 +79,27 @@ def export_student(finished: Finished, draft: Path, header: dict[str, Any]) -> d
     except (_Inexpressible, InvalidInput) as error:
         for place in (draft / STUDENT, draft / ENCODER):
             shutil.rmtree(place, ignore_errors=True)
-        return _with_code(finished, draft, header, why=str(error))
+        return _with_code(run, draft, header, why=str(error))
     return written
 
 
-def _chain(finished: Finished) -> Chain | None:
-    if released_encoder(finished) is None:
+def _chain(run: FinishedRun) -> Chain | None:
+    if run.encoder is None:
         return None
     return load_encoder(
-        finished.recipe.encoder,
-        finished.artifacts["encoder"].path,
-        plugin_path=finished.run.options.plugin_path,
+        run.recipe.encoder,
+        run.artifacts["encoder"].path,
+        plugin_path=run.run.options.plugin_path,
     )
 
 
 def _with_code(
-    finished: Finished, draft: Path, header: dict[str, Any], *, why: str
+    run: FinishedRun, draft: Path, header: dict[str, Any], *, why: str
 ) -> dict[str, Any]:
-    """The student as its class saved it, and the names of the classes it needs."""
-    copy_student(finished, draft)
-    copy_encoder(finished, draft)
-    recipe, encoder = finished.recipe, released_encoder(finished)
+    """Copy the student as its class saved it; return the names of the classes it needs."""
+    _copy(run.artifacts["distill"], draft, STUDENT)
+    _copy_encoder(run, draft)
+    recipe, encoder = run.recipe, run.encoder
     model = recipe.student.as_model()
     steps = [] if encoder is None else encoder.steps
     needs = [model.model, *(step.name for step in steps if step.own)]
@@ -108,6 +115,65 @@ def _with_code(
         "why": why,
     }
     return header | {"encoder": [], "model": code}
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+
+def copy_labels(run: FinishedRun, draft: Path) -> None:
+    """Copy the released labels, and the rows of the public inputs that they belong to."""
+    _copy(run.artifacts["aggregate"], draft, "labels", only=LABELS)
+
+
+def _copy(
+    artifact: Artifact, draft: Path, place: str, *, only: tuple[str, ...] | None = None
+) -> None:
+    """Copy an artifact's files without their manifest: that names what they were made from."""
+    for name in sorted(artifact.manifest["files"]):
+        if name == MANIFEST or (only is not None and name not in only):
+            continue
+        if not may_leave(f"{place}/{name}"):
+            raise InvalidInput(
+                f"{artifact.path / name} is not of a kind that may be released; let save(folder) "
+                "write npy, npz, json, txt, onnx, ubj, safetensors or skops files"
+            )
+        (draft / place / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(artifact.path / name, draft / place / name)
+
+
+def _copy_encoder(run: FinishedRun, draft: Path) -> None:
+    """Copy what was fitted on public inputs, and a backbone's weights; not the public features."""
+    encoder = run.encoder
+    if encoder is None:
+        return
+    artifact = run.artifacts["encoder"]
+    kept = tuple(name for name in artifact.manifest["files"] if name != "features.npy")
+    _copy(artifact, draft, ENCODER, only=kept)
+    header = draft / ENCODER / "encoder.json"
+    content = json.loads(header.read_text(encoding="utf-8"))
+    steps = zip(run.recipe.encoder.steps, encoder.steps, strict=True)
+    for at, (before, now) in enumerate(steps):
+        if before.weights is not None and now.weights is not None:
+            content["steps"][at]["weights"] = now.weights
+            digest = _copy_weights(run, before.weights, draft / now.weights)
+            kept_digest = draft / ENCODER / f"step-{at}" / "weights.json"
+            kept_digest.write_text(json.dumps({"sha256": digest}), encoding="utf-8")
+    header.write_text(json.dumps(content, sort_keys=True), encoding="utf-8")
+
+
+def _copy_weights(run: FinishedRun, weights: str, place: Path) -> str:
+    """Copy a backbone's weights as safetensors; return their digest."""
+    import torch
+    from safetensors.torch import save_file
+
+    file = found(weights, plugin_path=run.run.options.plugin_path)
+    if file.suffix == ".safetensors":
+        shutil.copyfile(file, place)
+    else:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        state = state.get("state_dict", state)
+        save_file({key: value.clone().contiguous() for key, value in state.items()}, place)
+    return file_digest(place)
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -147,20 +213,20 @@ def _model(teacher: Any, spec: ModelSpec, shape: tuple[int, ...], draft: Path) -
 
 
 def _of_estimator(estimator: Any, width: int) -> bytes:
-    """A scikit-learn model as a graph from numbers (n, width) to labels and probabilities.
+    """Return a scikit-learn model as a graph from (n, width) to labels and probabilities.
 
     In double precision, or in single where the converter has no other.
     """
     from skl2onnx import to_onnx
     from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType
 
-    from pate.release.onnx_graph import OnnxGraph
+    from pate.releases.onnx_graph import OnnxGraph
 
     def convert(kind: Any, options: Any) -> bytes:
         types = [("X", kind([None, width]))]
         model = to_onnx(estimator, initial_types=types, options=options)
         if not hasattr(estimator, "predict_proba"):
-            del model.graph.output[1:]  # scores, which are no probabilities
+            del model.graph.output[1:]  # scores, which are not probabilities
         graph = _plain(model)
         OnnxGraph(graph)
         return graph
@@ -179,7 +245,7 @@ def _of_estimator(estimator: Any, width: int) -> bytes:
 
 
 def _of_module(module: Any, shape: tuple[int, ...], *, output: str) -> bytes:
-    """A torch module as a graph from records of a shape."""
+    """Return a torch module as a graph from records of a shape."""
     import torch
 
     def export() -> Any:
@@ -201,7 +267,7 @@ def _of_module(module: Any, shape: tuple[int, ...], *, output: str) -> bytes:
 
 
 def _plain(model: Any) -> bytes:
-    """A graph without names, places and words of the machine and the program that made it."""
+    """Return a graph without traces of the machine and the program that made it."""
     graph = model.graph
     for message in (model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
         for field in ("doc_string", "metadata_props"):
@@ -218,7 +284,7 @@ def _plain(model: Any) -> bytes:
 
 def _encoder(chain: Chain, folder: Path) -> list[dict[str, Any]]:
     folder.mkdir(parents=True, exist_ok=True)
-    told: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     shape = chain.input_shape
     for at, (step, spec) in enumerate(zip(chain.steps, chain.spec.steps, strict=True)):
         if spec.own:
@@ -227,20 +293,20 @@ def _encoder(chain: Chain, folder: Path) -> list[dict[str, Any]]:
             (folder / f"step-{at}.onnx").write_bytes(
                 _of_module(_whole(step), shape, output="features")
             )
-            told.append({"name": "onnx"})
+            records.append({"name": "onnx"})
         else:
             kept = STATE.get(spec.name, ())
             if kept:
                 tensors = {name: getattr(step, name) for name in kept}
                 write_tensors(folder / f"step-{at}.safetensors", tensors)
-            told.append(json.loads(json.dumps({"name": spec.name, **spec.settings()})))
+            records.append(json.loads(json.dumps({"name": spec.name, **spec.settings()})))
         zeros = np.zeros((2, *shape), dtype=np.float32)
         shape = tuple(np.asarray(step.transform(zeros)).shape[1:])
-    return told
+    return records
 
 
 def _whole(step: Backbone) -> Any:
-    """A backbone with what it does to records before its network, as one module."""
+    """Return a backbone with its preparation of records, as one module."""
     import torch
 
     class Whole(torch.nn.Module):
@@ -258,7 +324,7 @@ def _whole(step: Backbone) -> Any:
 
 
 def _records(inputs: NDArray[Any]) -> NDArray[Any]:
-    """Public inputs, and others drawn between and around them."""
+    """Return public inputs, and others drawn between and around them."""
     known = np.asarray(inputs[:_MOST])
     rng = np.random.default_rng(0)
     low, high = known.min(axis=0), known.max(axis=0)
@@ -271,7 +337,7 @@ def _records(inputs: NDArray[Any]) -> NDArray[Any]:
 def _require_same(
     original: ReleasedStudent, exported: ReleasedStudent, records: NDArray[Any]
 ) -> None:
-    said, wanted = exported.predict(records), original.predict(records)
+    given, wanted = exported.predict(records), original.predict(records)
     sure = np.ones(len(records), dtype=bool)
     if hasattr(original, "predict_proba"):
         table = original.predict_proba(records)
@@ -279,7 +345,7 @@ def _require_same(
             raise _Inexpressible("its exported form gives other probabilities than the original")
         best = np.sort(table, axis=1)
         sure = best[:, -1] - best[:, -2] > TOLERANCE
-    differ = int((said != wanted)[sure].sum())
+    differ = int((given != wanted)[sure].sum())
     if differ:
         raise _Inexpressible(
             f"its exported form gives other labels than the original on {differ} of "

@@ -1,4 +1,4 @@
-"""ONNX graphs from anybody: looked through before they run, and run with nothing but numbers."""
+"""ONNX graphs of any origin: inspected before they run, and run on numbers alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OPERATORS = {
     "": frozenset(_STANDARD.split()),
     "ai.onnx.ml": frozenset(_CLASSICAL.split()),
 }
-# Inputs of an operator that say how large its output is.
+# Inputs of an operator that determine the size of its output.
 _SIZED = {
     "ConstantOfShape": (0,),
     "Expand": (1,),
@@ -57,8 +57,8 @@ class OnnxGraph:
     """A graph with one input, a batch of records, and outputs by name.
 
     Guarantees:
-        onnxruntime is given what was looked through and nothing else, from memory: a graph that
-        names another file, an operator beyond ONNX's own list above, a function or a subgraph
+        onnxruntime is given what was inspected and nothing else, from memory: a graph that names
+        another file, an operator beyond ONNX's own list above, a function or a subgraph
         other than a scan's is refused. No size depends on a record's values, so a batch takes as
         much memory as any other batch of as many records.
     """
@@ -86,11 +86,11 @@ class OnnxGraph:
         self._name, self._dtype = inputs[0].name, _NUMBERS[inputs[0].type]
         _, *self._shape = inputs[0].shape
         if not all(type(side) is int and side > 0 for side in self._shape):
-            raise InvalidInput("the graph does not say what shape a record has")
+            raise InvalidInput("the graph does not state the shape of a record")
         self.outputs = tuple(each.name for each in self._session.get_outputs())
 
     def run(self, records: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Outputs for records (n, …), which are brought to the graph's own shape and type."""
+        """Return the outputs for records (n, …), converted to the graph's own shape and type."""
         if math.prod(records.shape[1:]) != math.prod(self._shape):
             raise InvalidInput(
                 f"the graph takes records of shape {tuple(self._shape)}, not {records.shape[1:]}"
@@ -104,12 +104,12 @@ class OnnxGraph:
         arrays = dict(zip(self.outputs, map(np.asarray, found), strict=True))
         for name, array in arrays.items():
             if array.ndim < 1 or len(array) != len(records) or array.dtype.kind not in "fi":
-                raise InvalidInput(f"the graph's {name} is no row of numbers for each record")
+                raise InvalidInput(f"the graph's {name} is not a row of numbers for each record")
         return arrays
 
 
 def read_graph(file: Path) -> OnnxGraph:
-    """The graph in a file."""
+    """Return the graph in a file."""
     try:
         return OnnxGraph(file.read_bytes())
     except InvalidInput as error:
@@ -117,14 +117,14 @@ def read_graph(file: Path) -> OnnxGraph:
 
 
 def checked_graph(content: bytes) -> bytes:
-    """A serialised model that holds nothing but what was looked through."""
+    """Return a serialised model that holds nothing but what was inspected."""
     import onnx
     from google.protobuf.message import DecodeError
 
     try:
         model = onnx.load_model_from_string(content)
     except (DecodeError, ValueError, TypeError):
-        raise InvalidInput("it is no ONNX model") from None
+        raise InvalidInput("it is not an ONNX model") from None
     model.DiscardUnknownFields()
     if model.functions or model.training_info:
         raise InvalidInput("the model brings functions of its own")
@@ -137,7 +137,7 @@ def checked_graph(content: bytes) -> bytes:
 
 
 def _require_plain(graph: Any, *, known: set[str], values: set[str]) -> None:
-    """Operators are known, and no size follows from ``values``: names that hold a record's."""
+    """Raise unless all operators are known and no size depends on ``values``, a record's own."""
     import onnx
 
     for tensor in [*graph.initializer, *(each.values for each in graph.sparse_initializer)]:
@@ -148,7 +148,9 @@ def _require_plain(graph: Any, *, known: set[str], values: set[str]) -> None:
     values = set(values)
     for node in graph.node:
         if node.op_type not in _OPERATORS.get(node.domain, ()):
-            raise InvalidInput(f"the graph uses {node.op_type[:40]!r}, which no student needs")
+            raise InvalidInput(
+                f"the graph uses {node.op_type[:40]!r}, which is not on the list of operators"
+            )
         if not {name for name in node.input if name} <= known:
             raise InvalidInput("the graph is not in order")
         sized = _SIZED.get(node.op_type, ())

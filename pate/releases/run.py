@@ -169,7 +169,7 @@ def undamaged(file: Path) -> Iterator[None]:
 
 
 def student_header(run: FinishedRun) -> dict[str, Any]:
-    """Return what ``student.json`` holds for students of every kind: classes, and a record's form."""
+    """Return the part of ``student.json`` that students of every kind share."""
     recipe, encoder = run.recipe, run.encoder
     public = run.artifacts["data-public"].array("features.npy")
     _require_portable("student", recipe.student.as_model().model_dump(mode="json"))

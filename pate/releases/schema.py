@@ -1,24 +1,28 @@
-"""The JSON files of a release: read within limits, and every value of its kind and in its range."""
+"""The JSON files of a release: read within limits, every value of its type and in its range."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
+from pate.datasets.catalogue import CATALOGUE
 from pate.errors import InvalidInput
+from pate.pipeline.recipe import Recipe
+from pate.releases.files import HEADER, RELEASE, STATEMENT
 
-HEADER = "student.json"
-FORMAT = 2
+FORMAT = 3  # of release.json, and of the texts of the card and the page
+HEADER_FORMAT = 2  # of student.json
 _DEEPEST, _LARGEST, _LONGEST = 24, 1e15, 100_000  # of nesting, of a number, of a text
 
 
 def read_json(file: Path) -> Any:
-    """A JSON file in which no name stands twice, and no number is infinite, NaN or huge."""
+    """Return a JSON file in which no key is repeated and no number is infinite, NaN or huge."""
     try:
         value = json.loads(
             file.read_bytes().decode(), object_pairs_hook=_unique, parse_constant=_refuse
@@ -34,12 +38,12 @@ def read_json(file: Path) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise InvalidInput("gives a value twice")
+        raise InvalidInput("gives a key twice")
     return found
 
 
 def _refuse(constant: str) -> Any:
-    raise InvalidInput(f"holds {constant}, which is no number")
+    raise InvalidInput(f"holds {constant}, which is not a number")
 
 
 def _require_moderate(value: Any) -> None:
@@ -126,7 +130,7 @@ class EncoderStep(BaseModel):
 
 
 class Input(_Part):
-    """What one record looks like."""
+    """The form of one record."""
 
     shape: list[Whole]
     dtype: str
@@ -153,7 +157,7 @@ class Header(_Part):
 
 
 def read_header(folder: Path) -> Header:
-    """``student.json``; one of format 1 needs code."""
+    """Return ``student.json``; one of format 1 needs code."""
     file = folder / HEADER
     value = read_json(file)
     try:
@@ -189,7 +193,7 @@ def _from_first_format(old: dict[str, Any]) -> dict[str, Any]:
 # --- guarantee.json -------------------------------------------------------------------------------
 
 
-class _Figure(_Part):
+class _Guarantee(_Part):
     epsilon: Epsilon
     delta: Delta
     moment: Moment | None
@@ -212,7 +216,7 @@ class _DataSet(_Part):
     name: str
     terms: dict[str, Any]  # as the ledger has them; read by it
     events: Annotated[list[str], Field(max_length=100_000)]
-    guarantee: _Figure
+    guarantee: _Guarantee
 
 
 class _Statement(_Part):
@@ -223,7 +227,7 @@ class _Statement(_Part):
     counted: Literal["plan", "ledger"]
     charges: Annotated[list[ChargeName], Field(min_length=1)]
     events: Annotated[list[str], Field(max_length=100_000)] = []
-    guarantee: _Figure
+    guarantee: _Guarantee
     data_set: _DataSet
 
 
@@ -252,7 +256,7 @@ class _Answers(_Part):
 
 
 class _Release(_Part):
-    format: Literal[2]
+    format: Literal[2, 3]
     what: str
     date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
     versions: dict[str, str]
@@ -267,13 +271,13 @@ class _Release(_Part):
 
 
 _KINDS: dict[str, TypeAdapter[Any]] = {
-    "guarantee.json": TypeAdapter(_Statement),
-    "release.json": TypeAdapter(_Release),
+    STATEMENT: TypeAdapter(_Statement),
+    RELEASE: TypeAdapter(_Release),
 }
 
 
-def problems_of_values(name: str, value: Any) -> list[str]:
-    """Values of one of these files that are of the wrong kind, or out of range."""
+def value_problems(name: str, value: Any) -> list[str]:
+    """Return the values of one of these files that are of the wrong type, or out of range."""
     try:
         _KINDS[name].validate_python(value)
     except ValidationError as error:
@@ -282,3 +286,33 @@ def problems_of_values(name: str, value: Any) -> list[str]:
             for each in error.errors(include_url=False, include_input=False, include_context=False)
         ][:10]
     return []
+
+
+def unpublishable(value: Any) -> Iterator[str]:
+    """Yield a sentence for each part of a JSON value that is marked as not publishable.
+
+    >>> list(unpublishable({"a": [{"epsilon": 1.0, "publishable": False}]}))
+    ['a value that may not be published']
+    """
+    if isinstance(value, dict):
+        if value.get("publishable") is False or value.get("data_dependent") is True:
+            yield "a value that may not be published"
+        for each in value.values():
+            yield from unpublishable(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from unpublishable(each)
+
+
+def recipe_of(release: Mapping[str, Any]) -> Recipe:
+    """Return the recipe in ``release.json``, every setting checked; its data are nowhere."""
+    sections = dict(release["recipe"])
+    if sections["data"]["name"] not in CATALOGUE:
+        sections["data"] = sections["data"] | {"source": "-"}
+    try:
+        return Recipe.model_validate(sections)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        raise InvalidInput(
+            f"recipe.{'.'.join(map(str, first['loc']))} is wrong: {first['msg']}"
+        ) from None

@@ -1,8 +1,8 @@
-"""A student tried in a process of its own, so that nothing it does reaches the one that asks.
+"""The trial of a student in a process of its own, which isolates its caller from it.
 
-A file may be made to crash its reader or to fill the memory. The trial reads the student as
-:func:`pate.load_student` does and lets it answer for one full batch, within limits; what
-passes takes no more memory afterwards, because no size in a student follows from a record's values.
+A file can be made to crash its reader or to exhaust memory. The trial loads the student as
+:func:`pate.load_student` does and lets it predict one full batch, within limits; what passes takes
+no more memory afterwards, because no size in a student depends on a record's values.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from pathlib import Path
 
 _MEMORY = 3 * 2**30  # bytes, beside four times those of the release
 _SECONDS = 120  # of the processor; three times as many by the clock
-_START = "import sys; sys.path[:] = {path!r}; from pate.release.trial import main; main()"
+_START = "import sys; sys.path[:] = {path!r}; from pate.releases.trial import main; main()"
 _WORKS = "works"
 
 
-def problem_of(folder: Path, *, plugin_path: Path | None = None, trust: bool = False) -> str | None:
-    """How a student fails in a trial, in one line; None where it works."""
+def trial_problem(
+    folder: Path, *, plugin_path: Path | None = None, trust: bool = False
+) -> str | None:
+    """Return how a student fails in a trial, in one line; None if it works."""
     path = [each for each in sys.path if each]  # not the folder one happens to be in
-    words = [str(folder.resolve()), "" if plugin_path is None else str(plugin_path.resolve())]
+    arguments = [str(folder.resolve()), "" if plugin_path is None else str(plugin_path.resolve())]
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _START.format(path=path), *words, "trust" * trust],
+            [sys.executable, "-P", "-c", _START.format(path=path), *arguments, "trust" * trust],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -44,38 +46,38 @@ def problem_of(folder: Path, *, plugin_path: Path | None = None, trust: bool = F
             return f"it took more than {_SECONDS} s of the processor"
         return f"its process was ended by signal {number}"
     try:
-        said = json.loads(done.stdout.decode().splitlines()[-1])
+        answer = json.loads(done.stdout.decode().splitlines()[-1])
     except (ValueError, IndexError):
         return f"its process ended with code {done.returncode} and without an answer"
-    return None if said == _WORKS else str(said)
+    return None if answer == _WORKS else str(answer)
 
 
 def main() -> None:
-    """Tries the student in the folder that is named, in this process."""
+    """Try the student in the folder given as an argument, in this process."""
     folder, plugin_path, trust = sys.argv[1:]
-    answer = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a model prints is no answer
+    output = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # a model's output is not the answer
     if not trust:
         _limit(_MEMORY + 4 * sum(each.stat().st_size for each in Path(folder).rglob("*")))
     try:
         _try(Path(folder), Path(plugin_path) if plugin_path else None, trust=bool(trust))
-        said = _WORKS
+        answer = _WORKS
     except MemoryError:
-        said = "it needs too much memory"
+        answer = "it needs too much memory"
     except (Exception, SystemExit) as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    os.write(answer, f"\n{json.dumps(said)}\n".encode())
+        answer = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    os.write(output, f"\n{json.dumps(answer)}\n".encode())
 
 
 def _limit(memory: int) -> None:
-    """At most so much memory and time, no core dump, and no large file."""
+    """Limit memory and time, and forbid core dumps and large files."""
     try:
         import resource
     except ImportError:  # not on every system
         return
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 2**20),  # libraries try whether they can write at all
+        (resource.RLIMIT_FSIZE, 2**20),  # libraries test whether they can write at all
         (resource.RLIMIT_CPU, _SECONDS),
         (resource.RLIMIT_DATA, memory),
     ):
@@ -86,9 +88,8 @@ def _limit(memory: int) -> None:
 def _try(folder: Path, plugin_path: Path | None, *, trust: bool) -> None:
     import numpy as np
 
-    from pate.release.models import rows_of
-    from pate.release.schema import read_header
-    from pate.release.student import load_student, open_student
+    from pate.releases.schema import read_header
+    from pate.releases.student import load_student, open_student, rows_of
 
     header = read_header(folder)
     if trust:

@@ -1,4 +1,7 @@
-"""``pate verify``: is a release whole, does its ε follow from its events, does its student work?"""
+"""The check of a release: its files, its ε from the events in it, its texts, and its student.
+
+``pate verify`` needs neither the private data, nor a ledger, nor the run.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +18,63 @@ from pate.accounting import Event, ReleasePlan, event_from_json
 from pate.accounting.events import tally
 from pate.artifacts.fingerprint import digest_of
 from pate.errors import InvalidInput
-from pate.release.card import CARD, write_card
-from pate.release.contents import LABELS, may_leave, recipe_of, wrong_with_evaluation
-from pate.release.figures import problems_of, read_events
-from pate.release.leaks import unpublishable
-from pate.release.page import PAGE, write_page
-from pate.release.schema import (
+from pate.releases.documents import render_card, render_release_page
+from pate.releases.files import (
+    CARD,
     HEADER,
+    LABELS,
+    PAGE,
+    RELEASE,
+    STATEMENT,
+    SUMS,
+    digest_of_sums,
+    may_leave,
+    read_sums,
+    sizes,
+)
+from pate.releases.guarantee import read_events, statement_problems
+from pate.releases.run import evaluation_problem
+from pate.releases.schema import (
     CodeModel,
-    problems_of_values,
     read_header,
     read_json,
+    recipe_of,
+    unpublishable,
+    value_problems,
 )
-from pate.release.sums import SUMS, digest_of_sums, read_sums, sizes
-from pate.release.trial import problem_of
+from pate.releases.trial import trial_problem
 from pate.stages.drawing import plan_of
 from pate.stages.selected import candidates_of, event_of
 
-_NEEDED = (CARD, HEADER, "guarantee.json", "release.json")
+_NEEDED = (CARD, HEADER, STATEMENT, RELEASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """What a check found: problems, and what could not be checked."""
+class Verification:
+    """The result of a check.
+
+    Attributes
+    ----------
+    problems
+        A sentence for each fault; none if the release holds.
+    notes
+        A sentence for each part that could not be checked.
+    epsilon, delta
+        The guarantee that the events come to; None if there are problems.
+    digest
+        The SHA-256 of the list of checksums, to be compared with the owner's.
+    """
 
     problems: tuple[str, ...]
-    notes: tuple[str, ...] = ()  # a sentence for each part that was not checked
+    notes: tuple[str, ...] = ()
     epsilon: float | None = None
     delta: float | None = None
-    digest: str | None = None  # of the list of checksums
+    digest: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was checked and no problem was found."""
+        return not self.problems and not self.notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +91,35 @@ class _Release:
         return isinstance(self.release, dict) and self.release.get("format") == 1
 
 
-def verify_release(
-    folder: Path, *, plugin_path: Path | None = None, trust: bool = False
-) -> Checked:
-    """Checks a release wherever it is; needs neither the private data, nor a ledger, nor the run.
+def verify(
+    folder: str | Path, *, plugin_path: Path | None = None, trust: bool = False
+) -> Verification:
+    """Check a release; needs neither the private data, nor a ledger, nor the run.
+
+    Parameters
+    ----------
+    folder
+        The folder of the release.
+    plugin_path
+        A folder with the code of a student of the user's own class; used with ``trust`` only.
+    trust
+        Try a student that needs code: imports and runs what the release names. Only for code you
+        know and a release from somebody you trust.
+
+    Returns
+    -------
+    Verification
+        Problems, parts that were not checked, the guarantee, and the digest of the release.
+
+    Raises
+    ------
+    InvalidInput
+        If there is no such folder.
 
     Guarantees:
         Without problems: the files are those of ``SHA256SUMS``, and no others; the stated ε is what
         the recorded events come to; these events, δ and conversion are those of the settings in
-        ``release.json``; the card and the page are, byte for byte, what the JSON files say.
+        ``release.json``; the card and the page are, byte for byte, rendered from the JSON files.
 
         Without ``trust`` nothing that the release names is run, imported, downloaded or opened, and
         its student is tried in a process of its own, within limits of memory and time.
@@ -76,34 +127,35 @@ def verify_release(
         Whoever can change files can change all of them, and the list too: compare ``digest`` with
         one from the owner. Nothing here shows that the events are all there were: a ledger would.
     """
+    folder = Path(folder)
     if not folder.is_dir():
         raise InvalidInput(f"there is no release in {folder}")
     found = list(_guarded(SUMS, _files, folder))
     if found:  # what is damaged is not read further
-        return Checked(problems=tuple(found))
+        return Verification(problems=tuple(found))
     try:
         given = _Release(
             folder=folder,
-            statement=read_json(folder / "guarantee.json"),
-            release=read_json(folder / "release.json"),
+            statement=read_json(folder / STATEMENT),
+            release=read_json(folder / RELEASE),
             header=read_json(folder / HEADER),
         )
     except InvalidInput as error:
-        return Checked(problems=(str(error),))
-    problems = list(_guarded("release.json", _values, given))
+        return Verification(problems=(str(error),))
+    problems = list(_guarded(RELEASE, _values, given))
     notes: list[str] = []
     if problems:
-        return Checked(problems=tuple(dict.fromkeys(problems)))
+        return Verification(problems=tuple(dict.fromkeys(problems)))
     parts: list[tuple[str, Callable[[_Release], Iterator[str]]]] = [
-        ("guarantee.json", _figures),
-        ("release.json", _list),
+        (STATEMENT, _figures),
+        (RELEASE, _list),
     ]
     if given.first_format:
         notes.append("its settings, card and labels were not checked: it is of format 1")
     else:
         parts += [
-            ("release.json", _settings),
-            ("release.json", _evaluation),
+            (RELEASE, _settings),
+            (RELEASE, _evaluation),
             ("labels", _labels),
             (CARD, _card),
             (PAGE, lambda given: _page(given, notes)),
@@ -112,9 +164,9 @@ def verify_release(
     if not problems:
         problems = list(_student(given, plugin_path, notes, trust=trust))
     if problems:
-        return Checked(problems=tuple(dict.fromkeys(problems)), notes=tuple(notes))
+        return Verification(problems=tuple(dict.fromkeys(problems)), notes=tuple(notes))
     stated = given.statement["guarantee"]
-    return Checked(
+    return Verification(
         problems=(),
         notes=tuple(notes),
         epsilon=stated["epsilon"],
@@ -124,7 +176,7 @@ def verify_release(
 
 
 def _guarded(name: str, part: Callable[[Any], Iterator[str]], given: Any) -> Iterator[str]:
-    """One part's problems; whatever goes wrong in reading what a stranger wrote is one of them."""
+    """Yield the problems of one part; an error in reading a stranger's file is one of them."""
     try:
         yield from part(given)
     except InvalidInput as error:
@@ -135,7 +187,7 @@ def _guarded(name: str, part: Callable[[Any], Iterator[str]], given: Any) -> Ite
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Every file is there, unchanged, of a kind that may leave; and nothing else is."""
+    """Check that every file is there, unchanged and of a known kind; and nothing else is."""
     try:
         there = sizes(folder)
         known = read_sums(folder)
@@ -160,39 +212,40 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def _values(given: _Release) -> Iterator[str]:
-    """Every value in the JSON files is of its kind, and in its range."""
+    """Check that every value in the JSON files is of its type and in its range."""
     read_header(given.folder)
-    yield from problems_of_values("guarantee.json", given.statement)
+    yield from value_problems(STATEMENT, given.statement)
     if not given.first_format:
-        yield from problems_of_values("release.json", given.release)
-    if given.header["format"] != given.release["format"]:  # the older one is checked for less
+        yield from value_problems(RELEASE, given.release)
+    first = given.header["format"] == 1
+    if first is not given.first_format:  # the first one is checked for less
         yield f"{HEADER} is of another format than release.json"
     for name, value in (
-        ("guarantee.json", given.statement),
-        ("release.json", given.release),
+        (STATEMENT, given.statement),
+        (RELEASE, given.release),
         (HEADER, given.header),
     ):
         yield from (f"{name} holds {what}" for what in unpublishable(value))
 
 
 def _figures(given: _Release) -> Iterator[str]:
-    """ε is worked out anew."""
-    for problem in problems_of(given.statement):
+    """Compute ε again from the events."""
+    for problem in statement_problems(given.statement):
         yield f"guarantee.json: {problem}"
 
 
 def _list(given: _Release) -> Iterator[str]:
-    """``release.json`` lists the same files."""
+    """Check that ``release.json`` lists the same files."""
     known = read_sums(given.folder)
-    known.pop("release.json")
+    known.pop(RELEASE)
     if given.release["files"] != known:
         yield f"release.json lists other files than {SUMS}"
 
 
 def _settings(given: _Release) -> Iterator[str]:
-    """The settings that are told fit the guarantee: noise, number, δ, conversion, neighbours."""
+    """Check the guarantee against the settings: noise, number, δ, conversion, neighbours."""
     statement, recipe = given.statement, recipe_of(given.release)
-    stated, figure, partition = statement["guarantee"], statement["sanitised"], recipe.partition
+    stated, sanitised, partition = statement["guarantee"], statement["sanitised"], recipe.partition
     protects = {partition.protects(named=named) for named in (True, False)}
     if stated["neighbours"] != partition.neighbours.value:
         yield "guarantee.json: its neighbours are not those of the partition in release.json"
@@ -200,17 +253,20 @@ def _settings(given: _Release) -> Iterator[str]:
         yield "guarantee.json: it protects something else than the partition in release.json"
     if statement["data_set"]["name"] != recipe.data.name:
         yield "guarantee.json: its data set is not that of release.json"
-    # What a ledger says holds at the ledger's own δ, which its terms are checked for.
+    # A ledger's guarantee holds at the ledger's own δ, which its terms are checked for.
     planned = [("guarantee", stated)] if statement["counted"] == "plan" else []
-    for name, part in [*planned, *([] if figure is None else [("sanitised", figure)])]:
+    for name, part in [*planned, *([] if sanitised is None else [("sanitised", sanitised)])]:
         for key in ("delta", "conversion"):
             if part[key] != getattr(recipe.privacy, key):
                 yield f"guarantee.json: the {key} of its {name} is not that of release.json"
-    if figure is not None:
+    if sanitised is not None:
         doubt = recipe.privacy.doubt
-        plan = ReleasePlan.default(order=figure["moment"] + 1, doubt=doubt)
-        if event_from_json(figure["event"]) != plan.event or figure["confidence"] != 1 - doubt:
-            yield "guarantee.json: its sanitised figure is not the one that release.json plans"
+        plan = ReleasePlan.default(order=sanitised["moment"] + 1, doubt=doubt)
+        if (
+            event_from_json(sanitised["event"]) != plan.event
+            or sanitised["confidence"] != 1 - doubt
+        ):
+            yield "guarantee.json: its sanitised ε is not the one that release.json plans"
     events, charged = tally(read_events(statement["labels"])), tally(_charged(given))
     if set(events) != set(charged):
         yield "guarantee.json: its events are not those of the mechanism in release.json"
@@ -219,7 +275,7 @@ def _settings(given: _Release) -> Iterator[str]:
 
 
 def _charged(given: _Release) -> tuple[Event, ...]:
-    """What the settings must have been charged for: their plan, or the choice they were part of."""
+    """Return the charge of these settings: their plan, or the choice they were part of."""
     recipe, inputs = recipe_of(given.release), given.release["public_inputs"]
     if recipe.selection is None:
         return plan_of(recipe, inputs=inputs).events
@@ -227,9 +283,9 @@ def _charged(given: _Release) -> tuple[Event, ...]:
 
 
 def _evaluation(given: _Release) -> Iterator[str]:
-    """Shares of records follow from their counts, and go with the classes and the plan."""
+    """Check that shares of records follow from their counts, and fit the classes and the plan."""
     release, classes = given.release, len(given.header["class_names"])
-    wrong = wrong_with_evaluation(release["evaluation"], classes=classes)
+    wrong = evaluation_problem(release["evaluation"], classes=classes)
     if wrong is not None:
         yield f"release.json: evaluation of the {wrong}"
     answers = release["answers"]
@@ -238,15 +294,15 @@ def _evaluation(given: _Release) -> Iterator[str]:
     if len(answers["by_class"]) != classes or sum(answers["by_class"]) != answered:
         yield "release.json: its labels by class are not as many as were answered"
     if asked > plan.queries or answered > plan.answers or answered + kept > asked:
-        yield "release.json: it tells of more answers than were paid for"
+        yield "release.json: it has more answers than were paid for"
 
 
 def _labels(given: _Release) -> Iterator[str]:
-    """No more labels than were paid for, each of an input of its own."""
+    """Check that there are no more labels than were paid for, each of an input of its own."""
     folder, release = given.folder, given.release
     there = (folder / "labels").is_dir()
     if release["labels"] is not there:
-        yield "release.json does not say whether there are labels"
+        yield "release.json is wrong about whether there are labels"
     if not there:
         return
     plan = plan_of(recipe_of(release), inputs=release["public_inputs"])
@@ -265,10 +321,10 @@ def _labels(given: _Release) -> Iterator[str]:
 
 
 def _array(file: Path) -> Any:
-    """A row of whole numbers; mapped: a file cannot ask for memory that it does not fill."""
+    """Return a row of whole numbers; mapped: a file cannot ask for memory that it does not fill."""
     values = np.load(file, mmap_mode="r", allow_pickle=False)
     if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise InvalidInput(f"{file.name} is no row of whole numbers")
+        raise InvalidInput(f"{file.name} is not a row of whole numbers")
     return values
 
 
@@ -277,29 +333,29 @@ def _within(values: Any, end: int) -> bool:
 
 
 def _card(given: _Release) -> Iterator[str]:
-    """The card is written again from the JSON files, and must be the same."""
-    own = write_card(given.statement, given.header, given.release)
+    """Render the card again from the JSON files, and compare."""
+    own = render_card(given.statement, given.header, given.release)
     if own.encode() != (given.folder / CARD).read_bytes():
         others = _other_versions(given.release, "pate")
-        yield f"{CARD} says something else than the JSON files{others and f' ({others})'}"
+        yield f"{CARD} does not match the JSON files{others and f' ({others})'}"
 
 
 def _page(given: _Release, notes: list[str]) -> Iterator[str]:
-    """So is the page; where it was drawn by other versions its bytes may differ."""
+    """Render the page again, and compare; other versions may plot with other bytes."""
     if not (given.folder / PAGE).exists():
         return
-    own = write_page(given.statement, given.header, given.release)
+    own = render_release_page(given.statement, given.header, given.release)
     if own.encode() == (given.folder / PAGE).read_bytes():
         return
     others = _other_versions(given.release, "pate", "matplotlib")
     if others:
         notes.append(f"{PAGE} was not compared with the JSON files: {others}")
     else:
-        yield f"{PAGE} says something else than the JSON files"
+        yield f"{PAGE} does not match the JSON files"
 
 
 def _other_versions(release: Any, *names: str) -> str:
-    """Which version wrote the texts, where this one may write them otherwise."""
+    """Return which version wrote the texts, where this one may write them differently."""
     for name in names:
         made = str(release["versions"].get(name))[:40]
         here = __version__ if name == "pate" else importlib.metadata.version(name)
@@ -311,7 +367,7 @@ def _other_versions(release: Any, *names: str) -> str:
 def _student(
     given: _Release, plugin_path: Path | None, notes: list[str], *, trust: bool
 ) -> Iterator[str]:
-    """The student loads and answers, in a process of its own."""
+    """Load the student and let it predict, in a process of its own."""
     model = read_header(given.folder).model
     code = isinstance(model, CodeModel)
     if isinstance(model, CodeModel) and not trust:
@@ -320,6 +376,6 @@ def _student(
             "--trust imports and runs that code"
         )
         return
-    problem = problem_of(given.folder, plugin_path=plugin_path, trust=code)
+    problem = trial_problem(given.folder, plugin_path=plugin_path, trust=code)
     if problem is not None:
         yield f"student: it does not work ({problem})"

@@ -93,9 +93,9 @@ def _compared(run: Run, ledger: Ledger) -> list[str]:
 
 def _trained(ledger: Ledger) -> list[str]:
     """Return the cost of DP-SGD on the same data, which has a ledger of its own."""
+    from pate._format import describe_neighbours, format_epsilon
     from pate.accounting import Ledger
     from pate.accounting.data_set import beside
-    from pate._format import describe_neighbours, format_epsilon
 
     other = beside(ledger.path)
     if not other.exists():
@@ -107,8 +107,8 @@ def _trained(ledger: Ledger) -> list[str]:
     return [
         f"{_times(trained, 'release', 'releases')} of this data set by DP-SGD: "
         f"ε = {format_epsilon(whole.epsilon)} at δ = {format_epsilon(whole.delta)} in all, for "
-        f"{describe_neighbours(whole.neighbours)}, by a ledger of its own. That is on top of the ε of all PATE "
-        "releases."
+        f"{describe_neighbours(whole.neighbours)}, by a ledger of its own. That "
+        "is on top of the ε of all PATE releases."
     ]
 
 

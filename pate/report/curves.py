@@ -124,8 +124,8 @@ def advanced_epsilon(events: Sequence[Event], delta: float) -> float:
 def _one(event: Event, delta: float) -> float:
     """Return ε of one event.
 
-    One vote moves two counts by one each, √2 in L2; a check's count by one. An event of another kind
-    is converted from its log-moments, which holds for any.
+    One vote moves two counts by one each, √2 in L2; a check's count by one. An event of another
+    kind is converted from its log-moments, which holds for any.
     """
     if isinstance(event, LaplaceNoisyMaxAnswer):
         return 2 / event.scale
@@ -136,7 +136,9 @@ def _one(event: Event, delta: float) -> float:
     return compose([event]).guarantee(delta=delta).epsilon
 
 
-def moment_profile(events: Sequence[Event], *, delta: float, conversion: Conversion) -> MomentProfile:
+def moment_profile(
+    events: Sequence[Event], *, delta: float, conversion: Conversion
+) -> MomentProfile:
     """Return ε at each λ of the grid around the best: 30 times smaller to 30 times larger.
 
     >>> from pate.accounting import Repeated

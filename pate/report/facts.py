@@ -141,6 +141,12 @@ class Facts:
         teachers = self.recipe.teachers
         return [teachers.model] if teachers.model else [entry.model for entry in teachers.mix]
 
+    @property
+    def relations(self) -> dict[str, str | None]:
+        """The neighbouring relation of each method of the comparison that has one."""
+        found = {row.method: row.neighbours for row in self.comparison if row.neighbours}
+        return {"pate": None, "dpsgd": None} | found
+
     def shares(self, *, majority: str) -> list[tuple[str, Share]]:
         """Return the accuracies to plot under each other; the last one is named ``majority``."""
         rows: list[tuple[str, Share | None]] = [
@@ -429,8 +435,8 @@ def _value(value: Any) -> str:
 def without_folder(value: Any) -> Any:
     """Return the last part of a path, and any other value as it is.
 
-    >>> without_folder("/home/ann/records.csv"), without_folder("C:\\\\a\\\\b.csv"), without_folder(3)
-    ('records.csv', 'b.csv', 3)
+    >>> [without_folder(each) for each in ("/home/ann/records.csv", "C:\\\\a\\\\b.csv", 3)]
+    ['records.csv', 'b.csv', 3]
     """
     if isinstance(value, str) and ("/" in value or "\\" in value):
         return Path(value.replace("\\", "/")).name

@@ -71,9 +71,7 @@ def write_report(run: Run, file: Path | None = None, *, private: bool = False) -
     return place
 
 
-def render_page(
-    facts: Facts, *, package: str = "pate.report", name: str = "page.html.j2"
-) -> str:
+def render_page(facts: Facts, *, package: str = "pate.report", name: str = "page.html.j2") -> str:
     """Return the page as HTML; the same facts give the same page, byte for byte."""
     script = _file("page.js")
     css = _file("page.css") + ("" if facts.private is None else _file("private.css"))

@@ -189,7 +189,9 @@ def moment_plot(facts: Facts) -> Markup:
         axes.set_xlabel("λ")
         axes.set_ylabel("ε of the labels")
 
-    description = f"ε of the planned labels at each λ; the least, {least:.4g}, is at λ = {moment:g}."
+    description = (
+        f"ε of the planned labels at each λ; the least, {least:.4g}, is at λ = {moment:g}."
+    )
     return plot("moment", plotter, title="Which λ won", description=description, height=0.8)
 
 
@@ -204,7 +206,13 @@ def labels_plot(facts: Facts) -> Markup:
 
     description = ", ".join(f"{row.name}: {row.labels}" for row in facts.classes)
     height = (0.55 + 0.36 * len(names)) / _WIDE[1]
-    return plot("labels", plotter, title="Released labels of each class", description=description, height=height)
+    return plot(
+        "labels",
+        plotter,
+        title="Released labels of each class",
+        description=description,
+        height=height,
+    )
 
 
 def shares_plot(rows: Sequence[tuple[str, Share]]) -> Markup:
@@ -231,7 +239,9 @@ def shares_plot(rows: Sequence[tuple[str, Share]]) -> Markup:
         for name, s in rows
     )
     height = (1.0 + 0.62 * len(rows)) / _WIDE[1]
-    return plot("shares", plotter, title="Accuracy, side by side", description=description, height=height)
+    return plot(
+        "shares", plotter, title="Accuracy, side by side", description=description, height=height
+    )
 
 
 def consensus_plot(winners: Sequence[int]) -> Markup:
@@ -250,7 +260,9 @@ def consensus_plot(winners: Sequence[int]) -> Markup:
         for n, count in enumerate(winners)
         if count
     )
-    return plot("consensus", plotter, title="How far teachers agree", description=description, height=0.8)
+    return plot(
+        "consensus", plotter, title="How far teachers agree", description=description, height=0.8
+    )
 
 
 def comparison_plot(facts: Facts) -> Markup:

@@ -13,7 +13,7 @@ from jinja2.ext import Extension
 from markupsafe import Markup
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")  # no HTML page holds these
-_BESIDE_TAG = re.compile(r"(?:(?<=>)|(?<=[%#]\}))\n\s*|\n\s*(?=<|\{[%#])")
+_BESIDE_TAG = re.compile(r"(?:(?<=>)|(?<=[%#]\}))\n\s*|\n\s*(?=<|\{[%#])|(?<=\}\})\n\s*(?=\{\{)")
 
 
 def escape_html(value: object) -> Markup:
@@ -30,7 +30,8 @@ def escape_html(value: object) -> Markup:
 class JoinedLines(Extension):
     """Join the lines of a template, so that its layout leaves no trace in the page.
 
-    A line break and the indentation after it are dropped beside a tag, and are one space elsewhere.
+    A line break and the indentation after it are dropped beside a tag and between two expressions,
+    and are one space elsewhere.
     """
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:

@@ -22,11 +22,16 @@ from pate.accounting.terms import Terms
 from pate.artifacts.fingerprint import digest_of, fingerprint
 from pate.artifacts.manifest import write_sealed
 from pate.errors import InvalidInput
-from pate.release.card import write_card
-from pate.release.checking import verify_release
-from pate.release.figures import of_ledger, of_plan, read_events, told, written
-from pate.release.page import write_page
-from pate.release.sums import SUMS, digests, rendered
+from pate.releases.documents import render_card, render_release_page
+from pate.releases.files import SUMS, digests, render_sums
+from pate.releases.guarantee import (
+    guarantee_of_ledger,
+    guarantee_of_plan,
+    guarantee_record,
+    read_events,
+    write_events,
+)
+from pate.releases.verify import verify as verify_release
 
 pytestmark = pytest.mark.xdist_group("release")  # the runs it releases are made once
 TREE = {"model": "sklearn.tree:DecisionTreeClassifier", "params": {"max_depth": 3}}
@@ -84,7 +89,7 @@ def sums_again(out: Path) -> None:
     """Lists and checksums that fit what the files hold now."""
     listed = {n: d for n, d in digests(out).items() if n != "release.json"}
     change(out / "release.json", lambda content: content.update(files=listed))
-    (out / SUMS).write_text(rendered(digests(out)))
+    (out / SUMS).write_text(render_sums(digests(out)))
 
 
 # --- what leaves ------------------------------------------------------------------------------
@@ -840,9 +845,9 @@ def again(out: Path) -> tuple[str, ...]:
         json.loads((out / name).read_text())
         for name in ("guarantee.json", "student.json", "release.json")
     )
-    (out / "MODEL_CARD.md").write_text(write_card(statement, header, release_told))
+    (out / "MODEL_CARD.md").write_text(render_card(statement, header, release_told))
     if (out / "report.html").exists():
-        (out / "report.html").write_text(write_page(statement, header, release_told))
+        (out / "report.html").write_text(render_release_page(statement, header, release_told))
     sums_again(out)
     return verify_release(out).problems
 
@@ -851,12 +856,14 @@ def planned_anew(content: Any, *, delta: float = 1e-3, count: int = 12) -> None:
     """All figures made to follow from fewer events, or another δ."""
     (event,) = tally(read_events(content["labels"]))
     labels = [Repeated(event, count)]
-    content["labels"] = content["data_set"]["events"] = written(labels)
+    content["labels"] = content["data_set"]["events"] = write_events(labels)
     content["sanitised"] = None
-    plan = of_plan(labels, delta=delta, conversion=Conversion.IMPROVED)
-    content["guarantee"] = told(plan, "add-remove")
+    plan = guarantee_of_plan(labels, delta=delta, conversion=Conversion.IMPROVED)
+    content["guarantee"] = guarantee_record(plan, "add-remove")
     terms = Terms.from_json(json.dumps(content["data_set"]["terms"]))
-    content["data_set"]["guarantee"] = told(of_ledger(labels, terms), "replace-one")
+    content["data_set"]["guarantee"] = guarantee_record(
+        guarantee_of_ledger(labels, terms), "replace-one"
+    )
 
 
 def test_what_is_made_to_fit_is_as_good_as_the_first(forged: Path) -> None:
@@ -959,7 +966,7 @@ def test_json_that_never_ends_is_a_problem_and_no_traceback(
     (forged / name).write_text("[" * 200_000)
     if name != "release.json":
         sums_again(forged)
-    (forged / SUMS).write_text(rendered(digests(forged)))
+    (forged / SUMS).write_text(render_sums(digests(forged)))
     said = copied.call("verify", str(forged), code=1).stderr
     assert said
     assert all(line.startswith(f"pate: {forged}: ") for line in said.splitlines())

@@ -23,7 +23,7 @@ from pate.accounting.together import NOT_PLANNED, all_of, study_costs
 from pate.cli.running import make_run
 from pate.errors import BudgetExceeded, SpendNeeded
 from pate.recipes.read import read_recipe
-from pate.release.checking import verify_release
+from pate.releases.verify import verify as verify_release
 
 STUDY = "sweep tiny"
 ADD = Neighbours.ADD_REMOVE

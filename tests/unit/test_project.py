@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = [
     ["__main__"],
     ["cli"],
-    ["release"],
+    ["releases"],
     ["compare", "sweep"],
     ["planner", "report", "studies"],
     ["stages"],

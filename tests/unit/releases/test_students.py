@@ -22,11 +22,10 @@ from sklearn.tree import DecisionTreeClassifier
 
 import pate
 from pate.errors import InvalidInput
-from pate.release.export import _of_estimator, _of_module, _plain
-from pate.release.models import read_tensors, write_tensors
-from pate.release.onnx_graph import OnnxGraph, checked_graph
-from pate.release.student import ReleasedStudent, load_student
-from pate.release.sums import SUMS, digests, rendered
+from pate.releases.export import _of_estimator, _of_module, _plain
+from pate.releases.files import SUMS, digests, render_sums
+from pate.releases.onnx_graph import OnnxGraph, checked_graph
+from pate.releases.student import ReleasedStudent, load_student, read_tensors, write_tensors
 
 X, Y = np.array([[0.0, 1.0], [1.0, 0.0], [0.1, 1.2]]), np.array([1, 0, 1])
 ONNX = {"kind": "onnx", "classes": [0, 1]}
@@ -53,7 +52,7 @@ def released(folder, model, *, graph=None, tensors=None, encoder=(), shape=(2,),
 
 
 def summed(folder):
-    (folder / SUMS).write_text(rendered(digests(folder)))
+    (folder / SUMS).write_text(render_sums(digests(folder)))
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +122,7 @@ def test_a_network_is_exported_without_a_word_of_the_machine():
      ("SmallCNN", (9, 8, 3), {"channels": [3, 4]})],
 )  # fmt: skip
 def test_a_network_of_ours_is_its_weights(tmp_path, name, shape, params):
-    from pate.release.export import _model
+    from pate.releases.export import _model
     from pate.teachers import ModelSpec, make
 
     spec = ModelSpec(model=f"pate.students.networks:{name}", params=params, epochs=1)

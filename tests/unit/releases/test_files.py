@@ -9,9 +9,8 @@ import pytest
 
 from pate._format import format_epsilon
 from pate.errors import InvalidInput
-from pate.release.contents import may_leave
-from pate.release.leaks import unpublishable
-from pate.release.sums import SUMS, digests, read_sums, rendered
+from pate.releases.files import SUMS, digests, may_leave, read_sums, render_sums
+from pate.releases.schema import unpublishable
 
 
 @pytest.mark.parametrize(
@@ -51,7 +50,7 @@ def test_sums_are_read_as_they_are_written(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b.txt").write_text("x")
     (tmp_path / "c.txt").write_text("y")
-    (tmp_path / SUMS).write_text(rendered(digests(tmp_path)))
+    (tmp_path / SUMS).write_text(render_sums(digests(tmp_path)))
     assert read_sums(tmp_path) == digests(tmp_path)
     subprocess.run(["sha256sum", "-c", "--quiet", SUMS], cwd=tmp_path, check=True)
     text = (tmp_path / SUMS).read_text()

@@ -9,8 +9,10 @@ import re
 import tomllib
 import xml.etree.ElementTree as ElementTree
 
+import jinja2
 import numpy as np
 import pytest
+from markupsafe import Markup
 
 from pate._format import format_epsilon_fixed as epsilon
 from pate._format import format_factor as factor
@@ -39,11 +41,15 @@ from pate.report.curves import (
     naive_epsilon,
     shown_queries,
 )
-from pate.report.facts import _figure, without_paths
-from pate.report.markup import Markup, escape, join, tag
-from pate.report.plots import shares_picture, short
-from pate.report.recipe_text import recipe_text
-from pate.report.wording import best_guess, mechanism_formula
+from pate.report.facts import (
+    best_guess,
+    mechanism_formula,
+    publishable_cost,
+    recipe_text,
+    without_paths,
+)
+from pate.report.plots import shares_plot, short
+from pate.report.templates import JoinedLines, escape_html, template
 from pate.shares import Share
 
 SPECS = {
@@ -60,14 +66,32 @@ RECIPE = {
 }
 
 
-def test_text_is_escaped_and_markup_is_not():
+def rendered(source, **context):
+    """A template from a text, in the environment of the pages."""
+    environment = template("pate.report", "page.html.j2").environment
+    return environment.from_string(source).render(**context)
+
+
+def test_values_are_escaped_and_markup_is_not():
     nasty = "<script>alert('x')</script>&\""
-    assert "<script" not in tag("p", nasty, title=nasty)
-    assert tag("p", tag("b", nasty)).count("<b>") == 1
-    assert escape(Markup("<i>")) == "<i>"
-    assert join("<", tag("br")) == "&lt;<br>"
-    assert "\x00" not in escape("a\x00b\ud800")
-    escape("a\x00b\ud800").encode()  # goes into a file
+    shown = rendered('<p title="{{ x }}">{{ x }}</p>', x=nasty)
+    assert "<script" not in shown
+    assert shown.count('"') == 2
+    macro = "{% macro b(x) %}<b>{{ x }}</b>{% endmacro %}{{ b(b(x)) }}"
+    assert rendered(macro, x="<") == "<b><b>&lt;</b></b>"
+    assert rendered("{{ x ~ '<' }}{{ '%s' | format(x) }}", x="<") == "&lt;&lt;&lt;"
+    assert rendered("{{ x }}", x=Markup("<i>")) == "<i>"
+    assert "\x00" not in escape_html("a\x00b\ud800")
+    escape_html("a\x00b\ud800").encode()  # goes into a file
+    with pytest.raises(jinja2.UndefinedError):
+        rendered("{{ missing }}")
+
+
+def test_the_layout_of_a_template_leaves_no_trace():
+    source = "<p>\n  one\n  two {{ 1 }}\n  {{ 2 }}{% if true %}\n  three\n  {% endif %}\n</p>\n"
+    assert JoinedLines(jinja2.Environment()).preprocess(source, None) == (
+        "<p>one two {{ 1 }}{{ 2 }}{% if true %}three{% endif %}</p>"
+    )
 
 
 @pytest.mark.parametrize("value", [0.00012345, 0.5, 1.00001, 14.37841, 99.991, 9999.9, 123456.7])
@@ -178,14 +202,14 @@ def test_a_reason_that_names_a_file_is_not_shown():
 def test_a_drawing_takes_any_name_and_its_colours_from_the_page():
     share = Share(accuracy=0.5, low=0.4, high=0.6, records=10)
     names = ["<script>$x$&", "ネコ", "a\x01b", "", "x" * 99]
-    drawn = shares_picture([(short(name), share) for name in names])
+    drawn = shares_plot([(short(name), share) for name in names])
     assert "<script" not in drawn
     assert re.search(r"<text[^>]*>&lt;script&gt;\$x\$&amp;</text>", drawn)  # no mathematics
     assert "x" * 30 not in drawn
     assert not re.search(r"#[0-9a-fA-F]{6}\b", drawn)
     assert "var(--main)" in drawn
     assert "\x01" not in drawn
-    assert drawn == shares_picture([(short(name), share) for name in names])
+    assert drawn == shares_plot([(short(name), share) for name in names])
     ids = re.findall(r'\bid="([^"]+)"', drawn)
     assert len(ids) == len(set(ids))
     for target in re.findall(r'(?:href="#|url\(#)([^")]+)', drawn):
@@ -268,6 +292,6 @@ def test_a_damaged_comparison_is_refused(tmp_path):
 
 def test_a_figure_that_may_not_be_published_stops_the_page():
     figure = {"epsilon": 1.0, "delta": 1e-5, "moment": 2.0, "conversion": "improved"}
-    assert _figure(figure | {"publishable": True}).epsilon == 1.0
+    assert publishable_cost(figure | {"publishable": True}).epsilon == 1.0
     with pytest.raises(InvalidInput, match="may not be published"):
-        _figure(figure | {"publishable": False})
+        publishable_cost(figure | {"publishable": False})
