@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dpsgd.spending import method_named
 from pate.accounting import Event, smallest_noise
-from pate.accounting.calibrate import dpsgd_step
-from pate.accounting.dpsgd import DpsgdAccountant, Method
+from pate.accounting.calibrate import DpsgdAccountant, Method, dpsgd_step
 from pate.errors import InvalidInput
 
 # Of the noise found: it is never too small, and at most this much too large. Loss distributions

@@ -7,8 +7,8 @@ from pathlib import Path
 from dpsgd.recipe import Recipe
 from dpsgd.run_plan import RunPlan
 from pate.accounting import Ledger, Neighbours, compose
-from pate.accounting.data_ledger import open_data_ledger
-from pate.accounting.data_set import NOT_PRIVATE
+from pate.accounting.ledger.data_ledger import open_data_ledger
+from pate.accounting.ledger.data_set import NOT_PRIVATE
 
 
 def ledger_path(recipe: Recipe, data_root: Path, insecure_seed: int | None = None) -> Path:

@@ -10,8 +10,8 @@ from dpsgd.ledgers import ledger_path
 from dpsgd.recipe import Recipe
 from dpsgd.workplace import private_folder, require_home
 from pate.accounting import Ledger
-from pate.accounting.data_ledger import budget_line
 from pate.accounting.events import event_from_json, relation_of
+from pate.accounting.ledger.data_ledger import budget_line
 from pate.artifacts import Artifact, Store, fingerprint
 from pate.errors import LedgerError
 

@@ -12,11 +12,10 @@ from typing import final
 from dpsgd.schedules import Constant, Piecewise, Schedule
 from pate._validate import check_delta
 from pate.accounting import Event, Guarantee, Repeated, compose, odometer_epsilon
-from pate.accounting.calibrate import dpsgd_step
+from pate.accounting.calibrate import DpsgdAccountant, Method, dpsgd_step
 from pate.accounting.composition import sampled_gaussian_strong
-from pate.accounting.dpsgd import DpsgdAccountant, Method
 from pate.accounting.guarantee import Conversion
-from pate.accounting.terms import moment_for
+from pate.accounting.ledger.terms import moment_for
 from pate.errors import InvalidInput
 
 _FINE = math.log(1.01)  # of a noise multiplier that moves at every step
@@ -140,7 +139,7 @@ class Spending:
 
         Guarantees:
             The running sum at that λ, at any one stopping time
-            (:func:`pate.accounting.odometer_epsilon`). Always by moments.
+            (:func:`pate.accounting.moments_epsilon`). Always by moments.
         """
         return self.odometer_of((*self.prior, *self.events(steps)), moment=moment)
 

@@ -40,7 +40,7 @@ from dpsgd.step import PrivateStep, float_type, mode, require_fitting
 from dpsgd.validation import validate
 from pate.accounting import Event, Guarantee, Ledger, compose, event_to_json
 from pate.accounting.events import as_zero_out
-from pate.accounting.terms import moment_for
+from pate.accounting.ledger.terms import moment_for
 from pate.errors import BudgetExceeded, InvalidInput, ReleaseConflict
 from pate.randomness import Randomness
 

@@ -82,8 +82,8 @@ def _guarantee(events: list[Event], accountant: AccountantName, delta: float) ->
     """What steps of one kind cost."""
     from pate._validate import check_delta
     from pate.accounting import Guarantee, SampledGaussian
+    from pate.accounting.calibrate import DpsgdAccountant, Method
     from pate.accounting.composition import sampled_gaussian_strong
-    from pate.accounting.dpsgd import DpsgdAccountant, Method
     from pate.accounting.events import tally
 
     check_delta(delta)

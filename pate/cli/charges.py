@@ -8,10 +8,10 @@ from rich.table import Table
 
 from pate._format import describe_neighbours, format_epsilon, printable
 from pate.accounting import Charge, Guarantee, Ledger, Neighbours
-from pate.accounting.data_ledger import budget_line, data_set_line
-from pate.accounting.data_set import NOT_PRIVATE, beside, shares_a_budget
 from pate.accounting.events import Repeated
-from pate.accounting.together import whole_studies
+from pate.accounting.ledger.data_ledger import budget_line, data_set_line
+from pate.accounting.ledger.data_set import NOT_PRIVATE, beside, shares_a_budget
+from pate.accounting.ledger.study_costs import whole_studies
 from pate.cli.summary import wide_console
 
 

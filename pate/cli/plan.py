@@ -13,7 +13,6 @@ from pate.errors import InvalidInput
 
 if TYPE_CHECKING:
     from pate.planner.planning import Planned
-    from pate.planner.search import Mechanism
 
 Epsilon = Annotated[
     float | None,
@@ -40,7 +39,7 @@ Teachers = Annotated[
 ]  # fmt: skip
 Mechanisms = Annotated[
     str | None,
-    typer.Option("--mechanism", help="Those to look at: gnmax,confident,lnmax (default: all).",
+    typer.Option("--mechanism", help="Those to look at: lnmax,gnmax,confident (default: all).",
                  show_default=False),
 ]  # fmt: skip
 Answers = Annotated[
@@ -183,16 +182,15 @@ def _numbers(text: str | None) -> tuple[int, ...]:
         ) from None
 
 
-def _mechanisms(text: str | None) -> tuple[Mechanism, ...]:
-    from pate.planner.search import MECHANISMS
+def _mechanisms(text: str | None) -> tuple[str, ...]:
+    from pate.planner.search import plannable
 
-    wanted = MECHANISMS if text is None else tuple(text.split(","))
-    found = tuple(each for each in MECHANISMS if each in wanted)
-    unknown = [each for each in wanted if each not in MECHANISMS]
+    possible = plannable()
+    wanted = possible if text is None else tuple(text.split(","))
+    found = tuple(each for each in possible if each in wanted)
+    unknown = [each for each in wanted if each not in possible]
     if unknown or not found:
-        raise InvalidInput(
-            f"--mechanism {text}: those one can plan for are {', '.join(MECHANISMS)}"
-        )
+        raise InvalidInput(f"--mechanism {text}: those one can plan for are {', '.join(possible)}")
     return found
 
 

@@ -37,12 +37,9 @@ def show_plan(planned: Planned) -> None:
 
 def noise_of(found: Forecast) -> str:
     """The mechanism's noise in a few characters."""
-    spec = found.spec
-    if spec.mechanism == "lnmax":
-        return f"b {spec.scale:g}"
-    if spec.mechanism == "gnmax":
-        return f"σ {spec.sigma:g}"
-    return f"T {spec.threshold:g}, σ₁ {spec.sigma1:g}, σ₂ {spec.sigma2:g}"
+    from pate.mechanisms import make_mechanism
+
+    return make_mechanism(found.spec).settings()
 
 
 def _table(rows: tuple[Forecast, ...], *, chosen: Forecast) -> Table:

@@ -15,7 +15,8 @@ from pate.errors import InvalidInput
 if TYPE_CHECKING:
     from pate.accounting import Conversion, Event, LogMoments
     from pate.accounting.calibrate import Epsilon
-    from pate.accounting.numerics import FloatArray
+    from pate.accounting.moments import FloatArray
+    from pate.mechanisms import Mechanism
     from pate.votes import Votes
 
 Report = dict[str, Any]
@@ -60,28 +61,33 @@ class Question:
     target: float | None
     terms: Terms
 
-    def answer(
-        self,
-        mechanism: str,
-        *,
-        noise: tuple[str, float | None],
-        event: Callable[[float], Event],
-        total: Callable[[Votes, float, FloatArray | None], LogMoments],
-    ) -> Report:
-        from pate.accounting import Repeated, compose
+    def answer(self, kind: type[Mechanism], *, noise: float | None) -> Report:
+        """The report of a mechanism with one noise; the noise or the queries may be found."""
+        from pate.accounting import compose
+
+        key = str(kind.calibrated)
+
+        def with_noise(value: float) -> Mechanism:
+            return kind.from_keys({key: value})
 
         asked = self.queries if self.cast is None else self.cast.queries
         amount, count, solved = solve(
-            noise, ("queries", asked), self.target, event, self.terms.epsilon()
+            (key, noise),
+            ("queries", asked),
+            self.target,
+            lambda value: with_noise(value).answer_event,
+            self.terms.epsilon(),
         )
-        independent = compose([Repeated(event(amount), count)], self.terms.grid)
-        report: Report = {"mechanism": mechanism, noise[0]: amount, "queries": count}
+        mechanism = with_noise(amount)
+        caps = mechanism.caps(queries=count, answers=count)
+        report: Report = {"mechanism": kind.name, key: amount, "queries": count}
         if self.cast is not None:
             report |= described(self.cast)
         report |= {"target_epsilon": self.target, "found": solved}
-        report["data_independent"] = self.terms.convert(independent)
+        report["data_independent"] = self.terms.convert(compose(caps, self.terms.grid))
         if self.cast is not None:
-            report["data_dependent"] = self.terms.convert(total(self.cast, amount, self.terms.grid))
+            total = mechanism.data_dependent_cost(self.cast.counts, moments=self.terms.grid)
+            report["data_dependent"] = self.terms.convert(total)
         return report | self.terms.as_json()
 
 

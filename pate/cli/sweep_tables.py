@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from pate._format import format_epsilon
-from pate.accounting.data_ledger import budget_line
-from pate.accounting.together import led_to
+from pate.accounting.ledger.data_ledger import budget_line
+from pate.accounting.ledger.study_costs import led_to
 from pate.cli.fitting import Column, fitted_table
 from pate.datasets import data_root as default_root
 from pate.pipeline.spending import open_ledger
@@ -19,7 +19,7 @@ from pate.sweep.values import as_setting
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pate.shares import Share
+    from pate.metrics import Share
     from pate.sweep.results import Results, Row
     from pate.sweep.sweeping import Sweep
 

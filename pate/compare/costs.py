@@ -18,9 +18,9 @@ from dpsgd.outcome import find_outcome, name_of_run
 from dpsgd.workplace import CHECKPOINT, private_folder
 from pate._format import describe_neighbours, format_epsilon
 from pate.accounting import Event, Guarantee, Ledger, Neighbours, compose
-from pate.accounting.data_ledger import open_data_ledger
 from pate.accounting.events import relation_of
-from pate.accounting.together import WholeStudy, whole_study
+from pate.accounting.ledger.data_ledger import open_data_ledger
+from pate.accounting.ledger.study_costs import WholeStudy, whole_study
 from pate.compare.points import Point
 from pate.errors import BudgetExceeded
 from pate.pipeline.spending import ledger_path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pate._format import compare_neighbours
-from pate.accounting.together import NOT_PLANNED, WholeStudy, led_to
+from pate.accounting.ledger.study_costs import NOT_PLANNED, WholeStudy, led_to
 from pate.compare.costs import told
 from pate.compare.recipe import CompareRecipe
 from pate.compare.rows import Row

@@ -13,16 +13,14 @@ from dataclasses import dataclass
 from dpsgd.recipe import Recipe as DpsgdRecipe
 from dpsgd.run_plan import RunPlan, plan_run
 from pate._validate import LEAST_NOISE
-from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon, smallest_noise
+from pate.accounting.calibrate import moments_epsilon, smallest_noise
 from pate.compare.recipe import CompareRecipe
 from pate.errors import BudgetExceeded
-from pate.mechanisms import Plan
+from pate.mechanisms import Plan, make_mechanism
 from pate.pipeline.recipe import EvaluateSpec
 from pate.pipeline.recipe import Recipe as PateRecipe
 from pate.stages.drawing import plan_of
 from pate.studies import with_seed
-
-_EVENTS = {"lnmax": lnmax, "gnmax": gnmax}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +84,7 @@ def least_noise(recipe: CompareRecipe, epsilon: float, *, public: int) -> float:
         return 1.0  # nothing is open
     assert spec.queries is not None  # the recipe was checked
     found = smallest_noise(
-        _EVENTS[spec.mechanism],
+        lambda noise: make_mechanism(spec.with_noise(noise)).answer_event,
         count=min(spec.queries, spec.answers or spec.queries, public),
         target=epsilon,
         epsilon=moments_epsilon(delta=recipe.compare.delta),
@@ -99,7 +97,7 @@ def _planned(recipe: PateRecipe, *, public: int) -> Plan:
         return plan_of(recipe, inputs=public)
     except BudgetExceeded as error:
         noise = "raise the noise in [pate.aggregate]"
-        if recipe.aggregate.mechanism in _EVENTS:
+        if recipe.aggregate.kind.calibrated is not None:
             noise += ", leave it out"
         raise error.saying(
             f"at ε = {recipe.privacy.epsilon:g} one answer of PATE alone costs "

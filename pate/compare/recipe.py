@@ -23,7 +23,6 @@ from pate.recipes.schema import Notes
 from pate.students.spec import StudentSpec
 from pate.teachers.spec import TeachersSpec
 
-NOISE = {"lnmax": "scale", "gnmax": "sigma"}  # of mechanisms whose noise can be found for an ε
 MOST_SEEDS = 100
 
 
@@ -71,13 +70,13 @@ class OpenAggregateSpec(AggregateSpec):
 
     @property
     def finds_noise(self) -> bool:
-        noise = NOISE.get(self.mechanism)
-        return noise is not None and getattr(self, noise) is None
+        noise = self.kind.calibrated
+        return noise is not None and getattr(self, noise, None) is None
 
     @model_validator(mode="after")
     def _takes_what_it_needs(self) -> Self:
         if self.finds_noise and self.queries is None:
-            noise = NOISE[self.mechanism]
+            noise = self.kind.calibrated
             raise InvalidInput(
                 f'mechanism "{self.mechanism}" has neither {noise} nor queries; give queries, and '
                 f"the least {noise} for them is found, or give {noise}"
@@ -89,7 +88,7 @@ class OpenAggregateSpec(AggregateSpec):
         """The section with this noise in the place that was left open."""
         given: dict[str, Any] = self.model_dump()
         if self.finds_noise:
-            given[NOISE[self.mechanism]] = noise
+            given[str(self.kind.calibrated)] = noise
         return AggregateSpec(**given)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pate.compare.measuring import Measure
 from pate.compare.running import Ran
-from pate.shares import wilson
+from pate.metrics import wilson
 
 NAMES = {
     "pate": "PATE",

@@ -19,7 +19,7 @@ from dpsgd.outcome import Outcome, find_outcome, name_of_run
 from dpsgd.training import Options as DpsgdOptions
 from dpsgd.training import train
 from pate.accounting import Ledger
-from pate.accounting.together import NOT_PLANNED, WholeStudy
+from pate.accounting.ledger.study_costs import NOT_PLANNED, WholeStudy
 from pate.compare.answers import Models, models_in, require_charged
 from pate.compare.costs import Ledgers, budget_told, paid_for_dpsgd, told
 from pate.compare.measuring import Measure, Measures, warm_up

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pate.accounting import Guarantee
-from pate.accounting.together import WholeStudy
+from pate.accounting.ledger.study_costs import WholeStudy
 from pate.compare.picture import draw
 from pate.compare.recipe import CompareRecipe
 from pate.compare.rows import Row

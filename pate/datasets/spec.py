@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pate.datasets.catalogue import CATALOGUE, named_set
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# A data set of such a name would share a ledger with another one (pate.accounting.data_set).
+# A data set of such a name would share a ledger with another one (pate.accounting.ledger.data_set).
 _RESERVED = (".dpsgd", ".not-private")
 _PARTS = ("private_path", "public_path", "test_path")
 _OWN_ONLY = ("label", "id", "group", "features", "classes", "image_size")

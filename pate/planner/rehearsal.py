@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from pate.mechanisms import AggregateSpec, Plan, make_mechanism
-from pate.mechanisms.release import IntArray
+from pate.mechanisms.mechanism import IntArray
 from pate.planner.profile import Profile
 from pate.planner.search import Candidate
 from pate.planner.surrogate import Surrogate

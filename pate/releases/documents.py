@@ -18,13 +18,13 @@ from pate._format import format_epsilon, format_factor, strength
 from pate.accounting import BestOfTries, Conversion, Repeated
 from pate.accounting.events import tally
 from pate.mechanisms import make_mechanism
+from pate.metrics import Share
 from pate.releases.guarantee import guarantee_of_plan, read_events
 from pate.releases.schema import FORMAT, recipe_of
 from pate.report.curves import cost_curves, moment_profile
 from pate.report.facts import ClassRow, Cost, Facts, recipe_text
 from pate.report.page import render_page
 from pate.report.templates import template
-from pate.shares import Share
 from pate.stages.drawing import plan_of
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#!|~]|:(?=//))")

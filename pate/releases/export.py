@@ -32,8 +32,8 @@ from pate.releases.student import (
     write_tensors,
 )
 from pate.students.spec import NETWORKS
-from pate.teachers import load
 from pate.teachers.linear import LinearTeacher
+from pate.teachers.persist import load
 from pate.teachers.sklearn_teacher import SklearnTeacher
 from pate.teachers.spec import ModelSpec
 from pate.teachers.torch_teacher import TorchTeacher

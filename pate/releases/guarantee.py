@@ -27,9 +27,8 @@ from pate.accounting import (
     log_moments,
 )
 from pate.accounting.events import tally
-from pate.accounting.moments import epsilon_at
-from pate.accounting.odometer import odometer_epsilon
-from pate.accounting.terms import Basis, Mode, Terms, agree
+from pate.accounting.ledger.terms import Basis, Mode, Terms, agree
+from pate.accounting.moments import epsilon_at, odometer_epsilon
 from pate.errors import BudgetExceeded, InvalidInput, PateError
 
 _ROUNDING = 1e-9  # relative: what another machine's arithmetic may differ by

@@ -15,6 +15,7 @@ from pate.artifacts import Artifact, Level, Store, StoreError, fingerprint
 from pate.datasets import data_root as default_root
 from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput, LedgerError, PateError
+from pate.metrics import wilson
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run, find_data_root, read_resolved
 from pate.pipeline.secret import key_path, naming_key
@@ -24,7 +25,6 @@ from pate.releases.files import ENCODER
 from pate.releases.guarantee import agrees
 from pate.releases.schema import HEADER_FORMAT
 from pate.report.facts import without_folder, without_places
-from pate.shares import wilson
 from pate.stages.opening import open_run
 
 _READ = ("aggregate", "account", "distill", "evaluate", "encoder", "data-public")

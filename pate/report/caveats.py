@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pate.accounting import Ledger, Neighbours
-    from pate.accounting.together import WholeStudy
-    from pate.mechanisms.spec import AggregateSpec
+    from pate.accounting.ledger.study_costs import WholeStudy
+    from pate.mechanisms import AggregateSpec
     from pate.pipeline.runner import Run
 
 LOOKS = "votes-looked-at.jsonl"  # a line for each look at a run's votes, in its private folder
@@ -64,7 +64,7 @@ def studies_behind(
         The cost of a study is that of its plan only if the labels are part of it, and of no other
         study; otherwise the ledgers' total of all their releases, these labels among them.
     """
-    from pate.accounting.together import whole_studies
+    from pate.accounting.ledger.study_costs import whole_studies
 
     charges = ledger.charges()
     begins = tuple(f"{name.rpartition(' ')[0]} " for name in own)
@@ -95,7 +95,7 @@ def _trained(ledger: Ledger) -> list[str]:
     """Return the cost of DP-SGD on the same data, which has a ledger of its own."""
     from pate._format import describe_neighbours, format_epsilon
     from pate.accounting import Ledger
-    from pate.accounting.data_set import beside
+    from pate.accounting.ledger.data_set import beside
 
     other = beside(ledger.path)
     if not other.exists():
@@ -136,7 +136,7 @@ def _earlier_releases(run: Run, ledger: Ledger) -> int:
 
 def _seeded_releases(run: Run) -> int:
     from pate.accounting import Ledger
-    from pate.accounting.data_set import beside
+    from pate.accounting.ledger.data_set import beside
     from pate.pipeline.spending import ledger_path
 
     if run.options.insecure_seed is not None:  # this run is not private anyhow, and is marked so
@@ -161,7 +161,7 @@ def _looks(folder: Path) -> int:
 def sanitised_caveat(spec: AggregateSpec) -> str:
     """Return what a sanitised ε promises and what it does not.
 
-    >>> from pate.mechanisms.spec import AggregateSpec
+    >>> from pate.mechanisms import AggregateSpec
     >>> sanitised_caveat(AggregateSpec(scale=20.0)).endswith("not the other way round.")
     True
     """

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from pate._format import format_number
 from pate.accounting import Conversion, Ledger, event_from_json
 from pate.artifacts import Artifact, Level
 from pate.errors import InvalidInput
 from pate.mechanisms import make_mechanism
+from pate.metrics import Share
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
 from pate.pipeline.secret import key_path
@@ -28,7 +28,6 @@ from pate.pipeline.stage import producer
 from pate.report.caveats import tuning_caveats
 from pate.report.comparison import ComparedMethod, read_comparison
 from pate.report.curves import CostCurves, MomentProfile, cost_curves, moment_profile
-from pate.shares import Share
 
 if TYPE_CHECKING:
     from pate.report.private import PrivateFacts
@@ -123,17 +122,17 @@ class Facts:
     @property
     def mechanism(self) -> str:
         """The name of the mechanism."""
-        return mechanism_formula(self.recipe.aggregate)[0]
+        return make_mechanism(self.recipe.aggregate).title
 
     @property
     def formula(self) -> str:
         """The answer of the mechanism, in symbols."""
-        return mechanism_formula(self.recipe.aggregate)[1]
+        return make_mechanism(self.recipe.aggregate).formula()
 
     @property
     def checked(self) -> bool:
         """Whether a noised check decides which queries are answered."""
-        return self.recipe.aggregate.mechanism in ("confident", "interactive")
+        return self.recipe.aggregate.kind.checks
 
     @property
     def teacher_models(self) -> list[str]:
@@ -350,28 +349,6 @@ def best_guess(epsilon: float, delta: float) -> float:
         return 1.0
     odds = math.exp(epsilon)
     return min(1.0, (odds + delta) / (odds + 1))
-
-
-def mechanism_formula(spec: Any) -> tuple[str, str]:
-    """Return a mechanism's name and its answer in symbols."""
-    match spec.mechanism:
-        case "lnmax":
-            return "LNMax", f"answer = argmaxⱼ (nⱼ + Lap(b)), b = {format_number(spec.scale)} votes"
-        case "gnmax":
-            return (
-                "GNMax",
-                f"answer = argmaxⱼ (nⱼ + N(0, σ²)), σ = {format_number(spec.sigma)} votes",
-            )
-        case "confident":
-            check = "maxⱼ nⱼ + N(0, σ₁²) ≥ T"
-            name = "Confident-GNMax"
-        case "interactive":
-            check = "maxⱼ (nⱼ − student’sⱼ) + N(0, σ₁²) ≥ T"
-            name = "Interactive-GNMax"
-    return name, (
-        f"if {check}: answer = argmaxⱼ (nⱼ + N(0, σ₂²)); T = {format_number(spec.threshold)}, "
-        f"σ₁ = {format_number(spec.sigma1)}, σ₂ = {format_number(spec.sigma2)} votes"
-    )
 
 
 # --- the recipe -----------------------------------------------------------------------------------

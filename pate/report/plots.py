@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from pate.metrics import Share
 from pate.report.facts import Facts
 from pate.report.templates import escape_html
-from pate.shares import Share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

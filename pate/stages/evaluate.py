@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from pate.artifacts import Artifact, Level
 from pate.devices import use_first
+from pate.metrics import wilson
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
-from pate.shares import wilson
 from pate.stages.features import (
     as_student_sees,
     graph_features,

@@ -3,7 +3,7 @@
 Guarantees:
     Each point alone costs its own ε, if it was fixed before any result was seen. Whoever chooses
     the best of them by its result, or publishes them all, has spent what all of them cost together:
-    what the ledger says of the study (:func:`pate.accounting.together.study_cost`).
+    what the ledger says of the study (:func:`pate.accounting.ledger.study_costs.study_cost`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pate.accounting import Conversion, Event, Ledger, compose
-from pate.accounting.together import StudyCost, study_cost
+from pate.accounting.ledger.study_costs import StudyCost, study_cost
 from pate.errors import BudgetExceeded
 from pate.mechanisms import Plan
 from pate.pipeline.recipe import Recipe

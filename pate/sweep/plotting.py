@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pate.shares import Share
+from pate.metrics import Share
 from pate.studies.figure import COLOURS, MARKS, drawing, save
 from pate.sweep.results import STEM, Results, Row
 from pate.sweep.values import as_setting

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pate.accounting.together import StudyCost
+from pate.accounting.ledger.study_costs import StudyCost
+from pate.metrics import Share
 from pate.pipeline.runner import Run
-from pate.shares import Share
 from pate.studies.files import write_table
 from pate.sweep.grid import Grid, Point
 

@@ -23,7 +23,7 @@ from pate._format import format_epsilon
 from pate._format import format_epsilon_fixed as shown_epsilon
 from pate.accounting import Guarantee, Ledger
 from pate.accounting.events import Repeated, tally
-from pate.accounting.together import NOT_PLANNED
+from pate.accounting.ledger.study_costs import NOT_PLANNED
 
 EPSILONS, SEEDS, DELTA = (4.0, 8.0), 2, 1e-4
 RECIPE = """

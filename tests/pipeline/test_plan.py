@@ -157,7 +157,7 @@ def test_a_surrogate_decides_by_rehearsal(project: Any) -> None:
         (("--epsilon", "1", *SIMULATED, "--delta", "2"), "delta is 2.0"),
         (("--epsilon", "1", *SIMULATED, "--teachers", "some"), "not a list of whole numbers"),
         (("--epsilon", "1", *SIMULATED, "--teachers", "91"), "more than the 90 private records"),
-        (("--epsilon", "1", *SIMULATED, "--mechanism", "laplace"), "gnmax, confident, lnmax"),
+        (("--epsilon", "1", *SIMULATED, "--mechanism", "laplace"), "lnmax, gnmax, confident"),
         (("--epsilon", "1", *SIMULATED, "--answers", "31"), "more than the 30 public inputs"),
         (("--epsilon", "1", *SURROGATE[2:], "--surrogate", "mnist"), "pate data fetch mnist"),
         (("--epsilon", "1", *SURROGATE[2:], "--surrogate", "mnits"), "did you mean mnist?"),

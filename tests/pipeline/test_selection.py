@@ -604,7 +604,7 @@ def test_what_was_changed_is_found(released: Any, tmp_path: Path, kind: str) -> 
 
 def test_a_smaller_epsilon_is_found(released: Any, tmp_path: Path) -> None:
     """The event replaced by what one try costs, all figures made to follow."""
-    from pate.accounting.terms import Terms
+    from pate.accounting.ledger.terms import Terms
     from pate.releases.guarantee import (
         guarantee_of_ledger,
         guarantee_of_plan,

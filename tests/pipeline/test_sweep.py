@@ -20,8 +20,8 @@ import pytest
 
 from pate._format import format_epsilon
 from pate.accounting import Guarantee, LaplaceNoisyMaxAnswer, Ledger, Repeated, compose
-from pate.accounting.terms import moment_for
-from pate.accounting.together import NOT_PLANNED, StudyCost, study_cost
+from pate.accounting.ledger.study_costs import NOT_PLANNED, StudyCost, study_cost
+from pate.accounting.ledger.terms import moment_for
 from pate.errors import LedgerError
 
 CHECKED = {"scale": None, "threshold": 3.0, "sigma1": 4.0, "sigma2": 4.0}

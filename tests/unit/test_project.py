@@ -28,9 +28,9 @@ LAYERS = [
     ["pipeline"],
     ["querying"],
     ["students", "testing"],
-    ["partition", "teachers", "votes", "mechanisms", "encoders", "datasets"],
-    ["artifacts", "console", "engines", "neighbours", "plugins", "recipes", "vision"],
-    ["accounting", "devices", "randomness", "shares", "untrusted"],
+    ["partition", "teachers", "mechanisms", "encoders", "datasets"],
+    ["artifacts", "console", "engines", "neighbours", "plugins", "recipes", "vision", "votes"],
+    ["accounting", "devices", "randomness", "metrics", "untrusted"],
     ["_files", "_format", "_validate", "silence"],
     ["errors"],
 ]

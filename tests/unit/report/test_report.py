@@ -30,8 +30,8 @@ from pate.accounting import (
 )
 from pate.accounting.composition import advanced, gaussian_delta, gaussian_epsilon
 from pate.errors import InvalidInput
-from pate.mechanisms import make_mechanism
-from pate.mechanisms.spec import AggregateSpec
+from pate.mechanisms import AggregateSpec, make_mechanism
+from pate.metrics import Share
 from pate.pipeline.recipe import Recipe
 from pate.report.comparison import read_comparison
 from pate.report.curves import (
@@ -43,14 +43,12 @@ from pate.report.curves import (
 )
 from pate.report.facts import (
     best_guess,
-    mechanism_formula,
     publishable_cost,
     recipe_text,
     without_paths,
 )
 from pate.report.plots import shares_plot, short
 from pate.report.templates import JoinedLines, escape_html, template
-from pate.shares import Share
 
 SPECS = {
     "lnmax": AggregateSpec(mechanism="lnmax", scale=8.0),
@@ -123,9 +121,10 @@ def test_words_follow_the_figure():
         "strong", "moderate", "moderate", "weak",
     ]  # fmt: skip
     for name, spec in SPECS.items():
-        title, formula = mechanism_formula(spec)
-        assert title.lower().startswith(name if name in ("lnmax", "gnmax") else name[:8])
-        assert re.search(r"= (8|20|15)", formula)
+        mechanism = make_mechanism(spec)
+        short_name = name if name in ("lnmax", "gnmax") else name[:8]
+        assert mechanism.title.lower().startswith(short_name)
+        assert re.search(r"= (8|20|15)", mechanism.formula())
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pate.accounting import Guarantee
-from pate.accounting.together import StudyCost
-from pate.shares import Share
+from pate.accounting.ledger.study_costs import StudyCost
+from pate.metrics import Share
 from pate.sweep.grid import read_grid
 from pate.sweep.plotting import _title, draw, side_by_side
 from pate.sweep.results import Results, Row

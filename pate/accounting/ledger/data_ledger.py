@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 
 from pate._format import describe_neighbours, format_epsilon
-from pate.accounting.data_set import NOT_PRIVATE, beside, shares_a_budget
 from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
-from pate.accounting.terms import Mode, moment_for
+from pate.accounting.ledger.data_set import NOT_PRIVATE, beside, shares_a_budget
+from pate.accounting.ledger.terms import Mode, moment_for
 from pate.errors import InvalidInput, LedgerError
 
 

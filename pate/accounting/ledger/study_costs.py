@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 from pate._format import describe_neighbours, format_epsilon
 from pate.accounting.composition import group
-from pate.accounting.data_set import NOT_PRIVATE, Share, beside, total_of
 from pate.accounting.events import Event
 from pate.accounting.guarantee import Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
+from pate.accounting.ledger.data_set import NOT_PRIVATE, Share, beside, total_of
+from pate.accounting.ledger.studies import StudyPlan
 from pate.accounting.moments import compose
-from pate.accounting.study_book import StudyPlan
 from pate.errors import InvalidInput
 
 _LATER = sys.maxsize  # the number of a charge that is still to come
@@ -176,9 +176,9 @@ def study_costs(ledger: Ledger, *, one_teacher: Neighbours | None = None) -> tup
 
     Guarantees:
         * Where the plan in the ledger covers all of its charges
-          (:meth:`~pate.accounting.study_book.StudyPlan.covers`), the log-moments of the whole plan,
-          added up (Abadi et al. 2016, Theorem 2.1) and turned into ε at the best λ. Also of what is
-          not paid for yet: to stop may have been decided by results.
+          (:meth:`~pate.accounting.ledger.studies.StudyPlan.covers`), the log-moments of the whole
+          plan, added up (Abadi et al. 2016, Theorem 2.1) and converted to ε at the best λ. That
+          includes what is not paid for yet: results may have decided when to stop.
         * Where it does not, :meth:`~pate.accounting.Ledger.guarantee` of the ledger, which holds
           however charges were chosen; where some were charged under another relation than
           ``one_teacher``, restated for one record replaced.
@@ -322,8 +322,8 @@ def _together(running: list[Share], costs: list[Guarantee]) -> Guarantee:
     """Running figures at once, for one record replaced where they are not of one relation.
 
     Guarantees:
-        As :func:`pate.accounting.data_set.total_of`. A group of two (:func:`for_replacement`) needs
-        an ε that was fixed in advance; a running figure is not.
+        As :func:`pate.accounting.ledger.data_set.total_of`. A group of two
+        (:func:`for_replacement`) needs an ε that was fixed in advance; a running one is not.
     """
     total = total_of(running)
     assert total.neighbours is not None

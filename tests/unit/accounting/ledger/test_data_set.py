@@ -23,9 +23,9 @@ from pate.accounting import (
     SampledGaussian,
     compose,
 )
-from pate.accounting.data_ledger import budget_line, data_set_line, open_data_ledger
-from pate.accounting.data_set import Share, total_of
-from pate.accounting.odometer import odometer_epsilon
+from pate.accounting.ledger.data_ledger import budget_line, data_set_line, open_data_ledger
+from pate.accounting.ledger.data_set import Share, total_of
+from pate.accounting.moments import odometer_epsilon
 from pate.errors import BudgetExceeded, LedgerError
 
 DELTA = 1e-5

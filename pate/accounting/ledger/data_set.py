@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pate._format import describe_neighbours, format_epsilon
 from pate.accounting.guarantee import Neighbours
-from pate.accounting.odometer import odometer_epsilon
-from pate.accounting.running_total import Total
-from pate.accounting.terms import Terms
+from pate.accounting.ledger.running_total import Total
+from pate.accounting.ledger.terms import Terms
+from pate.accounting.moments import odometer_epsilon
 
 NOT_PRIVATE = "not-private.ledger"  # the end of the name of a ledger whose releases are not
 _LEDGER = ".ledger"
@@ -52,7 +52,7 @@ class Share:
 
     @classmethod
     def of(cls, ledger: str, terms: Terms, total: Total) -> Share:
-        """The running figure, valid whenever one stops (:mod:`pate.accounting.odometer`).
+        """The running figure, valid whenever one stops (:mod:`pate.accounting.moments`).
 
         Votes are charged with the relation between records under which one teacher changes. Charges
         that do not state one hold under the ledger's own; where that is another teacher, how
@@ -118,7 +118,7 @@ def total_of(shares: Sequence[Share]) -> DataSetTotal:
 
     Guarantees:
         Let o be everything released, L_j the privacy loss of ledger j's part, A_j its running sum
-        and ε_j(o) = (A_j + log(c_j/δ_j))/λ_j its reading (:mod:`pate.accounting.odometer`). Charges
+        and ε_j(o) = (A_j + log(c_j/δ_j))/λ_j its reading (:mod:`pate.accounting.moments`). Charges
         to either may be chosen by all outputs so far: each M_j = exp(λ_j L_j − A_j) remains a
         supermartingale, as steps of the other ledger leave it as it is. Write (x)₊ = max(x, 0).
 

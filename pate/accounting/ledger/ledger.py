@@ -12,7 +12,7 @@ Two ways to compose, and no mixing of them:
   the caps may then be used, because it does not depend on any answer. Charges draw the caps down.
 
 A data set that is used by PATE and by DP-SGD has two ledgers beside each other, and one budget: a
-charge to either is compared with what both come to (:mod:`pate.accounting.data_set`).
+charge to either is compared with what both come to (:mod:`pate.accounting.ledger.data_set`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from pate.accounting import ledger_file
-from pate.accounting.data_set import (
+from pate.accounting.events import Event, Repeated, event_from_json, event_to_json, tally
+from pate.accounting.guarantee import Guarantee, Neighbours
+from pate.accounting.ledger import schema
+from pate.accounting.ledger.data_set import (
     DataSetTotal,
     Share,
     beside,
@@ -38,13 +40,10 @@ from pate.accounting.data_set import (
     shares_a_budget,
     total_of,
 )
-from pate.accounting.events import Event, Repeated, event_from_json, event_to_json, tally
-from pate.accounting.guarantee import Guarantee, Neighbours
-from pate.accounting.moments import compose, epsilon_at
-from pate.accounting.odometer import odometer_epsilon
-from pate.accounting.running_total import RunningTotal, Total
-from pate.accounting.study_book import StudyBook, StudyPlan
-from pate.accounting.terms import Basis, Mode, Terms, agree
+from pate.accounting.ledger.running_total import RunningTotal, Total
+from pate.accounting.ledger.studies import StudyBook, StudyPlan
+from pate.accounting.ledger.terms import Basis, Mode, Terms, agree
+from pate.accounting.moments import compose, epsilon_at, odometer_epsilon
 from pate.errors import (
     BudgetExceeded,
     InvalidInput,
@@ -131,9 +130,9 @@ class Ledger:
         if not os.path.lexists(place):
             if wanted is None:
                 raise LedgerError(f"there is no ledger at {place}; give a budget to create one")
-            ledger_file.create(place, wanted.to_json())
+            schema.create(place, wanted.to_json())
         with _parsing(place):
-            connection = ledger_file.connect(
+            connection = schema.connect(
                 place, totals=lambda each: _running_total(each, _terms(each)).rebuild()
             )
         try:
@@ -164,7 +163,7 @@ class Ledger:
             finally:
                 self._connection.execute("COMMIT")
         if not agrees:
-            raise ledger_file.damaged(
+            raise schema.damaged(
                 self.path, LedgerError("its charges do not come to the total that was kept")
             )
 
@@ -389,7 +388,7 @@ class Ledger:
             * filter at a fixed moment: the budget (a lower running figure is not covered, because
               when to stop may have depended on answers);
             * plan: the ε of its caps;
-            * odometer: a reading valid whenever one stops (:mod:`pate.accounting.odometer`).
+            * odometer: a reading valid whenever one stops (:mod:`pate.accounting.moments`).
         """
         budget = self.terms.budget
         assert budget.moment is not None
@@ -416,7 +415,7 @@ class Ledger:
         """What the data set has spent in this ledger and in the one beside it, together.
 
         Guarantees:
-            As :func:`pate.accounting.data_set.total_of`.
+            As :func:`pate.accounting.ledger.data_set.total_of`.
         """
         return self._read(lambda: self._data_set_total(self._running.read()))
 
@@ -466,7 +465,7 @@ class Ledger:
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
-            raise ledger_file.failed(self.path, error) from error
+            raise schema.failed(self.path, error) from error
 
     @contextlib.contextmanager
     def _data_set_transaction(self) -> Iterator[None]:
@@ -499,7 +498,7 @@ class Ledger:
         try:
             return query()
         except sqlite3.Error as error:
-            raise ledger_file.failed(self.path, error) from error
+            raise schema.failed(self.path, error) from error
 
     def _find(self, release: str) -> Charge | None:
         row = self._connection.execute(
@@ -576,7 +575,7 @@ def _parsing(place: Path) -> Iterator[None]:
     except LedgerError:
         raise
     except (sqlite3.Error, TypeError, KeyError, ValueError) as error:
-        raise ledger_file.damaged(place, error) from error
+        raise schema.damaged(place, error) from error
 
 
 def _require_name(study: str) -> None:

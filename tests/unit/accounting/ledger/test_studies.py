@@ -18,7 +18,7 @@ from pate.accounting import (
     SampledGaussian,
     event_to_json,
 )
-from pate.accounting.study_book import StudyPlan
+from pate.accounting.ledger.studies import StudyPlan
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, ReleaseConflict, UnsupportedEvent
 
 BUDGET = Guarantee(epsilon=2.0, delta=1e-5)

@@ -31,7 +31,7 @@ from pate.accounting import (
     event_to_json,
 )
 from pate.accounting.events import ForReplacement
-from pate.accounting.terms import moment_for
+from pate.accounting.ledger.terms import moment_for
 from pate.errors import (
     BudgetExceeded,
     InvalidInput,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pate._files import exclusive_lock, sync
-from pate.accounting import running_total, study_book
+from pate.accounting.ledger import running_total, studies
 from pate.errors import LedgerError
 
 _APPLICATION_ID = 0x50415445  # "PATE"
@@ -36,7 +36,7 @@ CREATE TABLE entries (
 """
 # Since version 2: running totals, and the relation between records that a charge holds for.
 _SECOND = f"""
-{study_book.TABLES}
+{studies.TABLES}
 {running_total.TABLES}
 ALTER TABLE charges ADD COLUMN records TEXT;
 CREATE INDEX entries_of_charge ON entries (charge);

@@ -1,4 +1,4 @@
-"""How likely it is that noise overturns the plurality, for a whole matrix of vote counts."""
+"""Counts of votes, and the probability that noise overturns their plurality."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
-from pate.accounting.numerics import FloatArray
+from pate.accounting.moments import FloatArray
 from pate.errors import InvalidInput
 
 Counts = NDArray[np.int64]
@@ -23,7 +23,7 @@ _NETWORK_CLASSES = 32
 
 
 def as_counts(votes: ArrayLike) -> Counts:
-    """A checked (queries, classes) matrix of whole, non-negative counts."""
+    """Return a checked (queries, classes) matrix of whole, non-negative counts."""
     counts = np.asarray(votes)
     if counts.ndim == 1:
         counts = counts[np.newaxis]
@@ -42,11 +42,11 @@ def as_counts(votes: ArrayLike) -> Counts:
 
 
 def union_log_q(counts: Counts, log_beaten: Callable[[FloatArray], FloatArray]) -> FloatArray:
-    """log Σ_{j≠j*} Pr[j beats j*], clamped at log(1 − 1/classes).
+    """Return log Σ_{j≠j*} Pr[j beats j*], clamped at log(1 − 1/classes).
 
     Counts are whole numbers, so the chance of being beaten is a table over gaps. Each query is
     sorted first: the sum is then, to the last bit, a function of the histogram alone, so that
-    equal histograms are worked out once.
+    equal histograms are evaluated once.
     """
     queries, classes = counts.shape
     widest = int(counts.max())
@@ -74,7 +74,7 @@ def union_log_q(counts: Counts, log_beaten: Callable[[FloatArray], FloatArray]) 
 
 
 def _sorted_columns(block: NDArray[Any]) -> NDArray[Any]:
-    """The rows of ``block``, each sorted, as columns: result[0] holds the smallest of every row.
+    """Return the rows of ``block``, sorted, as columns: result[0] has the smallest of every row.
 
     Sorting many short rows one by one is slow; a sorting network does all of them together, a
     comparison of two columns at a time.
@@ -92,7 +92,7 @@ def _sorted_columns(block: NDArray[Any]) -> NDArray[Any]:
 
 @cache
 def _sorting_network(width: int) -> tuple[tuple[int, int], ...]:
-    """Comparisons that sort ``width`` numbers: Batcher's odd-even mergesort (Knuth, 5.2.2 M)."""
+    """Return the comparisons of Batcher's odd-even mergesort of ``width`` values (Knuth, 5.2.2)."""
     pairs = []
     p = 1
     while p < width:

@@ -24,7 +24,7 @@ from pate.accounting import (
 )
 from pate.accounting.composition import gaussian_epsilon
 from pate.accounting.events import relation_of
-from pate.accounting.together import (
+from pate.accounting.ledger.study_costs import (
     all_of,
     beside,
     for_replacement,
