@@ -331,7 +331,7 @@ def plan(*, quick: bool) -> None:
 
 def group_sizes(model: str, timeout: float | None) -> list[int]:
     from pate.stages.dispatch import groups
-    from pate.teachers import TeachersSpec
+    from pate.teachers.spec import TeachersSpec
 
     spec = TeachersSpec(count=PLAN_TEACHERS, model=model, timeout=timeout)
     return [len(group) for group in groups(spec)]

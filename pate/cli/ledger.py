@@ -28,7 +28,7 @@ def show(
     from pate.accounting import Ledger
     from pate.artifacts import Store
     from pate.cli.charges import show_ledger
-    from pate.datasets import data_root as default_root
+    from pate.datasets.catalogue import data_root as default_root
     from pate.errors import InvalidInput
     from pate.pipeline.runner import find_data_root, read_resolved
     from pate.pipeline.spending import ledger_path

@@ -107,7 +107,7 @@ def plan(
     simulated (--accuracy).
     """
     from pate.accounting import Conversion
-    from pate.datasets import data_root as default_root
+    from pate.datasets.catalogue import data_root as default_root
     from pate.pipeline.recipe import Recipe
     from pate.planner.noise import Budget
     from pate.planner.planning import Request

@@ -98,7 +98,7 @@ def make_options(
 ) -> Options:
     """How to run, from what was typed."""
     global _under_way
-    from pate.datasets import data_root as default_root
+    from pate.datasets.catalogue import data_root as default_root
     from pate.engines import Progress, make_engine, terminal_progress
     from pate.engines.on_ray.session import sweep_leftovers
     from pate.errors import InvalidInput

@@ -12,7 +12,7 @@ from rich.table import Table
 from pate._format import format_epsilon
 from pate.accounting import Ledger
 from pate.accounting.ledger.data_ledger import budget_line
-from pate.datasets import data_root as default_root
+from pate.datasets.catalogue import data_root as default_root
 from pate.pipeline.runner import Run
 from pate.pipeline.spending import ledger_path, open_ledger
 from pate.report.caveats import sanitised_caveat, tuning_caveats

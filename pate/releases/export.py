@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from pate.artifacts import Artifact
 from pate.artifacts.manifest import MANIFEST
 from pate.encoders.backbone import Backbone, file_digest, found
-from pate.encoders.chain import Chain
-from pate.encoders.persist import load_encoder
+from pate.encoders.chain import Chain, load_encoder
 from pate.errors import InvalidInput, PateError
 from pate.releases.files import ENCODER, GRAPH, LABELS, STUDENT, TENSORS, may_leave
 from pate.releases.run import FinishedRun

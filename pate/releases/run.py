@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pate.artifacts import Artifact, Level, Store, StoreError, fingerprint
-from pate.datasets import data_root as default_root
+from pate.datasets.catalogue import data_root as default_root
 from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput, LedgerError, PateError
 from pate.metrics import wilson

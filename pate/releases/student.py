@@ -16,9 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate.encoders.guarding import checked
 from pate.encoders.spec import StepSpec
-from pate.encoders.step import Step
+from pate.encoders.step import Step, checked
 from pate.errors import InvalidInput
 from pate.releases.files import ENCODER, GRAPH, HEADER, STUDENT, TENSORS, require_unchanged
 from pate.releases.onnx_graph import OnnxGraph, read_graph
@@ -207,7 +206,7 @@ def _trusted(folder: Path, header: Header, plugin_path: Path | None) -> Released
     """Load a student that needs code, which the caller trusts."""
     from pydantic import ValidationError
 
-    from pate.encoders.persist import load_encoder
+    from pate.encoders.chain import load_encoder
     from pate.encoders.spec import EncoderSpec
     from pate.teachers.persist import load
     from pate.teachers.spec import ModelSpec

@@ -35,7 +35,8 @@ from pate.stages.features import graph_features, student_inputs
 from pate.stages.releasing import paid_answers, release_once
 from pate.stages.rounds import Round, draw_once, labelled
 from pate.stages.selected import take_up
-from pate.students import StudentData, train_student
+from pate.students.data import StudentData
+from pate.students.train import train_student
 from pate.teachers.protocol import probabilities
 
 _NONE = np.empty(0, dtype=np.int64)

@@ -317,7 +317,7 @@ def test_more_queries_later_are_told(project):
     text = (project.run_folder / "report.html").read_text()
     assert "Queries were added after earlier answers had been seen" in text
     assert "at the one λ that the ledger fixed" in text
-    assert "and no guarantee" in text
+    assert "are not a guarantee" in text
     for words in ("before the votes were opened", "Plan, labels alone", "Naive sum"):
         assert words not in text  # they hold for a plan that was fixed, and this one grew
 
@@ -338,7 +338,7 @@ def test_a_comparison_has_its_section(made, tmp_path):
     made.call("report", place, "--plugin-path", "plugins", "--data-root", "data")
     text = (place / "report.html").read_text()
     assert 'id="comparison"' in text
-    assert "to publish this section costs all of them together: ε = 7.124 at δ" in text
+    assert "publishing this section costs all of them together: ε = 7.124 at δ" in text
     assert "All ε here are for one record's contribution removed (zero-out" in html.unescape(text)
     assert "<b>DP" not in text
     assert "without privacy at all" not in text

@@ -15,7 +15,7 @@ import pytest
 
 import dpsgd.training
 from dpsgd.recipe import Recipe as TrainingRecipe
-from dpsgd.run_plan import plan_run
+from dpsgd.runs import plan_run
 from pate._format import describe_neighbours, format_epsilon
 from pate.accounting import Event, LaplaceNoisyMaxAnswer, Ledger, Neighbours, Repeated, compose
 from pate.accounting.ledger.data_ledger import open_data_ledger

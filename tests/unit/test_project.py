@@ -22,8 +22,8 @@ LAYERS = [
     ["__main__"],
     ["cli"],
     ["releases"],
-    ["compare", "sweep"],
-    ["planner", "report", "studies"],
+    ["report"],
+    ["planner", "studies"],
     ["stages"],
     ["pipeline"],
     ["querying"],
@@ -39,6 +39,8 @@ OPEN_TO_DPSGD = {
     "_files", "_format", "_validate", "accounting", "artifacts", "console", "datasets",
     "encoders", "errors", "plugins", "randomness", "recipes", "silence", "untrusted",
 }  # fmt: skip
+
+MAY_IMPORT_DPSGD = {"studies/compare.py", "studies/compare_recipe.py"}
 
 
 def sources(package):
@@ -67,7 +69,7 @@ def test_imports_point_down(path):
     for module in imported_modules(path):
         package = module.split(".")[0]
         if package == "dpsgd":
-            assert own == "compare", f"{inside} imports {module}"
+            assert str(inside) in MAY_IMPORT_DPSGD, f"{inside} imports {module}"
         if package == "pate" and own != "__init__" and part_of(module) != own:
             part = part_of(module)
             if part == "__version__":
