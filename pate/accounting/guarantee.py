@@ -85,6 +85,7 @@ class Guarantee:
     neighbours: Neighbours = Neighbours.AS_STATED
     conversion: Conversion | None = None
     caveats: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # to be read with the value; they take nothing from the theorem
 
     def __post_init__(self) -> None:
         if math.isnan(self.epsilon) or self.epsilon < 0:

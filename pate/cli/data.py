@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pate.cli import running
+from pate.cli import options
 
 app = typer.Typer(help="Data sets by name.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -20,7 +20,7 @@ def list_() -> None:
 
 
 @app.command()
-def fetch(name: str, data_root: running.DataRoot = None) -> None:
+def fetch(name: str, data_root: options.DataRoot = None) -> None:
     """Fetches a data set, checks it, and puts it where recipes find it."""
     from pate.datasets.catalogue import data_root as default_root
     from pate.datasets.fetch import fetch as fetch_

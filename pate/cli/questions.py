@@ -171,7 +171,6 @@ def read_votes(
         if labels or counts or abstentions or classes:
             raise InvalidInput("--labels, --counts, --abstentions and --classes go with --votes")
         return None
-    from pate.cli.tuning import note_private_votes
     from pate.votes import read_counts, read_labels
 
     if labels and counts:
@@ -238,3 +237,33 @@ def show(report: Report, *, json: bool) -> None:
     from pate.cli.tables import show_report
 
     show_report(report)
+
+
+def note_private_votes(path: Path) -> None:
+    """Warn where a vote file lies in a run's private folder, and record the look there."""
+    import contextlib
+    import json
+    from datetime import UTC, datetime
+
+    from pate.report.caveats import LOOKS
+
+    run = _run_of(path)
+    if run is None:
+        return
+    typer.echo(
+        f"pate: {path} holds private votes; settings chosen by what follows are tuned on private "
+        "data, and no ε accounts for that: `pate plan` chooses without them",
+        err=True,
+    )
+    with contextlib.suppress(OSError):  # a copy one may only read
+        line = json.dumps({"when": datetime.now(UTC).isoformat(timespec="seconds")})
+        with (run / "private" / LOOKS).open("a") as file:
+            file.write(line + "\n")
+
+
+def _run_of(path: Path) -> Path | None:
+    """Return the run in whose private folder a file lies."""
+    for folder in path.absolute().parents:
+        if folder.name == "private" and (folder.parent / "recipe.json").is_file():
+            return folder.parent
+    return None

@@ -58,6 +58,7 @@ class Request:
 class Planned:
     """A proposal, and in plain sentences what it rests on."""
 
+    recipe: Recipe  # the one that was planned for
     proposal: Proposal
     assumptions: tuple[str, ...]
 
@@ -113,7 +114,9 @@ def plan(
         f"{facts.queries} public inputs, {facts.classes} classes ({known}). No file of "
         f"{recipe.data.name} was opened."
     )
-    return Planned(proposal=proposal, assumptions=(first, *told, *_reasons(proposal)))
+    return Planned(
+        recipe=recipe, proposal=proposal, assumptions=(first, *told, *_reasons(proposal))
+    )
 
 
 def _on_surrogate(

@@ -17,7 +17,7 @@ from pate.engines.progress import Progress, Silence
 from pate.errors import InvalidInput
 from pate.students.checkpoint import Checkpoint
 from pate.students.spec import StudentSpec, sub_seed
-from pate.teachers.adapters import make
+from pate.teachers.adapters import build, make
 from pate.teachers.protocol import Teacher
 
 
@@ -105,11 +105,14 @@ class Tools:
     identity: str = ""  # of spec and data: a checkpoint of others is not used
     show: Show | None = None
     private: bool = False  # whether the data are private records: then errors quote nothing
+    factory: Callable[..., Any] | None = None  # makes the model where the spec does not name one
 
     def fresh(self, name: str = "") -> Teacher:
         """An untrained model; ``name`` tells apart those of one student."""
         seed = sub_seed(self.spec.seed, "model", name) if name else self.spec.seed
         model = self.spec.as_model()
+        if self.factory is not None:
+            return build(self.factory, model, classes=self.classes, seed=seed)
         return make(model, classes=self.classes, seed=seed, plugin_path=self.plugin_path)
 
     def checkpoint(self, name: str) -> Checkpoint | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -110,12 +111,14 @@ def train_student(
     folder: Path | None = None,
     progress: Show | None = None,
     private: bool = False,
+    factory: Callable[..., Any] | None = None,
 ) -> Teacher:
     """A trained student; :func:`pate.teachers.save` stores it and ``predict_labels`` asks it.
 
     In ``folder`` checkpoints are kept, so that a run that was killed goes on; a checkpoint of
     another section or other data is not used. The folder may be removed once the student is saved.
     ``private`` is for a reference model, which no student may be: one fit to private records.
+    ``factory`` makes the untrained model where ``spec.model`` does not name one that can be found.
     torch modules train on the current device (:mod:`pate.devices`); others on the processor.
 
     >>> data = StudentData(inputs=[[0.0], [1.0]], rows=[0, 1], labels=[1, 0], classes=2)
@@ -139,6 +142,7 @@ def train_student(
         identity=identity,
         show=progress,
         private=private,
+        factory=factory,
     )
     try:
         trained: Teacher = guarded(

@@ -150,7 +150,7 @@ def test_a_surrogate_decides_by_rehearsal(project: Any) -> None:
     [
         (("--epsilon", "0", *SIMULATED), "epsilon is 0; it must be finite and above zero"),
         (("--epsilon", "-1", *SIMULATED), "epsilon is -1; it must be finite and above zero"),
-        ((*SIMULATED,), "say what the labels may cost: --epsilon"),
+        ((*SIMULATED,), "give --epsilon, what the labels may cost"),
         (("--epsilon", "1"), "give --surrogate NAME"),
         (("--epsilon", "1", *SIMULATED, "--surrogate", "digits"), "not both"),
         (("--epsilon", "1", "--accuracy", "0.9"), "say so with --records"),

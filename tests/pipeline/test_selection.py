@@ -677,7 +677,7 @@ def test_a_choice_among_points_of_a_sweep_that_was_seen_is_asked_about(project: 
     (line,) = project.call(*words, code=2).stderr.splitlines()
     assert "“sweep seen”" in line
     project.call(*words, "--chosen-beforehand")
-    assert "Its owner says" in (project.folder / "out" / "MODEL_CARD.md").read_text()
+    assert "Its owner states" in (project.folder / "out" / "MODEL_CARD.md").read_text()
 
 
 def test_leftovers_of_a_killed_release_are_swept(released: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The ledger of a data set: opened for any run on it, made by the first."""
+"""Opening the ledger of a data set, and its state in a sentence."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pate.errors import InvalidInput, LedgerError
 
 
 def make_ledgers_folder(folder: Path) -> None:
-    """Makes the folder of ledgers and keys, open to its owner only, whatever the umask.
+    """Create the folder of ledgers and keys with mode 0700, whatever the umask.
 
-    One that is there and open to others is closed to them, where it is ours.
+    An existing folder of ours that is open to others is closed to them.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -37,12 +37,12 @@ def open_data_ledger(
     conversion: Conversion = Conversion.IMPROVED,
     moment: float | None = None,
 ) -> Ledger:
-    """Opens the ledger at ``path``, or makes it; a ``budget`` that was agreed on never changes.
+    """Open the ledger at ``path``, or create it; a budget never changes once it is set.
 
-    A budget is the data set's, over both of its ledgers: one that was agreed on with the other
-    ledger binds this one, too, and the λ of a new ledger suits what the other left of it. Without
-    any a new ledger is an odometer: it reports, and refuses nothing. Its λ is then ``moment``, the
-    best one for the first plan, which must be made without a look at private data.
+    The budget belongs to the data set, over both of its ledgers: one that was set with the other
+    ledger binds this one, too, and the λ of a new ledger suits what the other left of it. Without a
+    budget a new ledger is an odometer, which refuses nothing. Its λ is then ``moment``, the best
+    one for the first plan, which must not depend on private data.
     """
     make_ledgers_folder(path.parent)
     agreed, spent = _beside(path)
@@ -75,7 +75,7 @@ def open_data_ledger(
 
 
 def _beside(path: Path) -> tuple[float, float]:
-    """The budget and what was spent of it, by the other ledger of the data set; infinite: none."""
+    """Return the budget (infinite: none) and the spending of the data set's other ledger."""
     if not (shares_a_budget(path) and beside(path).exists()):
         return math.inf, 0.0
     with Ledger.open(beside(path)) as other:
@@ -83,7 +83,7 @@ def _beside(path: Path) -> tuple[float, float]:
 
 
 def _moment_for_rest(left: float, delta: float, conversion: Conversion) -> float | None:
-    """The λ that suits what the other ledger left of a budget; None where that pays for nothing.
+    """Return the λ that suits what the other ledger left of a budget; None if nothing is left.
 
     Guarantees:
         What was spent is public, and λ is fixed before the first charge at it.
@@ -99,7 +99,7 @@ def _told(budget: float) -> str:
 
 
 def budget_line(ledger: Ledger, *, own: bool = False) -> str:
-    """Spent and left, in a sentence, with the figure that may be published of it all.
+    """Return a sentence on what was spent and is left, with the ε that can be published.
 
     With ``own`` it is about this ledger alone (:func:`data_set_line` is about both).
     """
@@ -128,7 +128,7 @@ def budget_line(ledger: Ledger, *, own: bool = False) -> str:
 
 
 def data_set_line(ledger: Ledger) -> str:
-    """What a data set has spent in all, by both of its ledgers, in a sentence."""
+    """Return a sentence on what a data set has spent, by both of its ledgers."""
     names = sorted((ledger.path.name, beside(ledger.path).name), key=len)
     total, limit = ledger.data_set_total(), ledger.data_set_budget
     left = "no budget was set"

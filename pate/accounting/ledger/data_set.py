@@ -1,8 +1,8 @@
-"""One data set, two ledgers: what votes (PATE) and steps (DP-SGD) cost its records together.
+"""The total cost of a data set over its two ledgers, of PATE (votes) and of DP-SGD (steps).
 
-Costs of votes hold where one teacher is another, costs of lots where one record is there or not. So
-they have ledgers of their own, and each adds up at a λ of its own. A budget is the data set's: it
-is compared with what both come to.
+Costs of votes hold where one teacher changes, costs of steps where one record is present or absent.
+So they have separate ledgers, and each adds up at its own λ. The budget belongs to the data set: it
+is compared with the total of both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DPSGD = ".dpsgd"  # after the name of a data set, in that of its second ledger
 
 
 def beside(path: Path) -> Path:
-    """The other ledger of the same data: DP-SGD's for that of PATE, and the other way round.
+    """Return the other ledger of the same data: DP-SGD's for that of PATE, and vice versa.
 
     >>> beside(Path("ledgers/mnist.ledger")).name, beside(Path("mnist.dpsgd.ledger")).name
     ('mnist.dpsgd.ledger', 'mnist.ledger')
@@ -36,27 +36,27 @@ def beside(path: Path) -> Path:
 
 
 def shares_a_budget(path: Path) -> bool:
-    """Whether a file is one of the two ledgers of a data set, of releases that are private."""
+    """Return whether a file is one of the two ledgers of a data set with private releases."""
     return path.name.endswith(_LEDGER) and not path.name.endswith(f".{NOT_PRIVATE}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one ledger of a data set has spent, at its own λ and δ."""
+    """The spending of one ledger of a data set, at its own λ and δ."""
 
     ledger: str  # its file's name
     epsilon: float
     delta: float
     moment: float
-    records: frozenset[Neighbours | None]  # between which data sets; None: of an unknown partition
+    records: frozenset[Neighbours | None]  # relations of the charges; None: of an unknown partition
 
     @classmethod
     def of(cls, ledger: str, terms: Terms, total: Total) -> Share:
-        """The running figure, valid whenever one stops (:mod:`pate.accounting.moments`).
+        """Return the running total, valid whenever one stops (:func:`odometer_epsilon`).
 
         Votes are charged with the relation between records under which one teacher changes. Charges
-        that do not state one hold under the ledger's own; where that is another teacher, how
-        records were dealt out to teachers is not known.
+        that state none hold under the ledger's own; where that is a replaced teacher, it is unknown
+        how records were assigned to teachers.
         """
         budget = terms.budget
         assert budget.moment is not None
@@ -88,7 +88,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSetTotal:
-    """What a data set has spent in all."""
+    """The total spending of a data set."""
 
     shares: tuple[Share, ...]  # of the ledgers with charges
     epsilon: float
@@ -97,7 +97,7 @@ class DataSetTotal:
 
     @property
     def restated(self) -> bool:
-        """Whether shares count with more than they cost under their own relation."""
+        """Whether shares count more than they cost under their own relation."""
         return self.epsilon > math.fsum(each.epsilon for each in self.shares) * (1 + 1e-12)
 
     def __str__(self) -> str:
@@ -109,17 +109,17 @@ class DataSetTotal:
         parts = " + ".join(map(str, self.shares))
         if len(self.shares) < 2:
             return figure
-        why = "; what holds for one record more or less is restated" if self.restated else ""
+        why = "; costs for one record more or less are restated" if self.restated else ""
         return f"{figure} ({parts}{why})"
 
 
 def total_of(shares: Sequence[Share]) -> DataSetTotal:
-    """What all charges of both ledgers come to, however they were chosen, whenever one stops.
+    """Return the total of both ledgers, however charges were chosen, whenever one stops.
 
     Guarantees:
         Let o be everything released, L_j the privacy loss of ledger j's part, A_j its running sum
-        and ε_j(o) = (A_j + log(c_j/δ_j))/λ_j its reading (:mod:`pate.accounting.moments`). Charges
-        to either may be chosen by all outputs so far: each M_j = exp(λ_j L_j − A_j) remains a
+        and ε_j(o) = (A_j + log(c_j/δ_j))/λ_j its value (:func:`odometer_epsilon`). Charges to
+        either may be chosen by all outputs so far: each M_j = exp(λ_j L_j − A_j) remains a
         supermartingale, as steps of the other ledger leave it as it is. Write (x)₊ = max(x, 0).
 
         * **One relation for both.** (1 − e^{−x−y})₊ ≤ (1 − e^{−x})₊ + (1 − e^{−y})₊, so
@@ -172,5 +172,5 @@ def _chained(
 
 
 def data_set_budget(ledgers: Sequence[Terms]) -> float:
-    """The budget that binds both ledgers: the one agreed on, the smaller where there are two."""
+    """Return the budget that binds both ledgers; the smaller one if they differ."""
     return min(terms.budget.epsilon for terms in ledgers)

@@ -9,10 +9,10 @@ Two ways to compose, and no mixing of them:
   that was fixed when the ledger was opened. Feldman & Zrnic 2021, Theorem 4.3: stopping before the
   sum at a fixed Rényi order passes a bound keeps that bound, however adaptively charges come.
 * **plan**: the most that will ever be asked was fixed in advance, as caps on events. The best λ for
-  the caps may then be used, because it does not depend on any answer. Charges draw the caps down.
+  the caps may then be used, because it does not depend on any answer. Charges use up the caps.
 
-A data set that is used by PATE and by DP-SGD has two ledgers beside each other, and one budget: a
-charge to either is compared with what both come to (:mod:`pate.accounting.ledger.data_set`).
+A data set that is used by both PATE and DP-SGD has two ledgers in the same folder, and one budget:
+a charge to either is compared with the total of both (:mod:`pate.accounting.ledger.data_set`).
 """
 
 from __future__ import annotations
@@ -57,20 +57,50 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """One thing that was paid for."""
+    """One release that was paid for.
+
+    Parameters
+    ----------
+    number
+        Its number in the ledger, from 1.
+    release
+        The unique name of the release.
+    basis
+        The rule of composition that it relies on.
+    events
+        What was released, as events.
+    charged_at
+        The time of the charge, in UTC.
+    studies
+        The names of the studies that it is part of.
+    settings
+        Digests of the settings that were, or could have been, asked for.
+    records
+        The relation between data sets under which it holds; None for the ledger's own.
+    """
 
     number: int
     release: str
     basis: Basis
     events: tuple[Event, ...]
     charged_at: str
-    studies: tuple[str, ...] = ()  # the sets of releases it is looked at with
-    settings: frozenset[str] = frozenset()  # digests of what was, or could have been, asked for
-    records: Neighbours | None = None  # between which data sets it holds; None: the ledger's own
+    studies: tuple[str, ...] = ()
+    settings: frozenset[str] = frozenset()
+    records: Neighbours | None = None
 
 
 class Ledger:
-    """Opens with :meth:`open`; a context manager; one connection, used by one thread.
+    """The durable record of the spending of one data set.
+
+    Open it with :meth:`open`, as a context manager. A ledger is one SQLite connection, for the
+    process and the thread that opened it.
+
+    Attributes
+    ----------
+    path
+        The file.
+    terms
+        The budget and the rule of composition, which never change.
 
     >>> import tempfile
     >>> from pate.accounting import Guarantee, LaplaceNoisyMaxAnswer, Repeated
@@ -91,7 +121,7 @@ class Ledger:
 
     @property
     def _connection(self) -> sqlite3.Connection:
-        """The connection, in the process that opened it: SQLite's locks do not survive a fork."""
+        """The connection; refused after a fork, which SQLite's locks do not survive."""
         if os.getpid() != self._process:
             raise LedgerError(
                 f"the ledger at {self.path} was opened by another process; open it anew"
@@ -117,11 +147,33 @@ class Ledger:
         mode: Mode = Mode.FILTER,
         plan: Iterable[Event] | None = None,
     ) -> Ledger:
-        """Opens a ledger, or creates it where there is none and a ``budget`` is given.
+        """Open a ledger, or create it if there is none and a ``budget`` is given.
 
-        ``budget.moment`` is the λ charges are added up at; None picks the one that lets most
-        Gaussian noise through at the whole budget. With a ``plan`` (caps on events) λ is the best
-        one for the caps. An existing ledger is never replaced, and its terms never change.
+        An existing ledger is never replaced, and its terms never change.
+
+        Parameters
+        ----------
+        path
+            The file of the ledger; its folder must exist.
+        budget
+            The largest (ε, δ) of all charges together. ``budget.moment`` is the λ at which charges
+            are added up; None picks the λ that lets the most Gaussian noise through.
+        mode
+            Refuse charges beyond the budget, or only keep the running total.
+        plan
+            Caps on events, fixed in advance; λ is then the best one for the caps.
+
+        Returns
+        -------
+        Ledger
+
+        Raises
+        ------
+        LedgerError
+            If the file cannot be read or trusted, has other terms, or is missing while no budget
+            is given.
+        BudgetExceeded
+            If the budget does not cover the plan.
         """
         place = Path(path)
         if budget is None and (plan is not None or mode is not Mode.FILTER):
@@ -151,7 +203,7 @@ class Ledger:
         return ledger
 
     def _check_totals(self) -> None:
-        """Compares the running totals with the charges; those of another version are made anew."""
+        """Compare the running totals with the charges; rebuild those of another version."""
         with _parsing(self.path):
             if not self._read(self._running.is_current):
                 with self._transaction():
@@ -164,10 +216,11 @@ class Ledger:
                 self._connection.execute("COMMIT")
         if not agrees:
             raise schema.damaged(
-                self.path, LedgerError("its charges do not come to the total that was kept")
+                self.path, LedgerError("its charges do not add up to the recorded total")
             )
 
     def close(self) -> None:
+        """Close the connection."""
         if os.getpid() == self._process:
             self._database.close()
             if self._opened_beside is not None:
@@ -198,22 +251,51 @@ class Ledger:
         family: Iterable[str] = (),
         records: Neighbours | None = None,
     ) -> Charge:
-        """Pays for a release, durably, or raises and leaves the ledger as it was.
+        """Pay for a release, durably, or raise and leave the ledger unchanged.
 
-        Charging the same ``release`` again for the same events is one charge, so that a crashed
-        run can be resumed. ``study`` marks it as one of a set of releases made to be looked at
-        together (:meth:`plan_study`); it counts like any other, and so does one that was charged
-        before. ``settings`` are digests of what is released: where another release was charged
-        with one of them, this one would pay again, and is refused unless ``again``. ``family`` are
-        digests that are noted likewise, and that other releases may share. ``records`` is the
-        relation between data sets under which the events hold, where it is not the ledger's own
-        (votes: that of the partition).
+        Charging the same release again for the same events is one charge, so that a crashed run can
+        be resumed.
+
+        Parameters
+        ----------
+        events
+            What will be released.
+        release
+            The unique name of the release.
+        relies_on
+            The rule of composition that the caller counts on; the ledger's own by default.
+        study
+            The study that the release is part of (:meth:`plan_study`). It costs the same.
+        settings
+            Digests of the settings of the release. If another release was charged with one of
+            them, this one would pay twice for the same thing, and is refused.
+        again
+            Pay even so.
+        family
+            Digests that are recorded likewise, but that other releases may share.
+        records
+            The relation between data sets under which the events hold, if it is not the ledger's
+            own. For votes it is that of the partition.
+
+        Returns
+        -------
+        Charge
+            The new charge, or the earlier one of the same release.
+
+        Raises
+        ------
+        BudgetExceeded
+            If the charge would exceed the budget of the ledger or of the data set.
+        ReleaseConflict
+            If the name was charged for other events, or the settings for another release.
+        MixedComposition
+            If the ledger composes by another rule.
 
         Guarantees:
-            One ``BEGIN IMMEDIATE`` transaction on this ledger and on the one beside it reads all
-            that was spent, decides, and writes; ``synchronous=FULL`` puts it on disk before this
-            returns. Of several processes that charge either ledger, or the same ``settings``, at
-            once, each sees what the ones before it wrote. Call it **before** anything is published.
+            One ``BEGIN IMMEDIATE`` transaction on both ledgers of the data set reads all that was
+            spent, decides, and writes; ``synchronous=FULL`` puts it on disk before this returns. Of
+            several processes that charge either ledger, or the same ``settings``, at once, each
+            sees what the ones before it wrote. Call it **before** anything is published.
         """
         counts = tally(events)
         basis = relies_on or self.terms.basis
@@ -294,12 +376,24 @@ class Ledger:
         protects: str,
         begun: bool = False,
     ) -> StudyPlan | None:
-        """Fixes what a study will release at most, before its first charge.
+        """Record the most that a study will release, before its first charge.
 
-        ``protects`` says between which data sets its costs hold. Once something was charged for the
-        study its plan stays as it is, and is returned (None if there never was one): what goes
-        beyond it is then known not to have been planned. ``begun`` says that results of the study
-        are there already, by another ledger.
+        Parameters
+        ----------
+        study
+            The name of the study.
+        releases
+            The events of each planned release.
+        protects
+            The relation between data sets under which its costs hold, in words.
+        begun
+            The study has results already, charged to another ledger.
+
+        Returns
+        -------
+        StudyPlan or None
+            The plan. Once something was charged for the study its plan no longer changes, and the
+            earlier one is returned; None if there is none.
 
         Guarantees:
             One transaction looks for charges of the study and writes the plan, so that no charge
@@ -310,13 +404,13 @@ class Ledger:
             plan = self._book.plan(study, releases, protects=protects, begun=begun)
             if plan is not None and plan.protects != protects:
                 raise InvalidInput(
-                    f"the study “{study}” of this data set protects {plan.protects}, and what is "
-                    f"asked for now {protects}: such costs do not add up; choose another --out"
+                    f"the study “{study}” of this data set protects {plan.protects}, the new plan "
+                    f"{protects}: such costs do not add up; choose another --out"
                 )
             return plan
 
     def study_plans(self) -> dict[str, StudyPlan]:
-        """What each study set out to release, by its name."""
+        """Return the plan of each study, by its name."""
         return self._read(self._book.plans)
 
     def require_room(
@@ -326,14 +420,25 @@ class Ledger:
         records: Neighbours | None = None,
         beside: Iterable[Event] = (),
     ) -> None:
-        """Raises as :meth:`charge` would if these were charged now; writes nothing.
+        """Raise as :meth:`charge` would if these events were charged now; write nothing.
 
-        ``beside`` are events that are to be charged to the data set's other ledger. A whole study
-        is asked about at once, before its first charge. Costs only add up, so what fits together
-        fits one by one, in any order. An odometer without a budget has room for everything.
+        A whole study is checked at once, before its first charge. Costs only add up, so what fits
+        together fits one by one, in any order. An odometer without a budget has room for
+        everything. Another process may still charge in between: :meth:`charge` decides.
 
-        Guarantees:
-            It promises nothing: another process may charge in between. :meth:`charge` decides.
+        Parameters
+        ----------
+        events
+            Events to be charged to this ledger.
+        records
+            The relation under which they hold, if it is not the ledger's own.
+        beside
+            Events to be charged to the data set's other ledger.
+
+        Raises
+        ------
+        BudgetExceeded
+            If they would exceed the budget of the ledger or of the data set.
         """
         counts, there = tally(events), tally(beside)
         if counts:
@@ -346,7 +451,7 @@ class Ledger:
         records: Neighbours | None,
         there: dict[Event, int] | None = None,
     ) -> Total:
-        """The total with the new events, where the budgets have room for them."""
+        """Return the total with the new events; raise if the budgets have no room for them."""
         before = self._running.read()
         # Composing also refuses events without a theorem and mixed neighbouring relations.
         after = self._running.plus(before, new, records=records)
@@ -377,18 +482,28 @@ class Ledger:
     # --- reading ------------------------------------------------------------------------------
 
     def spent(self) -> Guarantee:
-        """The running figure at the ledger's λ; zero while nothing was charged."""
+        """Return the running total at the ledger's λ as (ε, δ); ε is 0 before the first charge."""
         total = self._read(self._running.read)
         return self._guarantee(self._epsilon(total), total)
 
     def guarantee(self, *, more: Iterable[Event] = ()) -> Guarantee:
-        """What may be published about everything charged so far; with ``more``, if that were, too.
+        """Return the guarantee that can be published of everything charged so far.
+
+        Parameters
+        ----------
+        more
+            Events to include as if they were charged, too.
+
+        Returns
+        -------
+        Guarantee
 
         Guarantees:
-            * filter at a fixed moment: the budget (a lower running figure is not covered, because
-              when to stop may have depended on answers);
+            * filter at a fixed moment: the budget (a lower running total is not covered, because
+              answers may have decided when to stop);
             * plan: the ε of its caps;
-            * odometer: a reading valid whenever one stops (:mod:`pate.accounting.moments`).
+            * odometer: a value valid whenever one stops
+              (:func:`~pate.accounting.odometer_epsilon`).
         """
         budget = self.terms.budget
         assert budget.moment is not None
@@ -412,7 +527,7 @@ class Ledger:
         return self._guarantee(reading, total)
 
     def data_set_total(self) -> DataSetTotal:
-        """What the data set has spent in this ledger and in the one beside it, together.
+        """Return what the data set has spent in both of its ledgers together.
 
         Guarantees:
             As :func:`pate.accounting.ledger.data_set.total_of`.
@@ -421,7 +536,7 @@ class Ledger:
 
     @property
     def data_set_budget(self) -> float:
-        """The budget of the data set, by whichever ledger it was agreed on; infinite: none."""
+        """The budget of the data set, whichever ledger it was set with; infinite if none was."""
         other = self._beside()
         return data_set_budget([self.terms] if other is None else [self.terms, other.terms])
 
@@ -438,16 +553,16 @@ class Ledger:
         return total_of(sorted(shares, key=lambda each: each.method, reverse=True))
 
     def charges(self) -> list[Charge]:
-        """Everything that was paid for, in order."""
+        """Return all charges, in order."""
         return self._read(self._charges)
 
     def releases(self) -> set[str]:
-        """The names of everything that was paid for."""
+        """Return the names of all releases that were paid for."""
         ask = "SELECT release FROM charges"
         return {str(name) for (name,) in self._read(lambda: self._connection.execute(ask))}
 
     def relations(self) -> frozenset[Neighbours | None]:
-        """The relations between data sets that were noted with charges; None: of some, none."""
+        """Return the relations recorded with charges; None stands for charges without one."""
         return self._read(self._running.read).records
 
     # --- inside -------------------------------------------------------------------------------
@@ -469,10 +584,10 @@ class Ledger:
 
     @contextlib.contextmanager
     def _data_set_transaction(self) -> Iterator[None]:
-        """A transaction on both ledgers of the data set, always begun in the same order.
+        """Hold a transaction on both ledgers of the data set.
 
-        SQLite's locks end with the process that holds them, so a killed one leaves nothing behind;
-        and as everybody takes them in one order, nobody waits for the other in a circle.
+        SQLite's locks end with the process that holds them, so a killed one leaves nothing behind.
+        Everybody takes them in the same order, so there is no deadlock.
         """
         while True:
             other = self._beside()
@@ -481,12 +596,12 @@ class Ledger:
                 for ledger in sorted(held, key=lambda each: each.path.name):
                     stack.enter_context(ledger._transaction())
                 if other is None and self._beside_exists():
-                    continue  # it was made in the meantime
+                    continue  # it was created in the meantime
                 yield
                 return
 
     def _beside(self) -> Ledger | None:
-        """The other ledger of the data set, where there is one."""
+        """Return the other ledger of the data set, if there is one."""
         if self._opened_beside is None and self._beside_exists():
             self._opened_beside = Ledger.open(beside(self.path))
         return self._opened_beside
@@ -513,7 +628,7 @@ class Ledger:
             f"JOIN entries ON charge = number {where} ORDER BY number, event",
             values,
         ).fetchall()
-        # After the charges: whatever charge was seen, its marks, of its transaction, are too.
+        # After the charges: the studies of a charge are written in its transaction.
         studies, settings = self._book.marks(number), self._book.settings(number)
         with _parsing(self.path):
             return [
@@ -547,7 +662,7 @@ class Ledger:
         return float(epsilon[0])
 
     def _guarantee(self, epsilon: float, total: Total) -> Guarantee:
-        """ε under the relation of what was charged, which may be weaker than the one agreed on."""
+        """Return ε under the relation of the charges, which may be weaker than the budget's."""
         budget = self.terms.budget
         return Guarantee(
             epsilon=epsilon,
@@ -569,7 +684,7 @@ def _running_total(connection: sqlite3.Connection, terms: Terms) -> RunningTotal
 
 @contextlib.contextmanager
 def _parsing(place: Path) -> Iterator[None]:
-    """What stands in a ledger and makes no sense is said of its file, in one line."""
+    """Report content that cannot be parsed as a damaged file, in one line."""
     try:
         yield
     except LedgerError:

@@ -1,8 +1,8 @@
 """The running total of a ledger: its log-moment at the fixed λ, kept with every charge.
 
-Adding up every charge again for each new one takes seconds once there are thousands. So the file
-also holds each distinct event with its count and its cost, and their exact sum. The charges remain
-the record: on opening, the counts and the sum are checked against them.
+Adding up all charges for each new one takes seconds once there are thousands. So the file also
+holds each distinct event with its count and cost, and their exact sum. The charges remain the
+record: on opening, counts and sum are checked against them.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ CREATE TABLE running (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
-    """What all charges come to at the ledger's λ."""
+    """The sum of all charges at the ledger's λ."""
 
     exact: Fraction | None = Fraction(0)  # None: unbounded
     neighbours: Neighbours = Neighbours.AS_STATED  # of the events
-    records: frozenset[Neighbours | None] = frozenset()  # noted with the charges; None: not noted
+    records: frozenset[Neighbours | None] = frozenset()  # of the charges; None: not recorded
 
     @property
     def log_moment(self) -> float:
@@ -52,7 +52,7 @@ class Total:
 
 @cache
 def formulas() -> str:
-    """A digest of the code that works out costs: sums of another version are not taken over."""
+    """Return a digest of the code that computes costs: sums of other code are not reused."""
     digest = hashlib.sha256()
     for package in ("pate.accounting", "pate.accounting.ledger"):
         for file in sorted(files(package).iterdir(), key=lambda each: each.name):
@@ -62,7 +62,7 @@ def formulas() -> str:
 
 
 class RunningTotal:
-    """The tables of one connection; whoever writes holds a transaction."""
+    """The tables of the total, on one connection; writers hold a transaction."""
 
     def __init__(self, connection: sqlite3.Connection, moment: float) -> None:
         self._connection, self._moment = connection, moment
@@ -70,19 +70,19 @@ class RunningTotal:
     # --- reading ------------------------------------------------------------------------------
 
     def read(self) -> Total:
-        """The total of all charges; added up anew where another version kept it."""
+        """Return the total of all charges; added up afresh if other code recorded it."""
         row = self._row()
         return self._added_up()[0] if row is None else row
 
     def counts(self) -> dict[Event, int]:
-        """How often each event was charged."""
+        """Return how often each event was charged."""
         rows = self._connection.execute("SELECT event, SUM(count) FROM entries GROUP BY event")
         return tally(Repeated(event_from_json(text), count) for text, count in rows.fetchall())
 
     def plus(
         self, before: Total, counts: Mapping[Event, int], *, records: Neighbours | None = None
     ) -> Total:
-        """The total once these events are charged, too; nothing is written."""
+        """Return the total with these events added; write nothing."""
         exact, neighbours = before.exact, before.neighbours
         for event, count in counts.items():
             known, cost = self._known(event)
@@ -93,11 +93,11 @@ class RunningTotal:
         )
 
     def is_current(self) -> bool:
-        """Whether the sum was kept by this version."""
+        """Return whether this version of the code recorded the sum."""
         return self._row() is not None
 
     def agrees(self) -> bool:
-        """Whether counts and sum are those of the charges; costs are not worked out again."""
+        """Return whether counts and sum match the charges; costs are not computed again."""
         ask = self._connection.execute
         rows = ask(
             "SELECT charged.count, totals.count, cost FROM "
@@ -118,7 +118,7 @@ class RunningTotal:
     # --- writing ------------------------------------------------------------------------------
 
     def add(self, counts: Mapping[Event, int], after: Total) -> None:
-        """Keeps the events of a new charge, and ``after``, the total with it."""
+        """Record the events of a new charge, and ``after``, the total with it."""
         rows = [(event_to_json(event), count, self._known(event)[1])
                 for event, count in counts.items()]  # fmt: skip
         self._connection.executemany(
@@ -129,7 +129,7 @@ class RunningTotal:
         self._keep(after)
 
     def rebuild(self) -> None:
-        """Adds everything up anew, from the charges."""
+        """Add everything up again, from the charges."""
         total, rows = self._added_up()
         self._connection.execute("DELETE FROM totals")
         self._connection.executemany("INSERT INTO totals VALUES (?, ?, ?)", rows)
@@ -159,7 +159,7 @@ class RunningTotal:
         )
 
     def _known(self, event: Event) -> tuple[int, float]:
-        """How often an event was charged before, and what it costs once."""
+        """Return how often an event was charged before, and what it costs once."""
         row = self._connection.execute(
             "SELECT count, cost FROM totals WHERE event = ?", (event_to_json(event),)
         ).fetchone()

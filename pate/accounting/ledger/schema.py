@@ -1,4 +1,4 @@
-"""The ledger's file: SQLite with a write-ahead log, made whole or not at all, never replaced."""
+"""The SQLite file of a ledger: tables, versions, atomic creation, and errors in words."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CREATE INDEX entries_of_charge ON entries (charge);
 CREATE INDEX charges_of_settings ON settings (digest);
 PRAGMA user_version = {_VERSION};
 """
-# A process of version 1 that had the file open charges on, and keeps no total: it is made anew.
+# A process of version 1 that had the file open goes on charging, but keeps no total: rebuild it.
 _WITHOUT_TOTAL = """
 CREATE TRIGGER without_total AFTER INSERT ON entries
 BEGIN UPDATE running SET formulas = ''; END
@@ -51,11 +51,10 @@ BEGIN UPDATE running SET formulas = ''; END
 
 
 def create(place: Path, terms: str) -> None:
-    """Makes a whole ledger beside its place, then links it there: never a half-made one.
+    """Create a ledger under a temporary name, then link it to its place.
 
-    Guarantees:
-        It is linked only after its content was committed, checked and put on disk; so a full disk,
-        a crash or another process that creates the same one leave either a whole ledger or none.
+    It is linked only after its content was committed, checked and synced to disk. So a full disk, a
+    crash or another process that creates the same one leave either a whole ledger or none.
     """
     if not place.parent.is_dir():
         raise LedgerError(f"the folder {place.parent} does not exist; create it first")
@@ -86,10 +85,10 @@ def create(place: Path, terms: str) -> None:
 
 
 def _write(draft: Path, terms: str) -> None:
-    """A ledger without charges, on disk, whose journal is folded in.
+    """Write a ledger without charges whose journal is folded in.
 
-    A rollback journal tells at COMMIT whether everything was written. That of a write-ahead log is
-    folded in on closing, and nobody is told if that fails.
+    With a rollback journal, COMMIT fails unless everything was written. A write-ahead log is folded
+    in on closing, where a failure goes unreported.
     """
     connection = sqlite3.connect(draft, isolation_level=None)
     try:
@@ -121,15 +120,15 @@ def _run(connection: sqlite3.Connection, statements: str) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Drops drafts of creations that were killed; the folder is held, so none is under way."""
+    """Remove the drafts of killed creations; the folder is locked, so none is in progress."""
     for draft in folder.glob(f"{_DRAFT}*"):
         shutil.rmtree(draft, ignore_errors=True)
 
 
 def connect(place: Path, *, totals: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
-    """A connection to a ledger that was checked; one of version 1 is brought to version 2.
+    """Open and check a ledger; migrate one of version 1 to version 2.
 
-    ``totals`` adds up what a ledger holds that has no running totals yet, in that transaction.
+    ``totals`` computes the running totals of a migrated ledger, in the same transaction.
     """
     if not place.is_file():
         raise LedgerError(f"{place} is not a ledger file")
@@ -180,7 +179,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _migrate(connection: sqlite3.Connection, totals: Callable[[sqlite3.Connection], None]) -> None:
-    """All of version 2 in one transaction: a crash leaves version 1."""
+    """Apply all of version 2 in one transaction: a crash leaves version 1."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         if _version(connection) == 1:  # no other process was first
@@ -194,6 +193,7 @@ def _migrate(connection: sqlite3.Connection, totals: Callable[[sqlite3.Connectio
 
 
 def failed(place: Path, error: sqlite3.Error) -> LedgerError:
+    """Return an error of SQLite in words, with a remedy."""
     text = str(error)
     if isinstance(error, sqlite3.ProgrammingError):
         return LedgerError(f"the ledger at {place} was used after closing or by another thread")
@@ -215,7 +215,7 @@ def failed(place: Path, error: sqlite3.Error) -> LedgerError:
 
 
 def _no_content(error: sqlite3.Error) -> bool:
-    """Whether it failed at reading or writing a file, and says nothing about what is in it."""
+    """Return whether reading or writing failed, which implies nothing about the content."""
     code = getattr(error, "sqlite_errorcode", 0)
     cut_short = code == sqlite3.SQLITE_IOERR_SHORT_READ
     return not cut_short and code & 0xFF in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
@@ -230,6 +230,7 @@ def _room_beside(place: Path) -> int:
 
 
 def damaged(place: Path, error: Exception) -> LedgerError:
+    """Return the error for a file whose content cannot be trusted."""
     return LedgerError(
         f"the ledger at {place} cannot be read ({error}); it was left as it is: restore a backup, "
         "because what was spent is not known without it"

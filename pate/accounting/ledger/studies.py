@@ -1,9 +1,9 @@
-"""Studies in a ledger's file: which charges are looked at together, and what was planned.
+"""Studies in the file of a ledger: their charges and their plans.
 
-A *study* is a set of releases whose results are looked at together (a sweep, a comparison). What it
-costs at the best λ holds where its costs were fixed before its first result was there. So its plan
-is written down here, beside the charges, before the first of them: no file in a run's folder, and
-no second process, can change later what was planned.
+A *study* is a set of releases whose results are looked at together (a sweep, a comparison). Its
+cost at the best λ holds if all its costs were fixed before its first result. So its plan is
+recorded in the ledger before the first of its charges: no file in a run's folder, and no second
+process, can change later what was planned.
 """
 
 from __future__ import annotations
@@ -40,25 +40,26 @@ CREATE TABLE IF NOT EXISTS plans (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPlan:
-    """What a study set out to release, fixed before its first charge."""
+    """The most that a study will release, fixed before its first charge."""
 
     study: str
-    protects: str  # between which data sets its costs hold, in words
-    after: int  # the number of the last charge that came before it
+    protects: str  # the relation between data sets under which its costs hold, in words
+    after: int  # the number of the last charge before the plan
     releases: tuple[tuple[Event, ...], ...]
 
     @property
     def events(self) -> tuple[Event, ...]:
+        """The events of all planned releases."""
         return tuple(event for release in self.releases for event in release)
 
     def covers(self, charges: Iterable[tuple[int, Sequence[Event]]]) -> bool:
-        """Whether all these charges (number and events) were planned.
+        """Return whether all these charges (number and events) were planned.
 
         Guarantees:
-            The *costs* must have been fixed in advance: no charge is older than the plan, and none
-            is beyond what it counts. What was computed under them may have been chosen as results
-            came in (adaptive composition: Mironov 2017, Proposition 1; Abadi et al. 2016, Theorem
-            2.1).
+            The *costs* must have been fixed in advance: no charge is older than the plan, and
+            together they are within its counts. What was computed under them may have been chosen
+            as results came in (adaptive composition: Mironov 2017, Proposition 1; Abadi et al.
+            2016, Theorem 2.1).
         """
         listed = list(charges)
         planned = tally(self.events)
@@ -69,7 +70,7 @@ class StudyPlan:
 
 
 class StudyBook:
-    """The tables of one connection; whoever writes holds a transaction."""
+    """The tables of studies and settings, on one connection; writers hold a transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -89,9 +90,9 @@ class StudyBook:
     def plan(
         self, study: str, releases: Iterable[Sequence[Event]], *, protects: str, begun: bool
     ) -> StudyPlan | None:
-        """Writes down a plan, in the place of an earlier one of which nothing was charged yet.
+        """Record a plan, in place of an earlier one of which nothing was charged yet.
 
-        Where something was, the plan that was there stays, and is returned; None if there is none.
+        Return the plan in force: the earlier one once something was charged; None without any.
         """
         charged = "SELECT 1 FROM studies WHERE name = ? LIMIT 1"
         if not begun and self._connection.execute(charged, (study,)).fetchone() is None:
@@ -106,20 +107,20 @@ class StudyBook:
     # --- reading ------------------------------------------------------------------------------
 
     def marks(self, charge: int | None = None) -> dict[int, tuple[str, ...]]:
-        """The studies of each charge (or of one), by its number, in the order of their marks."""
+        """Return the studies of each charge (or of one), by its number, in order of entry."""
         found: dict[int, tuple[str, ...]] = {}
         for number, name in self._of("studies", "name", charge, order="rowid"):
             found[number] = (*found.get(number, ()), name)
         return found
 
     def settings(self, charge: int | None = None) -> dict[int, frozenset[str]]:
-        """The digests of settings, by the number of the charge; of all, or of one."""
+        """Return the digests of settings of each charge (or of one), by its number."""
         rows = self._of("settings", "digest", charge, order="charge")
         grouped = groupby(rows, key=lambda row: row[0])
         return {number: frozenset(digest for _, digest in each) for number, each in grouped}
 
     def with_settings(self, digests: Iterable[str], *, but: str) -> str | None:
-        """A release that was charged with one of these digests, other than ``but``."""
+        """Return a release other than ``but`` that was charged with one of these digests."""
         for digest in digests:
             row = self._connection.execute(
                 "SELECT release FROM settings JOIN charges ON charge = number "
@@ -139,12 +140,13 @@ class StudyBook:
         ).fetchall()
 
     def plans(self) -> dict[str, StudyPlan]:
+        """Return the plans, by the name of their study."""
         rows = self._connection.execute("SELECT study, protects, after, releases FROM plans")
         plans = {}
         for study, protects, after, text in rows.fetchall():
             releases = tuple(tuple(map(event_from_json, each)) for each in json.loads(text))
             relation = relation_of(event for each in releases for event in each)
-            if relation is Neighbours.ZERO_OUT:  # plans from before it had a name claimed more
+            if relation is Neighbours.ZERO_OUT:  # early plans claimed more
                 protects = describe_neighbours(relation)
             plans[study] = StudyPlan(study=study, protects=protects, after=after, releases=releases)
         return plans

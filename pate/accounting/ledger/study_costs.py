@@ -1,8 +1,8 @@
-"""What several releases cost together: as figures that add up, or as one plan.
+"""The cost of several releases together: as guarantees that add up, or as one plan.
 
 A *study* is a set of releases made to be looked at together (a sweep, a comparison). Each costs its
-own (ε, δ) if it was fixed before any result was seen. Whoever publishes all of them, or chooses one
-by its result, has spent what all of them cost together.
+own (ε, δ) if it was fixed before any result was seen. Publishing all of them, or choosing one by
+its result, costs as much as all of them together.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ _LATER = sys.maxsize  # the number of a charge that is still to come
 
 
 NOT_PLANNED = (
-    "what the ledger says of all its releases, because not all of these were planned before the "
-    "first result was there"
+    "the ledger's cost of all its releases, because not all of these were planned before the first "
+    "result"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyCost:
-    """What a study costs in one ledger."""
+    """The cost of a study in one ledger."""
 
     name: str
     releases: int  # that were paid for
-    unpaid: int  # that are planned besides
+    unpaid: int  # that are planned in addition
     guarantee: Guarantee  # of all of them together
     in_advance: bool  # all costs were fixed before the first result
     earlier: int = 0  # other releases of the data set that came before the plan
-    running: Share | None = None  # the ledger's figure, with the relations it rests on
+    running: Share | None = None  # the ledger's total, with its relations
 
     def told(self, *, why: bool = True) -> str:
-        """In words; without ``why`` it is not said where the figure comes from.
+        """Return the cost in words; without ``why``, omit the reason for a cost beyond the plan.
 
         >>> whole = Guarantee(epsilon=1.2345, delta=1e-5)
         >>> StudyCost(name="a", releases=1, unpaid=2, guarantee=whole, in_advance=True).told()
@@ -60,7 +60,7 @@ class StudyCost:
 
 
 def led_to(*costs: StudyCost) -> str | None:
-    """What else must be said of the plan of a study, if anything was released before it.
+    """Return a caveat on the plan of a study if anything was released before it, else None.
 
     >>> whole = Guarantee(epsilon=1.0, delta=1e-5)
     >>> led_to(StudyCost(name="a", releases=1, unpaid=0, guarantee=whole, in_advance=True)) is None
@@ -71,18 +71,18 @@ def led_to(*costs: StudyCost) -> str | None:
         return None
     were = "1 other release" if earlier == 1 else f"{earlier} other releases"
     return (
-        f"{were} of this data set came before: if what came out led to this study, only what the "
-        "ledger says of all releases, to be published, covers that."
+        f"{were} of this data set came before: if their results led to this study, only the "
+        "ledger's publishable ε of all releases covers that."
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeStudy:
-    """What a study cost by both methods: in one ledger, and in that beside it."""
+    """The cost of a study by both methods: in one ledger and in the data set's other one."""
 
     here: StudyCost
-    other: StudyCost | None  # in the ledger beside it
-    together: Guarantee | None  # None: nothing is promised
+    other: StudyCost | None  # in the other ledger
+    together: Guarantee | None  # None: nothing is guaranteed
 
     @property
     def parts(self) -> tuple[StudyCost, ...]:
@@ -97,12 +97,12 @@ class WholeStudy:
         return all(each.in_advance for each in self.parts)
 
     def told(self) -> str:
-        """The figure in words, after "cost".
+        """Return the cost in words, to follow "cost".
 
         >>> cost = StudyCost(name="a", releases=2, unpaid=0, in_advance=False,
         ...                  guarantee=Guarantee(epsilon=1.0, delta=1e-5))
         >>> WholeStudy(here=cost, other=None, together=cost.guarantee).told()[:34]
-        'ε = 1 at δ = 1e-05 together (what '
+        'ε = 1 at δ = 1e-05 together (the l'
         """
         why = "" if self.in_advance else f" ({NOT_PLANNED})"
         weaker = self.together is not None and self.together.neighbours is Neighbours.ZERO_OUT
@@ -111,10 +111,10 @@ class WholeStudy:
 
 
 def all_of(guarantees: Iterable[Guarantee], *, replace_one: bool = False) -> Guarantee:
-    """Several guarantees at once: their ε add up, and so do their δ.
+    """Return the guarantee of several together: their ε add up, and so do their δ.
 
-    For figures of different accountants (PATE and DP-SGD); what one ledger paid for costs less as
-    one plan (:func:`study_costs`). Where relations differ, all are said of the weakest
+    For the results of different accountants (PATE and DP-SGD); the charges of one ledger cost less
+    as one plan (:func:`study_costs`). Where relations differ, all are stated for the weakest
     (:meth:`Neighbours.combine`). With ``replace_one`` those for one record added, removed or
     zeroed out are first restated for one record replaced.
 
@@ -142,12 +142,12 @@ def all_of(guarantees: Iterable[Guarantee], *, replace_one: bool = False) -> Gua
 
 
 def for_replacement(guarantee: Guarantee) -> Guarantee:
-    """A guarantee for one record added, removed or zeroed out, said of one replaced; others stay.
+    """Restate a guarantee for one record added, removed or zeroed out for one replaced.
 
     Guarantees:
-        Vadhan 2017, Lemma 2.2, for a group of two: a replaced record is one removed and one added,
-        and the contribution of one taken away and another put in its place, so (ε, δ) becomes
-        (2ε, (1 + e^ε)δ).
+        Vadhan 2017, Lemma 2.2, for a group of two: a replaced record is one removed and one added
+        (or one contribution removed and another put in its place), so (ε, δ) becomes
+        (2ε, (1 + e^ε)δ). Other guarantees are returned unchanged.
 
     >>> stated = Guarantee(epsilon=1.0, delta=1e-5, neighbours=Neighbours.ADD_REMOVE)
     >>> for_replacement(stated).epsilon, round(for_replacement(stated).delta, 8)
@@ -168,11 +168,11 @@ def for_replacement(guarantee: Guarantee) -> Guarantee:
 
 
 def study_costs(ledger: Ledger, *, one_teacher: Neighbours | None = None) -> tuple[StudyCost, ...]:
-    """The studies in a ledger in the order of their first charge, each with what it cost in all.
+    """Return the total cost of each study in a ledger, in the order of their first charge.
 
-    Votes are paid for between data sets for which one teacher is another one. ``one_teacher`` is
-    the relation between records that does this (``recipe.partition.neighbours``), where all of them
-    were dealt out alike: figures of votes are then for that relation.
+    Votes are charged for data sets in which one teacher is replaced. ``one_teacher`` is the
+    relation between records that causes this (``recipe.partition.neighbours``), if it is the same
+    for all of them: costs of votes are then stated for that relation.
 
     Guarantees:
         * Where the plan in the ledger covers all of its charges
@@ -182,7 +182,7 @@ def study_costs(ledger: Ledger, *, one_teacher: Neighbours | None = None) -> tup
         * Where it does not, :meth:`~pate.accounting.Ledger.guarantee` of the ledger, which holds
           however charges were chosen; where some were charged under another relation than
           ``one_teacher``, restated for one record replaced.
-        * Releases whose noise was seeded are not private; their figure says so in ``caveats``.
+        * Releases whose noise was seeded are not private; their guarantee has a caveat.
     """
     names = dict.fromkeys(study for charge in ledger.charges() for study in charge.studies)
     return tuple(study_cost(ledger, name, one_teacher=one_teacher) for name in names)
@@ -196,10 +196,10 @@ def study_cost(
     one_teacher: Neighbours | None = None,
     by_plan: bool = True,
 ) -> StudyCost:
-    """What one study costs in this ledger, as :func:`study_costs` has it.
+    """Return the cost of one study in this ledger, as :func:`study_costs` defines it.
 
-    ``more`` are releases that are not charged yet: it is what the study costs once they are.
-    Without ``by_plan`` it is the ledger's figure, whatever was planned.
+    ``more`` are releases that are not charged yet, and are counted as if they were. Without
+    ``by_plan`` it is the ledger's cost of all its releases, whatever was planned.
     """
     paid = [each for each in ledger.charges() if study in each.studies]
     plan = ledger.study_plans().get(study) if by_plan else None
@@ -215,7 +215,7 @@ def study_cost(
     if guarantee.neighbours is Neighbours.REPLACE_ONE and one_teacher is not None:
         guarantee = replace(guarantee, neighbours=one_teacher)
     running = _running(ledger, guarantee, one_teacher) if plan is None else None
-    if running is not None and len(running.records) > 1:  # not all were dealt out alike
+    if running is not None and len(running.records) > 1:  # of several partitions
         guarantee = _together([running], [guarantee])
     if ledger.path.name.endswith(NOT_PRIVATE):
         guarantee = replace(guarantee, caveats=("none of these releases is private",))
@@ -231,7 +231,7 @@ def study_cost(
 
 
 def _running(ledger: Ledger, guarantee: Guarantee, one_teacher: Neighbours | None) -> Share:
-    """The figure of all releases of a ledger, and the relations that they were charged under."""
+    """Return the cost of all releases of a ledger, with the relations of its charges."""
     assert guarantee.moment is not None
     noted = {each.records for each in ledger.charges() if one_teacher is not None} - {None}
     return Share(
@@ -257,7 +257,7 @@ def whole_studies(
     one_teacher: Neighbours | None = None,
     by_plan: bool = True,
 ) -> tuple[WholeStudy, ...]:
-    """The studies in a ledger, each with what it cost here and in the ledger beside it."""
+    """Return the cost of each study in a ledger and in the data set's other one."""
     names = dict.fromkeys(study for charge in ledger.charges() for study in charge.studies)
     wanted = [name for name in names if among is None or name in among]
     place = beside(ledger.path)
@@ -278,16 +278,16 @@ def whole_study(
     one_teacher: Neighbours | None = None,
     by_plan: bool = True,
 ) -> WholeStudy:
-    """What one study costs in this ledger and in the ``other`` of the same data, together.
+    """Return the cost of one study in this ledger and in the ``other`` of the same data, together.
 
-    ``more`` and ``more_there`` are releases that are not charged yet. Without ``by_plan`` it is
-    what the ledgers say of all their releases, whatever was planned.
+    ``more`` and ``more_there`` are releases that are not charged yet. Without ``by_plan`` it is the
+    ledgers' cost of all their releases, whatever was planned.
 
     Guarantees:
-        What both cost adds up (:func:`all_of`); where votes were paid for between data sets with
-        one record replaced, both are said of that. If either ledger was charged for what was
-        not planned, results of one method may have led to releases of the other: then both count
-        with the figure that holds however charges were chosen.
+        The costs of both add up (:func:`all_of`); if votes were charged for one record replaced,
+        both are stated for that. If either ledger was charged for anything unplanned, results of
+        one method may have led to releases of the other: then both count with the cost that holds
+        however charges were chosen.
     """
     for planned in (True, False) if by_plan else (False,):
         here = study_cost(ledger, study, more=more, one_teacher=one_teacher, by_plan=planned)
@@ -305,7 +305,7 @@ def whole_study(
 
 
 def _added(parts: list[StudyCost]) -> Guarantee | None:
-    """All of them at once; None where δ came to one."""
+    """Return the guarantee of all parts together; None if δ reaches one."""
     costs = [each.guarantee for each in parts]
     running = [each.running for each in parts if each.running is not None]
     relations = {each.neighbours for each in costs}
@@ -319,7 +319,7 @@ def _added(parts: list[StudyCost]) -> Guarantee | None:
 
 
 def _together(running: list[Share], costs: list[Guarantee]) -> Guarantee:
-    """Running figures at once, for one record replaced where they are not of one relation.
+    """Return the running totals together, for one record replaced where relations differ.
 
     Guarantees:
         As :func:`pate.accounting.ledger.data_set.total_of`. A group of two
@@ -338,11 +338,11 @@ def _together(running: list[Share], costs: list[Guarantee]) -> Guarantee:
 
 def _figure(guarantee: Guarantee | None) -> str:
     if guarantee is None:
-        return "without any promise between data sets that differ in one record replaced"
+        return "without any guarantee for one record replaced by another"
     return f"ε = {format_epsilon(guarantee.epsilon)} at δ = {format_epsilon(guarantee.delta)}"
 
 
 def _probability(delta: float) -> float:
     if not delta < 1:
-        raise InvalidInput("δ comes to 1 in all, which promises nothing; choose a smaller δ")
+        raise InvalidInput("δ adds up to 1, which guarantees nothing; choose a smaller δ")
     return delta

@@ -1,4 +1,4 @@
-"""What is fixed when a ledger is opened: the budget, and what makes its sum a guarantee."""
+"""The terms of a ledger, fixed when it is created: its budget and its rule of composition."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pate.errors import BudgetExceeded, InvalidInput
 
 
 class Mode(StrEnum):
-    """What happens at the budget."""
+    """The behaviour of a ledger at its budget: refuse further charges, or only record them."""
 
-    FILTER = "filter"  # a charge that would pass it is refused
-    ODOMETER = "odometer"  # nothing is refused; the reading rises
+    FILTER = "filter"  # a charge that would exceed it is refused
+    ODOMETER = "odometer"  # nothing is refused; the total grows
 
 
 class Basis(StrEnum):
-    """What makes the sum of the charges a guarantee."""
+    """The rule of composition that makes the sum of the charges a guarantee."""
 
-    FIXED_MOMENT = "fixed-moment"
-    PLAN = "plan"
+    FIXED_MOMENT = "fixed-moment"  # at one λ fixed in advance; charges may depend on answers
+    PLAN = "plan"  # caps on events fixed in advance, at the best λ for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What was fixed when the ledger was opened; it never changes."""
+    """The terms of a ledger; they never change."""
 
     budget: Guarantee
     mode: Mode
@@ -81,7 +81,7 @@ class Terms:
 
 
 def moment_for(budget: Guarantee) -> float:
-    """The λ at which a whole budget lets the most Gaussian-like cost ρλ(λ+1) through.
+    """Return the λ at which a whole budget lets the most Gaussian-like cost ρλ(λ+1) through.
 
     >>> moment_for(Guarantee(epsilon=2.0, delta=1e-5))
     9.2
@@ -99,7 +99,7 @@ def moment_for(budget: Guarantee) -> float:
 
 
 def agree(budget: Guarantee, mode: Mode, plan: Iterable[Event] | None) -> Terms:
-    """The terms a new ledger is opened with; refuses a plan that the budget does not cover."""
+    """Return the terms of a new ledger; refuse a plan that the budget does not cover."""
     conversion = budget.conversion or Conversion.IMPROVED
     if budget.data_dependent or budget.delta == 0:
         raise InvalidInput("a budget must be data-independent and have a delta above zero")

@@ -421,5 +421,5 @@ def test_nothing_but_plain_files_is_opened(tmp_path, tree, kind):
     elif kind == "huge":
         with file.open("wb") as stream:
             stream.truncate(2**42)
-    with pytest.raises(InvalidInput, match=r"is no plain file|is larger than any"):
+    with pytest.raises(InvalidInput, match=r"is not a regular file|is larger than any"):
         load_student(folder)

@@ -66,7 +66,7 @@ def test_all_of_covers_any_mechanisms(seed):
         parts.append(Guarantee(epsilon=epsilon, delta=min(hockey_stick(one, other, epsilon), 0.99)))
         p, q = np.outer(p, one).ravel(), np.outer(q, other).ravel()
     if sum(part.delta for part in parts) >= 1:
-        with pytest.raises(InvalidInput, match="promises nothing"):
+        with pytest.raises(InvalidInput, match="guarantees nothing"):
             all_of(parts)
         return
     total = all_of(parts)
@@ -118,7 +118,7 @@ def test_others_are_not_restated():
     for neighbours in (REPLACE, Neighbours.AS_STATED):
         stated = Guarantee(epsilon=1.0, delta=1e-5, neighbours=neighbours)
         assert for_replacement(stated) == stated
-    with pytest.raises(InvalidInput, match="promises nothing"):
+    with pytest.raises(InvalidInput, match="guarantees nothing"):
         for_replacement(Guarantee(epsilon=15.0, delta=1e-5, neighbours=ADD))
     endless = for_replacement(Guarantee(epsilon=math.inf, delta=1e-5, neighbours=ADD))
     assert endless.epsilon == math.inf
@@ -188,7 +188,7 @@ def test_a_study_that_was_not_planned_costs_what_the_ledger_says(tmp_path, how):
         (cost,) = study_costs(ledger)
         assert not cost.in_advance
         assert cost.guarantee == ledger.guarantee()
-        assert "what the ledger says of all its releases" in cost.told()
+        assert "the ledger's cost of all its releases" in cost.told()
 
 
 def test_a_study_is_told_before_it_is_charged(tmp_path):
