@@ -298,5 +298,5 @@ class _Charges:
 
 
 def _charge_id(kind: str, made_from: str, name: str) -> str:
-    """Return the ledger's name of the charge of one draw (:mod:`pate.stages.releasing`)."""
+    """Return the ledger's name of the charge of one draw (:mod:`pate.stages.exactly_once`)."""
     return f"{kind} {made_from[:40]} {name}"

@@ -25,7 +25,6 @@ from pate.report.curves import cost_curves, moment_profile
 from pate.report.facts import ClassRow, Cost, Facts, recipe_text
 from pate.report.page import render_page
 from pate.report.templates import template
-from pate.stages.drawing import plan_of
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#!|~]|:(?=//))")
 
@@ -95,7 +94,7 @@ def _facts(statement: Mapping[str, Any], names: list[str], release: Mapping[str,
     evaluation, answers = release["evaluation"], release["answers"]
     sanitised = statement["sanitised"] or {}
     events = read_events(statement["labels"])
-    plan = plan_of(recipe, inputs=release["public_inputs"])
+    plan = recipe.plan(inputs=release["public_inputs"])
     delta, conversion = recipe.privacy.delta, Conversion(recipe.privacy.conversion)
     student, labels, agreement = (
         None if evaluation[name] is None else Share.of(evaluation[name])

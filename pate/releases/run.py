@@ -16,16 +16,15 @@ from pate.datasets.catalogue import data_root as default_root
 from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput, LedgerError, PateError
 from pate.metrics import wilson
+from pate.pipeline.ledger import key_path, ledger_path, naming_key
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run, find_data_root, read_resolved
-from pate.pipeline.secret import key_path, naming_key
-from pate.pipeline.spending import ledger_path
 from pate.pipeline.stage import producer
 from pate.releases.files import ENCODER
 from pate.releases.guarantee import agrees
 from pate.releases.schema import HEADER_FORMAT
 from pate.report.facts import without_folder, without_places
-from pate.stages.opening import open_run
+from pate.stages.catalogue import open_run
 
 _READ = ("aggregate", "account", "distill", "evaluate", "encoder", "data-public")
 

@@ -16,7 +16,7 @@ import numpy as np
 from pate import __version__
 from pate.accounting import Event, ReleasePlan, event_from_json
 from pate.accounting.events import tally
-from pate.artifacts.fingerprint import digest_of
+from pate.artifacts import digest_of
 from pate.errors import InvalidInput
 from pate.releases.documents import render_card, render_release_page
 from pate.releases.files import (
@@ -43,8 +43,7 @@ from pate.releases.schema import (
     value_problems,
 )
 from pate.releases.trial import trial_problem
-from pate.stages.drawing import plan_of
-from pate.stages.selected import candidates_of, event_of
+from pate.stages.selection import candidates_of, event_of
 
 _NEEDED = (CARD, HEADER, STATEMENT, RELEASE)
 
@@ -278,7 +277,7 @@ def _charged(given: _Release) -> tuple[Event, ...]:
     """Return the charge of these settings: their plan, or the choice they were part of."""
     recipe, inputs = recipe_of(given.release), given.release["public_inputs"]
     if recipe.selection is None:
-        return plan_of(recipe, inputs=inputs).events
+        return recipe.plan(inputs=inputs).events
     return (event_of(candidates_of(recipe), recipe.selection, inputs=inputs),)
 
 
@@ -289,7 +288,7 @@ def _evaluation(given: _Release) -> Iterator[str]:
     if wrong is not None:
         yield f"release.json: evaluation of the {wrong}"
     answers = release["answers"]
-    plan = plan_of(recipe_of(release), inputs=release["public_inputs"])
+    plan = recipe_of(release).plan(inputs=release["public_inputs"])
     asked, answered, kept = (answers[key] for key in ("asked", "answered", "kept"))
     if len(answers["by_class"]) != classes or sum(answers["by_class"]) != answered:
         yield "release.json: its labels by class are not as many as were answered"
@@ -305,7 +304,7 @@ def _labels(given: _Release) -> Iterator[str]:
         yield "release.json is wrong about whether there are labels"
     if not there:
         return
-    plan = plan_of(recipe_of(release), inputs=release["public_inputs"])
+    plan = recipe_of(release).plan(inputs=release["public_inputs"])
     inputs, classes = release["public_inputs"], len(given.header["class_names"])
     arrays = {name: _array(folder / "labels" / name) for name in LABELS}
     most = {"asked.npy": plan.queries, "answered.npy": plan.answers, "kept.npy": plan.queries}

@@ -24,7 +24,7 @@ import numpy as np
 from pate._files import draft_folder, remove_abandoned, sync
 from pate.accounting import Ledger
 from pate.errors import InvalidInput, PateError
-from pate.pipeline.secret import naming_key
+from pate.pipeline.ledger import naming_key
 from pate.releases.charges import require_own_choice, statement_of
 from pate.releases.documents import render_card, render_release_page
 from pate.releases.export import copy_labels, export_student

@@ -30,7 +30,7 @@ from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import read_resolved
 from pate.releases.files import SUMS, digests, render_sums
 from pate.releases.verify import verify as verify_release
-from pate.stages.selected import candidate, candidates_of, differences
+from pate.stages.selection import candidate, candidates_of, differences
 from pate.studies import selection
 
 OVER = ("--over", "teachers.count=4,6", "--over", "aggregate.scale=1.0,3.0")
