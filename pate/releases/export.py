@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pate.artifacts import Artifact
 from pate.artifacts.manifest import MANIFEST
-from pate.encoders.backbone import Backbone, file_digest, found
+from pate.encoders.backbone import Backbone, file_digest, find_weights
 from pate.encoders.chain import Chain, load_encoder
 from pate.errors import InvalidInput, PateError
 from pate.releases.files import ENCODER, GRAPH, LABELS, STUDENT, TENSORS, may_leave
@@ -165,7 +165,7 @@ def _copy_weights(run: FinishedRun, weights: str, place: Path) -> str:
     import torch
     from safetensors.torch import save_file
 
-    file = found(weights, plugin_path=run.run.options.plugin_path)
+    file = find_weights(weights, plugin_path=run.run.options.plugin_path)
     if file.suffix == ".safetensors":
         shutil.copyfile(file, place)
     else:

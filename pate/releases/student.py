@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.encoders.spec import StepSpec
-from pate.encoders.step import Step, checked
+from pate.encoders.step import Step, checked_features
 from pate.errors import InvalidInput
 from pate.releases.files import ENCODER, GRAPH, HEADER, STUDENT, TENSORS, require_unchanged
 from pate.releases.onnx_graph import OnnxGraph, read_graph
@@ -437,7 +437,7 @@ def _step(folder: Path, at: int, spec: EncoderStep) -> Callable[..., NDArray[np.
         graph = read_graph(folder / f"step-{at}.onnx")
         if graph.outputs != ("features",):
             raise InvalidInput(f"step {at} of the encoder gives no features")
-        return lambda X: checked(graph.run(X)["features"], step="onnx", records=len(X))
+        return lambda X: checked_features(graph.run(X)["features"], step="onnx", records=len(X))
     from pate.encoders.chain import make_step
 
     try:
@@ -453,13 +453,13 @@ def _step(folder: Path, at: int, spec: EncoderStep) -> Callable[..., NDArray[np.
             raise InvalidInput(f"step {at} of the encoder is not a {spec.name}")
         for name, value in tensors.items():
             setattr(step, name, value)
-    return lambda X: checked(step.transform(X), step=spec.name, records=len(X))
+    return lambda X: checked_features(step.transform(X), step=spec.name, records=len(X))
 
 
 def encoded(steps: list[Callable[..., NDArray[np.float32]]], X: NDArray[Any]) -> NDArray[Any]:
     """Return a batch of records as the model takes them."""
     if steps:
-        X = checked(X, step="(the inputs)", records=len(X))
+        X = checked_features(X, step="(the inputs)", records=len(X))
     for step in steps:
         X = step(X)
     return X
