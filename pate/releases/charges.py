@@ -73,7 +73,7 @@ def require_own_choice(run: FinishedRun, *, chosen_beforehand: bool) -> list[str
     if not chosen_beforehand:
         found = ", and ".join(
             f"one of {each.releases} release{'s' * (each.releases > 1)} of the study "
-            f"“{each.here.name}”, or has the settings of one, which cost {each.told()}"
+            f"“{each.here.name}”, or has the settings of one, which cost {each.describe()}"
             for each in studies
         )
         raise InvalidInput(

@@ -19,7 +19,7 @@ from dpsgd.runs import plan_run
 from pate._format import describe_neighbours, format_epsilon
 from pate.accounting import Event, LaplaceNoisyMaxAnswer, Ledger, Neighbours, Repeated, compose
 from pate.accounting.ledger.data_ledger import open_data_ledger
-from pate.accounting.ledger.study_costs import NOT_PLANNED, all_of, study_costs
+from pate.accounting.ledger.study_costs import NOT_PLANNED, combined_guarantee, study_costs
 from pate.api import make_options, prepare_run
 from pate.errors import BudgetExceeded, SpendNeeded
 from pate.recipes.read import read_recipe
@@ -245,7 +245,7 @@ def test_ledger_show_adds_up_studies_of_both_methods(project: Any) -> None:
     assert lots.in_advance
     assert votes.guarantee.epsilon == compose(marked).guarantee(delta=1e-3).epsilon
     assert lots.guarantee.epsilon == compose(trained).guarantee(delta=1e-3).epsilon
-    both = all_of([votes.guarantee, lots.guarantee])
+    both = combined_guarantee([votes.guarantee, lots.guarantee])
 
     told = project.call("ledger", "show", "runs/tiny").stdout
     assert f"\n{STUDY}: {figure(votes.guarantee)} for 2 releases together\n" in told
@@ -513,7 +513,7 @@ def test_what_a_comparison_costs_counts_both_methods(project: Any, method: str) 
         costs = [study_costs(each, one_teacher=relation)[0] for each in (ledger, steps)]
         trained = steps.guarantee()
     assert all(each.in_advance for each in costs)
-    both = all_of([each.guarantee for each in costs], replace_one=method == "shuffle")
+    both = combined_guarantee([each.guarantee for each in costs], replace_one=method == "shuffle")
     refused = let_out(project, "runs/tiny", code=2).stderr
     assert "one of 3 releases of the study" in refused
     said = "" if method == "shuffle" else f" for {describe_neighbours('zero-out')}"

@@ -33,8 +33,8 @@ LAYERS = [
     ["ensemble"],
     ["students", "testing"],
     ["partition", "teachers", "mechanisms", "encoders", "datasets"],
-    ["artifacts", "console", "engines", "neighbours", "plugins", "recipes", "vision", "votes"],
-    ["accounting", "devices", "randomness", "metrics", "untrusted"],
+    ["artifacts", "console", "engines", "plugins", "recipes", "vision", "votes"],
+    ["accounting", "devices", "metrics", "nearest_neighbours", "randomness", "untrusted"],
     ["_files", "_format", "_validate", "silence"],
     ["errors"],
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pate.neighbours import directions, nearest
+from pate.nearest_neighbours import directions, nearest
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_as_all_distances_say(points, scale, rows):
 
 def test_blocks_change_nothing(points, monkeypatch):
     whole = nearest(points, points, 4, own="never")
-    monkeypatch.setattr("pate.neighbours._NUMBERS", 100)
+    monkeypatch.setattr("pate.nearest_neighbours._NUMBERS", 100)
     np.testing.assert_array_equal(nearest(points, points, 4, own="never")[0], whole[0])
 
 

@@ -1,4 +1,4 @@
-"""Nearest neighbours by direction: which of some points lie closest to each of others."""
+"""Nearest neighbours of points, and rows scaled to directions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROUNDING = 1e-6  # a squared distance below this share of the points' squares i
 
 
 def directions(features: ArrayLike) -> NDArray[np.float32]:
-    """Features as rows of length one; a row of zeros stays as it is.
+    """Return features as rows of length one; a row of zeros stays as it is.
 
     >>> directions([[3.0, 4.0], [0.0, 0.0]])
     array([[0.6, 0.8],
@@ -36,11 +36,25 @@ def nearest(
     rows: int | None = None,
     own: Literal["first", "never"] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """For each point the ``count`` nearest of ``among``, nearest first, and how far, squared.
+    """Return the ``count`` nearest of ``among`` for each point, and their squared distances.
 
-    ``rows`` fixes how many points go through one product, the last filled up with zeros: then what
-    other points there are cannot even change the rounding of a point's distances. ``own`` is for
-    points among themselves: each comes first, also where it has doubles, or never.
+    Parameters
+    ----------
+    points, among
+        Points as rows.
+    count
+        The number of neighbours, nearest first.
+    rows
+        The number of points in one matrix product, the last one padded with zeros. A fixed number
+        keeps other points from changing even the rounding of a point's distances.
+    own
+        For points among themselves: each is its own first neighbour, also where it has duplicates,
+        or never one.
+
+    Returns
+    -------
+    indices, squares
+        Both (points, count).
 
     >>> line = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=np.float32)
     >>> near, squares = nearest(line, line, 2)
@@ -60,7 +74,7 @@ def nearest(
         if rows is not None:
             block[: len(part)], block[len(part) :] = part, 0.0
         product = (part if rows is None else block) @ among.T
-        # In memory that is there already: new pages would take longer than the arithmetic.
+        # In memory allocated before: new pages would take longer than the arithmetic.
         sizes, gaps, least = (each[: len(part)] for each in room)
         np.add(np.einsum("ij,ij->i", part, part)[:, None], norms, out=sizes)
         np.multiply(product[: len(part)], 2.0, out=gaps)
@@ -79,10 +93,10 @@ def nearest(
 
 
 def _smallest(gaps: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """Where the ``count`` smallest numbers of each row are, as ``np.argpartition`` has it.
+    """Return the indices of the ``count`` smallest numbers of each row, as ``np.argpartition``.
 
     The count-th smallest of some columns is a bound: few numbers lie below it, and only these are
-    looked at. Where several rank last alike, which of them count is left to ``np.argpartition``.
+    examined. Ties at the last rank are resolved as ``np.argpartition`` does.
 
     >>> np.sort(_smallest(np.array([[3.0, 0.0, 2.0, 1.0]], dtype=np.float32), 2)).tolist()
     [[1, 3]]
