@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pate.accounting import Ledger, Neighbours
-    from pate.accounting.ledger.study_costs import WholeStudy
+    from pate.accounting.ledger.study_costs import TotalStudyCost
     from pate.mechanisms import AggregateSpec
     from pate.pipeline.runner import Run
 
@@ -53,7 +53,7 @@ def tuning_caveats(run: Run, ledger: Ledger) -> list[str]:
 
 def studies_behind(
     ledger: Ledger, own: Sequence[str], *, one_teacher: Neighbours
-) -> tuple[WholeStudy, ...]:
+) -> tuple[TotalStudyCost, ...]:
     """Return the studies whose results may have led to labels, by the names of their charges.
 
     Labels of a study, and what builds on them, count; and so do other draws of the same votes, and
@@ -64,7 +64,7 @@ def studies_behind(
         The cost of a study is that of its plan only if the labels are part of it, and of no other
         study; otherwise the ledgers' total of all their releases, these labels among them.
     """
-    from pate.accounting.ledger.study_costs import whole_studies
+    from pate.accounting.ledger.study_costs import total_study_costs
 
     charges = ledger.charges()
     begins = tuple(f"{name.rpartition(' ')[0]} " for name in own)
@@ -78,7 +78,7 @@ def studies_behind(
         for study in each.studies
     }
     inside = len(names) == 1 and drawn != [] and all(names <= set(each.studies) for each in drawn)
-    return whole_studies(ledger, among=names, one_teacher=one_teacher, by_plan=inside)
+    return total_study_costs(ledger, among=names, one_teacher=one_teacher, by_plan=inside)
 
 
 def _compared(run: Run, ledger: Ledger) -> list[str]:
@@ -86,7 +86,7 @@ def _compared(run: Run, ledger: Ledger) -> list[str]:
     return [
         f"These labels, or others drawn with the same settings, are among {study.releases} "
         "releases that were made to be compared. Whoever chose them by their results has spent "
-        f"what all of them cost: {study.told()}."
+        f"what all of them cost: {study.describe()}."
         for study in studies_behind(ledger, _own_names(run), one_teacher=relation)
     ]
 
@@ -95,9 +95,9 @@ def _trained(ledger: Ledger) -> list[str]:
     """Return the cost of DP-SGD on the same data, which has a ledger of its own."""
     from pate._format import describe_neighbours, format_epsilon
     from pate.accounting import Ledger
-    from pate.accounting.ledger.data_set import beside
+    from pate.accounting.ledger.data_set import sibling_ledger
 
-    other = beside(ledger.path)
+    other = sibling_ledger(ledger.path)
     if not other.exists():
         return []
     with Ledger.open(other) as second:
@@ -136,14 +136,14 @@ def _earlier_releases(run: Run, ledger: Ledger) -> int:
 
 def _seeded_releases(run: Run) -> int:
     from pate.accounting import Ledger
-    from pate.accounting.ledger.data_set import beside
+    from pate.accounting.ledger.data_set import sibling_ledger
     from pate.pipeline.ledger import ledger_path
 
     if run.options.insecure_seed is not None:  # this run is not private anyhow, and is marked so
         return 0
     place = ledger_path(run.recipe, run.options.data_root, seeded=True)
     count = 0
-    for each in (place, beside(place)):
+    for each in (place, sibling_ledger(place)):
         if each.exists():
             with Ledger.open(each) as ledger:
                 names = [charge.release for charge in ledger.charges()]
