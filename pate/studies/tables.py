@@ -19,6 +19,14 @@ from pate._files import write_atomically
 from pate._format import compare_neighbours, describe_neighbours, format_epsilon
 from pate.accounting import Guarantee, Neighbours
 from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost, earlier_releases_caveat
+from pate.artifacts.results import (
+    Costs,
+    Evaluation,
+    Labels,
+    PublicLabels,
+    StatedGuarantee,
+    load_reference,
+)
 from pate.errors import InvalidInput
 from pate.metrics import Share, wilson
 
@@ -114,21 +122,20 @@ class SweepRow:
     @classmethod
     def of(cls, point: Point, run: Run, *, student: bool) -> SweepRow:
         """Read a finished run; ``student`` is False where its labels were too few for one."""
-        released = run.artifact("aggregate")
-        costs = run.artifact("account").json("guarantees.json")
-        found = run.artifact("evaluate").json("evaluation.json") if student else {}
-        labels, accuracy = found.get("labels"), found.get("student")
+        released = Labels.load(run.artifact("aggregate"))
+        costs = Costs.load(run.artifact("account"))
+        found = Evaluation.load(run.artifact("evaluate")) if student else None
         return cls(
             point=point,
-            epsilon=float(costs["guarantee"]["epsilon"]),
-            delta=float(costs["guarantee"]["delta"]),
-            neighbours=str(costs["guarantee"]["neighbours"]),
-            protects=str(costs["protects"]),
-            private=costs["randomness"] == "private",
-            asked=int(released.facts["asked"]),
-            answered=int(released.facts["answered"]),
-            labels=None if labels is None else Share.of(labels),
-            student=None if accuracy is None else Share.of(accuracy),
+            epsilon=costs.guarantee.epsilon,
+            delta=costs.guarantee.delta,
+            neighbours=costs.guarantee.neighbours,
+            protects=costs.protects,
+            private=not costs.seeded,
+            asked=len(released.asked),
+            answered=len(released.answered),
+            labels=None if found is None else found.labels,
+            student=None if found is None else found.student,
         )
 
     def as_json(self, grid: Grid) -> dict[str, Any]:
@@ -297,13 +304,11 @@ def comparison_rows(
 def _pate_row(points: Sequence[FinishedPoint], epsilon: float, *, seeded: bool) -> ComparisonRow:
     runs, records, costs = [], 0, []
     for each in points:
-        cost = each.pate.artifact("account").json("guarantees.json")["guarantee"]
-        share = each.pate.artifact("evaluate").json("evaluation.json")["student"]
-        labels = int(each.pate.artifact("aggregate").facts["answered"])
-        runs.append(
-            _repetition(each.seed, share["accuracy"], cost, each.pate_measure, labels=labels)
-        )
-        records = share["records"]
+        cost = Costs.load(each.pate.artifact("account")).guarantee
+        share = Evaluation.load(each.pate.artifact("evaluate")).student
+        labels = len(Labels.load(each.pate.artifact("aggregate")).answered)
+        runs.append(_repetition(each.seed, share.accuracy, cost, each.pate_measure, labels=labels))
+        records = share.records
         costs.append(cost)
     return _row("pate", runs, records, epsilon, costs=costs, seeded=seeded)
 
@@ -311,7 +316,7 @@ def _pate_row(points: Sequence[FinishedPoint], epsilon: float, *, seeded: bool) 
 def _dpsgd_row(points: Sequence[FinishedPoint], epsilon: float, *, seeded: bool) -> ComparisonRow:
     runs, records, costs = [], 0, []
     for each in points:
-        cost = each.dpsgd["guarantee"]
+        cost = StatedGuarantee.from_json(each.dpsgd["guarantee"])
         runs.append(_repetition(each.seed, each.dpsgd["accuracy"], cost, each.dpsgd_measure))
         records = each.dpsgd["test_records"]
         costs.append(cost)
@@ -321,7 +326,7 @@ def _dpsgd_row(points: Sequence[FinishedPoint], epsilon: float, *, seeded: bool)
 def _repetition(
     seed: int,
     accuracy: float,
-    guarantee: Mapping[str, Any],
+    guarantee: StatedGuarantee,
     measure: Measure | None,
     *,
     labels: int | None = None,
@@ -329,8 +334,8 @@ def _repetition(
     return Repetition(
         seed=seed,
         accuracy=accuracy,
-        epsilon=guarantee["epsilon"],
-        delta=guarantee["delta"],
+        epsilon=guarantee.epsilon,
+        delta=guarantee.delta,
         labels=labels,
         seconds=None if measure is None else measure.seconds,
         peak_memory_mb=None if measure is None else measure.megabytes,
@@ -349,27 +354,27 @@ def _baseline_rows(points: Sequence[FinishedPoint], *, seeded: bool) -> list[Com
     rows, informed, reference = [], [], []
     records = majority = 0
     follows = any(each.pate.recipe.aggregate.cost_follows_answers for each in points)
-    costs = [each.pate.artifact("account").json("guarantees.json")["guarantee"] for each in points]
+    costs = [Costs.load(each.pate.artifact("account")).guarantee for each in points]
     for each, cost in zip(points, costs, strict=True):
-        evaluation = each.pate.artifact("evaluate").json("evaluation.json")
-        records = evaluation["student"]["records"]
-        majority = max(row["records"] for row in evaluation["classes"])
+        evaluation = Evaluation.load(each.pate.artifact("evaluate"))
+        records = evaluation.student.records
+        majority = max(row.records for row in evaluation.classes)
         asked = each.pate.recipe.evaluate
         if asked.public_labels:
-            found = each.pate.artifact("evaluate-public-labels").json("evaluation.json")
-            if found["student"] is not None:
+            found = PublicLabels.load(each.pate.artifact("evaluate-public-labels"))
+            if found.student is not None:
                 informed.append(
                     Repetition(
                         seed=each.seed,
-                        accuracy=found["student"]["accuracy"],
-                        epsilon=cost["epsilon"] if follows else None,
-                        delta=cost["delta"] if follows else None,
-                        labels=found["labels"],
+                        accuracy=found.student.accuracy,
+                        epsilon=cost.epsilon if follows else None,
+                        delta=cost.delta if follows else None,
+                        labels=found.labels,
                     )
                 )
         if asked.reference:
-            found = each.pate.artifact("evaluate-reference").json("evaluation.json")["reference"]
-            reference.append(Repetition(seed=each.seed, accuracy=found["accuracy"]))
+            without = load_reference(each.pate.artifact("evaluate-reference"))
+            reference.append(Repetition(seed=each.seed, accuracy=without.accuracy))
     if informed:
         paid = costs if follows else []
         rows.append(_row("public-labels", informed, records, costs=paid, seeded=follows and seeded))
@@ -385,7 +390,7 @@ def _row(
     records: int,
     target: float | None = None,
     *,
-    costs: Sequence[Mapping[str, Any]] = (),
+    costs: Sequence[StatedGuarantee] = (),
     seeded: bool = False,
     publishable: bool = True,
 ) -> ComparisonRow:
@@ -402,9 +407,9 @@ def _row(
         low=low,
         high=high,
         runs=tuple(runs),
-        neighbours=" and ".join(sorted({cost["neighbours"] for cost in costs})) or None,
+        neighbours=" and ".join(sorted({cost.neighbours for cost in costs})) or None,
         data_dependent=False if epsilons else None,
-        publishable=publishable and not seeded and all(cost["publishable"] for cost in costs),
+        publishable=publishable and not seeded and all(cost.publishable for cost in costs),
     )
 
 
