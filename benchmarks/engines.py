@@ -301,7 +301,7 @@ def memory(engines: list[str], *, quick: bool) -> None:
 
 def plan(*, quick: bool) -> None:
     """Recorded groups, drawn again; hash partitions, so that shards and weights differ."""
-    from pate.engines.simulation import Job, simulate
+    from simulation import Job, simulate
 
     kinds = (
         ("networks", "models:network", 640, None),
@@ -330,7 +330,7 @@ def plan(*, quick: bool) -> None:
 
 
 def group_sizes(model: str, timeout: float | None) -> list[int]:
-    from pate.stages.groups import groups
+    from pate.stages.dispatch import groups
     from pate.teachers import TeachersSpec
 
     spec = TeachersSpec(count=PLAN_TEACHERS, model=model, timeout=timeout)

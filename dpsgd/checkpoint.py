@@ -9,10 +9,8 @@ read by its owner only.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dpsgd.plan import Plans
-from dpsgd.whole_file import write_whole
+from pate._files import error_reason, exclusive_lock, write_atomically
 from pate.artifacts import StoreError
 from pate.errors import InvalidInput
 
@@ -42,7 +40,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) 
         "digest": _digest(stored, json.dumps(record, sort_keys=True)),
     }
     content = save(stored, metadata=header)
-    write_whole(path, content, what=f"the checkpoint {path}")
+    write_atomically(path, content, name=f"the checkpoint {path}", make_parents=True)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -92,24 +90,17 @@ def held(path: Path) -> Iterator[None]:
 
     Two that did would draw the noise of one step twice and pay for it once.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        why = os.strerror(error.errno or 0).lower()
-        raise StoreError(f"cannot hold the checkpoint {path}: {why}") from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise StoreError(
-            f"another process is training with the checkpoint {path}; wait for it, or give this "
-            "run a checkpoint of its own"
-        ) from None
-    try:
+    busy = StoreError(
+        f"another process is training with the checkpoint {path}; wait for it, or give this run a "
+        "checkpoint of its own"
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(exclusive_lock(path.with_name(f".{path.name}.lock"), busy=busy))
+        except OSError as error:
+            raise StoreError(f"cannot hold the checkpoint {path}: {error_reason(error)}") from error
         yield
-    finally:
-        os.close(handle)
 
 
 def require_same(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import final
 
-from dpsgd.whole_file import FOR_ALL, write_whole
+from pate._files import write_atomically
 from pate.errors import InvalidInput
 
 _BLUE, _ORANGE = "#1f5fa8", "#c4570b"
@@ -41,7 +41,7 @@ def write_curve(history: Sequence[Row], folder: str | os.PathLike[str]) -> tuple
     place = Path(folder)
     files = place / "curve.csv", place / "curve.png"
     for file, content in zip(files, (_table(history), _picture(history)), strict=True):
-        write_whole(file, content, what=f"the curve {file}", permissions=FOR_ALL)
+        write_atomically(file, content, mode=0o666, name=f"the curve {file}", make_parents=True)
     return files
 
 

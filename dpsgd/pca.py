@@ -20,7 +20,7 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpsgd.whole_file import write_whole
+from pate._files import write_atomically
 from pate.accounting.events import Event, SampledGaussian
 from pate.errors import InvalidInput
 from pate.randomness import Randomness
@@ -181,7 +181,7 @@ class PrivatePCA:
             sample_rate=np.float64(self._event.sample_rate),
             caveats=np.array(self._caveats, dtype=np.str_),
         )
-        write_whole(Path(path), stored.getvalue(), what=f"the PCA {path}")
+        write_atomically(Path(path), stored.getvalue(), name=f"the PCA {path}", make_parents=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

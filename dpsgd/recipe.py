@@ -20,6 +20,7 @@ from pydantic import (
 
 from pate.datasets.spec import DataSpec
 from pate.encoders.spec import StepSpec
+from pate.recipes.schema import Notes
 
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1e30)]  # beyond it steps leave what a float32 can hold
@@ -238,6 +239,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["dpsgd"]
+    notes: Notes = ""
     data: DataSpec
     features: FeaturesSpec = FeaturesSpec()
     model: ModelSpec = ModelSpec()

@@ -9,13 +9,12 @@ exclusive lock on it, and adds a line only behind the one that was read.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import final
 
-from dpsgd.whole_file import sync_folder
+from pate._files import error_reason, exclusive_lock, sync
 from pate.artifacts import StoreError
 from pate.errors import LedgerError
 
@@ -40,25 +39,18 @@ class ResumeGuard:
         The operating system drops the lock of a process that is killed.
         """
         path = self._folder / plan
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            sync_folder(self._folder)
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        try:
+        busy = LedgerError(
+            "another process is training this run, from its checkpoint or a copy of it, and one "
+            "charge pays for one drawing; wait for it to end"
+        )
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise LedgerError(
-                    "another process is training this run, from its checkpoint or a copy of it, "
-                    "and one charge pays for one drawing; wait for it to end"
-                ) from None
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                stack.enter_context(exclusive_lock(path, busy=busy))
+                sync(self._folder)
             except OSError as error:
                 raise _unwritable(path, error) from error
             yield Mark(path)
-        finally:
-            os.close(handle)
 
     def admit(
         self, plan: str, *, revision: str, before: str | None, paid: Callable[[], bool]
@@ -164,5 +156,4 @@ def _last(lines: bytes) -> str | None:
 
 
 def _unwritable(path: Path, error: OSError) -> StoreError:
-    why = (error.strerror or type(error).__name__).lower()
-    return StoreError(f"cannot write the record of a run, {path}: {why}")
+    return StoreError(f"cannot write the record of a run, {path}: {error_reason(error)}")

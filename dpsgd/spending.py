@@ -10,11 +10,12 @@ from itertools import groupby
 from typing import final
 
 from dpsgd.schedules import Constant, Piecewise, Schedule
+from pate._validate import check_delta
 from pate.accounting import Event, Guarantee, Repeated, compose, odometer_epsilon
 from pate.accounting.calibrate import dpsgd_step
 from pate.accounting.composition import sampled_gaussian_strong
 from pate.accounting.dpsgd import DpsgdAccountant, Method
-from pate.accounting.guarantee import Conversion, check_delta
+from pate.accounting.guarantee import Conversion
 from pate.accounting.terms import moment_for
 from pate.errors import InvalidInput
 

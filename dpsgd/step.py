@@ -21,7 +21,7 @@ from dpsgd.noise import Noise
 from dpsgd.records import Records
 from dpsgd.sampling import Lots, generator_state, restore_generator
 from dpsgd.schedules import Schedule
-from dpsgd.validation.watching import same_values
+from dpsgd.validation.probe import same_values
 from pate.errors import InvalidInput
 from pate.randomness import Randomness
 

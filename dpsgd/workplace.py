@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dpsgd.recipe import Recipe
+from pate._files import exclusive_lock, write_atomically
 from pate.artifacts import Level, StoreError
 from pate.errors import InvalidInput, SpendNeeded
 
@@ -60,24 +59,19 @@ def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 @contextlib.contextmanager
 def working_in(private: Path, folder: Path) -> Iterator[None]:
     """The run's private folder, made where it is missing, and held by this process alone."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        private.parent.mkdir(mode=0o700, exist_ok=True)
-        private.parent.chmod(0o700)
-        private.mkdir(mode=0o700, exist_ok=True)
-        handle = os.open(private / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise StoreError(f"cannot write to {folder}: {error.strerror}") from error
-    try:
+    busy = InvalidInput(
+        f"another process is training in {folder}; wait for it, or choose another --out"
+    )
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InvalidInput(
-                f"another process is training in {folder}; wait for it, or choose another --out"
-            ) from error
+            folder.mkdir(parents=True, exist_ok=True)
+            private.parent.mkdir(mode=0o700, exist_ok=True)
+            private.parent.chmod(0o700)
+            private.mkdir(mode=0o700, exist_ok=True)
+            stack.enter_context(exclusive_lock(private / _LOCK, busy=busy))
+        except OSError as error:
+            raise StoreError(f"cannot write to {folder}: {error.strerror}") from error
         yield
-    finally:
-        os.close(handle)
 
 
 def clear(private: Path) -> None:
@@ -94,12 +88,7 @@ def at_home(private: Path, recipe: Recipe, ledger_file: Path) -> None:
         return
     path = private / _HOME
     home = {"ledger": str(ledger_file.absolute()), "recipe": recipe.model_dump(mode="json")}
-    draft = path.with_suffix(".draft")
-    try:
-        draft.write_text(json.dumps(home, indent=1) + "\n")
-        draft.replace(path)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+    write_atomically(path, f"{json.dumps(home, indent=1)}\n".encode())
 
 
 def require_home(private: Path, ledger_file: Path) -> bool:

@@ -16,7 +16,7 @@ import contextvars
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, final
 
@@ -129,12 +129,20 @@ def current_device() -> Device:
 
 @contextlib.contextmanager
 def use_device(device: Device) -> Iterator[None]:
-    """Inside, this is the current device."""
+    """Make this the current device inside the block."""
     token = _chosen.set(device)
     try:
         yield
     finally:
         _chosen.reset(token)
+
+
+def use_first(names: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Make the first of an engine's devices the current one inside the block, as for its teachers.
+
+    There is one student, so one device is enough; like the engine, it is no part of a cache key.
+    """
+    return use_device(parse_device(next(iter(names), "cpu")))
 
 
 def pinned(

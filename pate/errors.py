@@ -4,7 +4,7 @@ PateError
 ├── InvalidInput        a value, a file or an option that breaks a stated rule
 ├── UnsupportedEvent    an event the chosen accountant has no theorem for
 ├── ConditionsFail      a theorem's conditions do not hold, so its number is not given
-├── StoreError          an artifact is missing, damaged or closed to the reader (pate.artifacts)
+├── StoreError          a file or artifact is missing, damaged, or cannot be read or written
 ├── TeacherError        a teacher cannot be trained, or breaks the rules (pate.teachers)
 ├── OutOfMemory         a device is too small for one network (pate.teachers)
 └── LedgerError         the ledger cannot be read, written or trusted
@@ -33,6 +33,10 @@ class UnsupportedEvent(PateError, TypeError):
 
 class ConditionsFail(PateError):
     """A theorem's conditions do not hold here; no number is better than a wrong one."""
+
+
+class StoreError(PateError):
+    """A file or artifact is missing, damaged, closed to the reader, or cannot be written."""
 
 
 class LedgerError(PateError):

@@ -41,8 +41,8 @@ def epsilon(
     json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:  # fmt: skip
     """ε of a training run; or the noise, or the number of lots, for an ε."""
+    from pate._format import SAME_AT_PUBLIC_RATE, describe_neighbours
     from pate.accounting import Repeated, SampledGaussian
-    from pate.accounting.shown import AT_A_PUBLIC_RATE, between
 
     def step(noise: float) -> SampledGaussian:
         return SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise)
@@ -71,7 +71,7 @@ def epsilon(
     typer.echo(
         f"ε = {guarantee.epsilon:.6g} at δ = {delta:g} "
         f"({_NAMES.get(accountant, f'{accountant} accountant')}), for "
-        f"{between(guarantee.neighbours)}; {AT_A_PUBLIC_RATE}"
+        f"{describe_neighbours(guarantee.neighbours)}; {SAME_AT_PUBLIC_RATE}"
     )
 
 
@@ -80,11 +80,11 @@ _NAMES = {AccountantName.strong: "strong composition; the other accountants are 
 
 def _guarantee(events: list[Event], accountant: AccountantName, delta: float) -> Guarantee:
     """What steps of one kind cost."""
+    from pate._validate import check_delta
     from pate.accounting import Guarantee, SampledGaussian
     from pate.accounting.composition import sampled_gaussian_strong
     from pate.accounting.dpsgd import DpsgdAccountant, Method
     from pate.accounting.events import tally
-    from pate.accounting.guarantee import check_delta
 
     check_delta(delta)
     if accountant is not AccountantName.strong:

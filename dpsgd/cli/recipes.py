@@ -12,17 +12,16 @@ _TO_START_FROM = "digits-dpsgd"
 
 def recipes() -> None:
     """The recipes that come with the package."""
-    from pate.reading import shipped_recipes
+    from pate.recipes.read import shipped_recipes, summary
 
     for name, path in sorted(shipped_recipes("dpsgd").items()):
-        first = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        typer.echo(f"{name:22} {first}")
+        typer.echo(f"{name:22} {summary(path)}")
 
 
 def new(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> None:
     """Writes a recipe to start from."""
     from pate.errors import InvalidInput
-    from pate.reading import find_recipe
+    from pate.recipes.read import find_recipe
 
     if path.exists():
         raise InvalidInput(f"{path} is there already; choose another name")

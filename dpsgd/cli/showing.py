@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from pate.accounting.shown import between
+from pate._format import describe_neighbours
 
 if TYPE_CHECKING:
     from dpsgd.outcome import Outcome
@@ -62,7 +62,7 @@ def _guarantee(report: dict[str, Any]) -> list[str]:
     parts = "PCA and training" if report["pca"] else "training"
     lines = [
         f"Guarantee: ε = {guarantee['epsilon']:.4g} at δ = {guarantee['delta']:g} for "
-        f"{between(guarantee['neighbours'])}; it covers {parts}, all that was released "
+        f"{describe_neighbours(guarantee['neighbours'])}; it covers {parts}, all that was released "
         f"({report['accountant']} accountant; noise multiplier "
         f"{report['noise_multiplier']:.4g}, sampling rate "
         f"{report['sample_rate']:.4g}, {report['steps']} steps)."

@@ -49,7 +49,7 @@ def train(
     from dpsgd.recipe import Recipe
     from pate.datasets import data_root as default_root
     from pate.errors import InvalidInput
-    from pate.reading import read_recipe
+    from pate.recipes.read import read_recipe
 
     changes = [*(settings or [])]
     if epsilon is not None:

@@ -1,4 +1,4 @@
-"""Convex learning with privacy: linear classifiers in the manner of scikit-learn.
+"""Private convex learning: linear classifiers that follow scikit-learn's conventions.
 
     OutputPerturbation      minimise, then add noise             ε or (ε, δ), replace-one
     ObjectivePerturbation   add a random tilt, then minimise     ε or (ε, δ), replace-one

@@ -10,22 +10,18 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsgd.convex.estimator import PrivateLinearClassifier, PrivateWeights
-from dpsgd.convex.losses import FloatArray, MarginLoss, as_loss
-from dpsgd.convex.noise import rounded
-from dpsgd.convex.parameters import (
-    check_failure,
-    check_not_negative,
-    check_positive,
-    check_whole,
+from dpsgd.convex.estimator import PrivateLinearClassifier, PrivateWeights, rounded
+from dpsgd.convex.inputs import (
+    FloatArray,
+    Records,
 )
-from dpsgd.convex.records import Records
-from dpsgd.convex.scores import ScoreLoss, score_loss
+from dpsgd.convex.losses import MarginLoss, ScoreLoss, as_loss, score_loss
+from pate._validate import check_delta, check_not_negative, check_positive, check_whole
 from pate.accounting import Repeated, compose, smallest_noise
 from pate.accounting.calibrate import dpsgd_step, moments_epsilon
 from pate.errors import InvalidInput
 
-_LONGEST_STEP = 1e200  # for one record; so that sums over all of them stay numbers
+_LONGEST_STEP = 1e200  # for one record, so that sums over all of them stay finite
 
 
 @final
@@ -51,12 +47,12 @@ class _Descent:
 
 
 def projected(weights: FloatArray, radius: float) -> FloatArray:
-    """The nearest weights in the ball around zero.
+    """Return the nearest weights in the ball of this radius around zero.
 
     >>> projected(np.array([[3.0, 4.0]]), 1.0)
     array([[0.6, 0.8]])
     """
-    largest = float(np.abs(weights).max())  # first: the square of 1e200 is no number
+    largest = float(np.abs(weights).max())  # first: the square of 1e200 overflows
     unit = weights / (largest or 1.0)
     length = float(np.linalg.norm(unit))
     return weights if largest * length <= radius else unit * (radius / length)
@@ -65,12 +61,12 @@ def projected(weights: FloatArray, radius: float) -> FloatArray:
 def gradient_sum(
     rows: FloatArray, loss: ScoreLoss, weights: FloatArray, *, gradient_norm: float
 ) -> FloatArray:
-    """Σ of the records' gradients, each scaled down to ``gradient_norm`` where it is longer.
+    """Return Σ of the records' gradients, each scaled down to ``gradient_norm`` if longer.
 
     Guarantees:
-        One record more or less moves the sum by at most ``gradient_norm``, whatever the loss:
-        what a loss declares is not relied on. A record at whose scores the loss has no finite
-        slopes counts as nothing, and no warning tells of it.
+        One record more or less moves the sum by at most ``gradient_norm``, whatever the loss
+        declares. A record at whose scores the loss has no finite slopes contributes nothing, and
+        no warning reveals it.
     """
     with np.errstate(all="ignore"):
         slopes = loss.slopes(rows @ weights.T)
@@ -85,18 +81,67 @@ class NoisyGradientDescent(PrivateLinearClassifier):
     """Full-batch gradient descent in a ball of public ``radius``, with Gaussian noise.
 
     Each of ``steps`` steps releases the sum of all gradients with noise, divides it by
-    ``records``, steps and projects. ``iterate`` says whether the mean of the iterates or the last
-    one is kept. The learning rate, unless given, is radius/(G√steps) with G² the mean square of
-    a noised gradient: the classic choice for the mean iterate. Any loss with bounded slopes will
-    do, the plain hinge too; ``regularisation`` may be 0. More than two classes: as
+    ``records``, steps and projects. More than two classes are treated as by
     :class:`~dpsgd.convex.output.OutputPerturbation`.
+
+    Parameters
+    ----------
+    epsilon : float, default=1.0
+        ε of one call of ``fit``.
+    delta : float, default=1e-5
+        δ of one call of ``fit``; above zero.
+    classes : sequence of labels
+        All possible labels, two or more. Public: they are never read off the data.
+    records : int
+        The rough number of records, as a public number: it divides the sum of gradients.
+    steps : int, default=50
+        The number of gradient steps.
+    radius : float, default=10.0
+        The radius of the ball that holds the weights.
+    learning_rate : float or None, default=None
+        The length of a step. By default radius/(G√steps) with G² the mean square of a noised
+        gradient: the classic choice for the mean iterate.
+    iterate : {'average', 'last'}, default='average'
+        Release the mean of the iterates, or the last one.
+    regularisation : float, default=0.0
+        Λ of the term Λ/2 ‖w‖².
+    loss : {'logistic', 'huber', 'hinge'} or MarginLoss, default='logistic'
+        The loss of a margin: any with bounded slopes.
+    data_norm : float, default=1.0
+        A public bound on the Euclidean norm of a row of features.
+    clip_rows : bool, default=False
+        Scale longer rows to ``data_norm``, when fitting and when predicting; otherwise a longer
+        row is refused when fitting.
+    fit_intercept : bool, default=True
+        Learn an intercept, as the weight of an appended constant column.
+    intercept_scaling : float, default=1.0
+        The value of that column; it counts in the norm of a row.
+    insecure_seed : int or None, default=None
+        Draw the noise from this seed. Such a model is not private; for tests only.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (outputs, n_features)
+        The released weights: one row for two classes, else one for each class.
+    intercept_ : ndarray of shape (outputs,)
+        The released intercepts; zeros without ``fit_intercept``.
+    classes_ : ndarray
+        The classes, sorted.
+    n_features_in_ : int
+        The number of features seen by ``fit``.
+    guarantee_ : pate.accounting.Guarantee
+        (ε, δ) of this fit, with the relation for which it holds.
+    events_ : tuple of Event
+        The accounting events of this fit, to compose with others.
+    calibration_ : DescentCalibration
+        The public numbers behind the noise.
 
     Guarantees:
         (ε, δ)-DP with δ > 0 for adding or removing one record: ``steps`` Gaussian mechanisms of
         sensitivity C, composed by moments, with the smallest noise that stays within (ε, δ); all
         iterates are covered (Bassily, Smith & Thakurta 2014, Algorithm 1, with full batches).
         ``records`` is therefore a public number, such as a rounded size of the data: the true
-        number of records is private between such neighbours, and is not used.
+        number of records is private under this relation, and is not used.
 
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(2000, 2)) / 4
@@ -145,7 +190,7 @@ class NoisyGradientDescent(PrivateLinearClassifier):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        check_failure(self.delta, allow_zero=False)
+        check_delta(self.delta)
         self._descent()
         if self.iterate not in ("average", "last"):
             raise InvalidInput(f"iterate is {self.iterate!r}; it must be 'average' or 'last'")
@@ -159,15 +204,15 @@ class NoisyGradientDescent(PrivateLinearClassifier):
             )
         rate = self.learning_rate
         return _Descent(
-            records=check_whole("records", self.records),
-            steps=check_whole("steps", self.steps),
+            records=check_whole("records", self.records, least=1),
+            steps=check_whole("steps", self.steps, least=1),
             radius=check_positive("radius", self.radius),
             learning_rate=None if rate is None else check_positive("learning_rate", rate),
             regularisation=check_not_negative("regularisation", self.regularisation),
         )
 
     def _calibrate(self, gradient_norm: float, size: int) -> DescentCalibration:
-        """Public numbers only: nothing here reads a record."""
+        """Calibrate the noise from public numbers only: nothing here reads a record."""
         given, (epsilon, delta) = self._descent(), self._target()
         multiplier = smallest_noise(
             dpsgd_step(1.0),
@@ -182,8 +227,8 @@ class NoisyGradientDescent(PrivateLinearClassifier):
             rate = given.radius / (usual * math.sqrt(given.steps))
         if not rate * gradient_norm * max(1.0, multiplier) < _LONGEST_STEP:
             raise InvalidInput(
-                f"a step of rate {rate:g} along gradients of norm {gradient_norm:g} leaves the "
-                "numbers a computer has; lower learning_rate or radius"
+                f"a step of rate {rate:g} along gradients of norm {gradient_norm:g} overflows; "
+                "lower learning_rate or radius"
             )
         return DescentCalibration(
             gradient_norm=gradient_norm, noise_multiplier=multiplier, learning_rate=rate

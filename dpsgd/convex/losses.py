@@ -1,36 +1,48 @@
-"""Losses of a margin, and the conditions that private learning puts on them.
+"""Losses of a margin, the conditions that private learning puts on them, and their gradients.
 
-The margin of a record is m = y·wᵀx with y = ±1. A loss here is given by its derivative alone: no
-learner in this package needs its value.
+The margin of a record is m = y·wᵀx with y = ±1. A loss is given by its derivative alone: no learner
+in this package needs its value. Weights W have one row for each output; the scores of a record are
+Wx, and the gradient of its loss is (slope of the loss at its scores) xᵀ, of Frobenius norm at most
+``lipschitz``·‖x‖.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.special import expit, softmax
 
-from dpsgd.convex.parameters import LARGEST, SMALLEST, check_positive
+from dpsgd.convex.inputs import FloatArray, Records
+from pate._validate import LARGEST, SMALLEST, check_positive
 from pate.errors import ConditionsFail, InvalidInput
 
-FloatArray = NDArray[np.float64]
-
-_SLACK = 1e-9  # of the checks: rounding of a derivative is not a broken promise
+_SLACK = 1e-9  # of the checks: rounding of a derivative breaks no condition
 
 
 class MarginLoss(Protocol):
     """A loss φ of the margin. Built in: :class:`Logistic`, :class:`Huber`, :class:`Hinge`.
 
-    A loss of your own has these members; ``clone`` copies it, so let it be a plain value.
+    A user's own loss has the members below. Make it a plain value, since scikit-learn's ``clone``
+    copies it.
+
+    Attributes
+    ----------
+    convex : bool
+        True for a convex φ; any other value is refused.
+    lipschitz : float
+        The largest |φ′|.
+    smoothness : float
+        A Lipschitz constant of φ′ (the largest φ″); infinite where φ′ jumps.
     """
 
     @property
     def convex(self) -> bool:
-        """Whether φ is convex."""
+        """True for a convex φ."""
 
     @property
     def lipschitz(self) -> float:
@@ -74,6 +86,11 @@ class Huber:
 
     0 for m > 1 + h, 1 − m for m < 1 − h, and (1 + h − m)²/(4h) between: φ″ ≤ 1/(2h).
 
+    Parameters
+    ----------
+    width : float, default=0.5
+        h: half the width of the rounded corner, above zero.
+
     >>> Huber(width=0.25).smoothness
     2.0
     """
@@ -99,7 +116,11 @@ class Huber:
 @final
 @dataclass(frozen=True, slots=True)
 class Hinge:
-    """max(0, 1 − m): its derivative jumps at 1, so only gradient descent can use it."""
+    """max(0, 1 − m): its derivative jumps at 1, so only gradient descent can use it.
+
+    >>> Hinge().derivative(np.array([0.0, 2.0])).tolist()
+    [-1.0, -0.0]
+    """
 
     convex = True
     lipschitz = 1.0
@@ -120,12 +141,12 @@ _BUILT_IN: dict[str, type[Logistic] | type[Huber] | type[Hinge]] = {
 
 
 def as_loss(loss: str | MarginLoss, *, smooth: bool) -> MarginLoss:
-    """The loss by its name, or the one given; what it declares is checked.
+    """Return the loss of this name, or the given one, after checking what it declares.
 
     Guarantees:
         The theorems need a convex φ with |φ′| ≤ ``lipschitz``, and perturbation needs a φ′ that
-        is Lipschitz (``smooth``). A promise that fails at one of some thousand margins is refused;
-        one that holds there is believed: no finite check can prove it.
+        is Lipschitz (``smooth``). A declaration that fails at one of some thousand margins is
+        refused; one that holds at all of them is trusted: no finite check can prove it.
 
     >>> as_loss("hinge", smooth=True)
     Traceback (most recent call last):
@@ -187,3 +208,92 @@ def _require(loss: MarginLoss, *, smooth: bool) -> None:
             raise ConditionsFail(
                 f"the curvature of the loss leaves [0, {smoothness:g}]; declare a larger smoothness"
             )
+
+
+class ScoreLoss(Protocol):
+    """A loss of scores (records, outputs), labels included."""
+
+    @property
+    def outputs(self) -> int:
+        """The number of scores of a record."""
+
+    @property
+    def lipschitz(self) -> float:
+        """The largest norm of a record's slopes."""
+
+    def slopes(self, scores: FloatArray) -> FloatArray:
+        """The gradient of every record's loss by its scores."""
+
+    def bend(self, scores: FloatArray) -> Callable[[FloatArray], FloatArray]:
+        """Return a function that multiplies changes of scores by every record's Hessian."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Margins:
+    """One margin for each output; ``signs`` (records, outputs) are the ±1 labels.
+
+    One output is binary learning. One output per class is one-against-the-rest, learnt jointly: K
+    slopes of at most L each have norm √K·L.
+    """
+
+    loss: MarginLoss
+    signs: FloatArray
+
+    @property
+    def outputs(self) -> int:
+        return int(self.signs.shape[1])
+
+    @property
+    def lipschitz(self) -> float:
+        return float(self.loss.lipschitz) * math.sqrt(self.outputs)
+
+    def slopes(self, scores: FloatArray) -> FloatArray:
+        return self.signs * self.loss.derivative(self.signs * scores)
+
+    def bend(self, scores: FloatArray) -> Callable[[FloatArray], FloatArray]:
+        curvature = self.loss.curvature(self.signs * scores)
+        return lambda change: curvature * change
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Softmax:
+    """Multinomial logistic loss: log Σ_k e^{s_k} − s_y.
+
+    The slope is p − e_y with p = softmax(s). Its squared norm is
+    (1 − p_y)² + Σ_{k≠y} p_k² ≤ 2 (1 − p_y)² ≤ 2, since Σ_{k≠y} p_k = 1 − p_y. So L = √2, which is
+    approached as p settles on one wrong class.
+    """
+
+    labels: NDArray[np.intp]
+    outputs: int
+    lipschitz = math.sqrt(2)
+
+    def slopes(self, scores: FloatArray) -> FloatArray:
+        slopes = np.asarray(softmax(scores, axis=1))
+        slopes[np.arange(len(slopes)), self.labels] -= 1
+        return slopes
+
+    def bend(self, scores: FloatArray) -> Callable[[FloatArray], FloatArray]:
+        chances = np.asarray(softmax(scores, axis=1))
+
+        def product(change: FloatArray) -> FloatArray:
+            weighted = chances * change
+            return np.asarray(weighted - chances * weighted.sum(axis=1, keepdims=True))
+
+        return product
+
+
+def signs_of(records: Records) -> FloatArray:
+    """Return ±1 labels: one column for two classes, else one for each class."""
+    if len(records.classes) == 2:
+        return np.where(records.labels == 1, 1.0, -1.0)[:, None]
+    return np.where(records.labels[:, None] == np.arange(len(records.classes)), 1.0, -1.0)
+
+
+def score_loss(records: Records, loss: MarginLoss) -> ScoreLoss:
+    """Return one margin for two classes; for more, softmax if logistic, else one against rest."""
+    if len(records.classes) > 2 and isinstance(loss, Logistic):
+        return Softmax(records.labels, len(records.classes))
+    return Margins(loss, signs_of(records))

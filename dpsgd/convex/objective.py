@@ -1,6 +1,6 @@
 """Objective perturbation: add a random linear term to the objective, then minimise.
 
-Why it is private, for losses of a margin, one record replaced, any dimension. Write u = y·x for a
+The proof, for losses of a margin, one record replaced, any dimension: write u = y·x for a
 record, so its loss is φ(wᵀu), with φ′ in [−L, 0], φ″ in [0, c] and ‖u‖ ≤ R. Let w minimise
 
     Σ φ(wᵀuᵢ) + (nΛ′/2) ‖w‖² + bᵀw,        so that  b = b_D(w) = −Σ φ′(wᵀuᵢ) uᵢ − nΛ′ w.
@@ -29,20 +29,21 @@ which is why kinks of φ′, as Huber's, do no harm). Between neighbours D and D
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit
 
-from dpsgd.convex.estimator import PrivateLinearClassifier, PrivateWeights
-from dpsgd.convex.losses import FloatArray, MarginLoss, as_loss
-from dpsgd.convex.noise import gaussian_noise_vector, rounded, spherical_noise
-from dpsgd.convex.parameters import check_positive
-from dpsgd.convex.records import Records
-from dpsgd.convex.scores import Margins, signs_of
+from dpsgd.convex.estimator import (
+    PerturbedClassifier,
+    PrivateWeights,
+    gaussian_noise_vector,
+    rounded,
+    spherical_noise,
+)
+from dpsgd.convex.inputs import FloatArray, Records
+from dpsgd.convex.losses import Margins, as_loss, signs_of
 from dpsgd.convex.solver import RELATIVE_TOLERANCE, RegularisedRisk, minimise
 from pate.accounting import ApproximateDP, Event, Guarantee, Neighbours, PureDP, Repeated
 from pate.accounting.composition import SMALLEST_EPSILON, gaussian_delta, gaussian_noise
@@ -59,7 +60,7 @@ class ObjectiveCalibration:
 
     regularisation: float  # Λ′: what was asked for, or more where ε is too small for it
     determinant_epsilon: float  # κ
-    tilt_epsilon: float  # ε′: left for the noise b
+    tilt_epsilon: float  # ε′: what is left for the noise b
     rate: float | None  # δ = 0: b has density ∝ exp(−rate·‖b‖)
     sigma: float | None  # δ > 0: b ~ N(0, sigma²)
     output_epsilon: float  # ε₂
@@ -75,7 +76,7 @@ def calibrate_objective(
     smoothness: float,
     row_norm: float,
 ) -> ObjectiveCalibration:
-    """Noise for the linear term, and the regularisation it needs.
+    """Return the noise of the linear term, and the regularisation that it needs.
 
     Guarantees:
         * The argument at the head of this module. It is Chaudhuri, Monteleoni & Sarwate 2011,
@@ -91,7 +92,7 @@ def calibrate_objective(
     >>> found.regularisation, round(found.determinant_epsilon, 4), round(1 / found.rate, 4)
     (0.01, 0.0247, 2.0719)
     """
-    epsilon, delta = float(epsilon), float(delta)  # a single of NumPy would round what follows
+    epsilon, delta = float(epsilon), float(delta)  # a NumPy single would round what follows
     regularisation, row_norm = float(regularisation), float(row_norm)
     lipschitz, smoothness = float(lipschitz), float(smoothness)
     output = _SOLVER_SHARE * epsilon
@@ -118,13 +119,13 @@ def calibrate_objective(
 
 
 def tilt_delta(noise_multiplier: float, *, epsilon: float) -> float:
-    """δ_G(2LR/σ, ε) + 2 δ_G(LR/σ, ε), with ``noise_multiplier`` = σ/(2LR)."""
+    """Return δ_G(2LR/σ, ε) + 2 δ_G(LR/σ, ε), with ``noise_multiplier`` = σ/(2LR)."""
     whole = gaussian_delta(noise_multiplier, epsilon=epsilon)
     return whole + 2 * gaussian_delta(2 * noise_multiplier, epsilon=epsilon)
 
 
 def _tilt_noise(epsilon: float, *, delta: float) -> float:
-    """The smallest noise multiplier with ``tilt_delta`` ≤ δ, from the safe side."""
+    """Return the smallest noise multiplier with ``tilt_delta`` ≤ δ, from the safe side."""
     low = gaussian_noise(epsilon, delta=delta)  # without the two smaller shifts: too little
     high = gaussian_noise(epsilon, delta=delta / 3)  # as if all three were the larger: enough
     while high - low > 1e-12 * high:
@@ -135,13 +136,54 @@ def _tilt_noise(epsilon: float, *, delta: float) -> float:
 
 
 @final
-class ObjectivePerturbation(PrivateLinearClassifier):
+class ObjectivePerturbation(PerturbedClassifier):
     """Regularised linear classification of a randomly tilted objective.
 
     Usually more accurate than output perturbation: the noise is inside, where the data's own
     curvature dampens it. Minimises (1/n) Σ loss + Λ′/2 ‖w‖² + bᵀw/n, with Λ′ ≥ ``regularisation``
-    as small as ε allows (``calibration_`` has it). With K > 2 classes each is learnt against the
+    as small as ε allows (``calibration_`` holds it). With K > 2 classes each is learnt against the
     rest with (ε/K, δ/K), which add up by basic composition.
+
+    Parameters
+    ----------
+    epsilon : float, default=1.0
+        ε of one call of ``fit``.
+    delta : float, default=0.0
+        δ of one call of ``fit``; 0 for pure differential privacy.
+    classes : sequence of labels
+        All possible labels, two or more. Public: they are never read off the data.
+    regularisation : float, default=0.01
+        The smallest Λ to use, above zero; raised where ε is too small for it.
+    loss : {'logistic', 'huber'} or MarginLoss, default='logistic'
+        The loss of a margin; its derivative must be Lipschitz, so the plain hinge is refused.
+    data_norm : float, default=1.0
+        A public bound on the Euclidean norm of a row of features.
+    clip_rows : bool, default=False
+        Scale longer rows to ``data_norm``, when fitting and when predicting; otherwise a longer
+        row is refused when fitting.
+    fit_intercept : bool, default=True
+        Learn an intercept, as the weight of an appended constant column.
+    intercept_scaling : float, default=1.0
+        The value of that column; it counts in the norm of a row.
+    insecure_seed : int or None, default=None
+        Draw the noise from this seed. Such a model is not private; for tests only.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (outputs, n_features)
+        The released weights: one row for two classes, else one for each class.
+    intercept_ : ndarray of shape (outputs,)
+        The released intercepts; zeros without ``fit_intercept``.
+    classes_ : ndarray
+        The classes, sorted.
+    n_features_in_ : int
+        The number of features seen by ``fit``.
+    guarantee_ : pate.accounting.Guarantee
+        (ε, δ) of this fit, with the relation for which it holds.
+    events_ : tuple of Event
+        The accounting events of this fit, to compose with others.
+    calibration_ : ObjectiveCalibration
+        The public numbers behind the noise.
 
     Guarantees:
         (ε, δ)-DP for replacing one record; the number of records is public. See
@@ -155,39 +197,6 @@ class ObjectivePerturbation(PrivateLinearClassifier):
     >>> bool(model.score(X, y) > 0.8), model.guarantee_.delta
     (True, 0.0)
     """
-
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        delta: float = 0.0,
-        classes: Sequence[Any] | NDArray[Any] | None = None,
-        regularisation: float = 0.01,
-        loss: str | MarginLoss = "logistic",
-        data_norm: float = 1.0,
-        clip_rows: bool = False,
-        fit_intercept: bool = True,
-        intercept_scaling: float = 1.0,
-        insecure_seed: int | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.classes = classes
-        self.regularisation = regularisation
-        self.loss = loss
-        self.data_norm = data_norm
-        self.clip_rows = clip_rows
-        self.fit_intercept = fit_intercept
-        self.intercept_scaling = intercept_scaling
-        self.insecure_seed = insecure_seed
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        self._regularisation()
-        as_loss(self.loss, smooth=True)
-
-    def _regularisation(self) -> float:
-        return check_positive("regularisation", self.regularisation)
 
     def _learn(self, records: Records, rng: np.random.Generator) -> PrivateWeights:
         loss, signs = as_loss(self.loss, smooth=True), signs_of(records)
@@ -227,7 +236,7 @@ class ObjectivePerturbation(PrivateLinearClassifier):
 def _perturbed(
     records: Records, margins: Margins, noise: ObjectiveCalibration, *, rng: np.random.Generator
 ) -> FloatArray:
-    """Weights of one margin: tilt, minimise, cover the solver's distance, round."""
+    """Return the weights of one margin: tilt, minimise, cover the solver's distance, round."""
     count, columns = records.rows.shape
     if noise.sigma is not None:
         tilt = gaussian_noise_vector(columns, sigma=noise.sigma, rng=rng)

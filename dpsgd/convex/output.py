@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpsgd.convex.estimator import PrivateLinearClassifier, PrivateWeights
-from dpsgd.convex.losses import MarginLoss, as_loss
-from dpsgd.convex.noise import gaussian_noise_vector, rounded, spherical_noise
-from dpsgd.convex.parameters import check_positive
-from dpsgd.convex.records import Records
-from dpsgd.convex.scores import score_loss
+from dpsgd.convex.estimator import (
+    PerturbedClassifier,
+    PrivateWeights,
+    gaussian_noise_vector,
+    rounded,
+    spherical_noise,
+)
+from dpsgd.convex.inputs import Records
+from dpsgd.convex.losses import as_loss, score_loss
 from dpsgd.convex.solver import RELATIVE_TOLERANCE, RegularisedRisk, minimise
 from pate.accounting import Event, Gaussian, Guarantee, Neighbours, PureDP
 from pate.accounting.composition import gaussian_noise
@@ -35,7 +36,7 @@ class OutputCalibration:
 def calibrate_output(
     *, epsilon: float, delta: float, records: int, regularisation: float, gradient_norm: float
 ) -> OutputCalibration:
-    """Noise for a minimiser of ``records`` losses whose gradients have at most this norm G.
+    """Return the noise for a minimiser of ``records`` losses with gradients of norm at most G.
 
     Guarantees:
         * Chaudhuri, Monteleoni & Sarwate 2011, Lemma 7 and Corollary 8: the exact minimisers of
@@ -50,7 +51,7 @@ def calibrate_output(
     >>> round(calibrate_output(epsilon=1.0, delta=0.0, **public).sensitivity, 6)
     0.2
     """
-    epsilon, delta = float(epsilon), float(delta)  # a single of NumPy would round what follows
+    epsilon, delta = float(epsilon), float(delta)  # a NumPy single would round what follows
     regularisation, gradient_norm = float(regularisation), float(gradient_norm)
     tolerance = RELATIVE_TOLERANCE * gradient_norm
     sensitivity = 2 * (gradient_norm / records + tolerance) / regularisation
@@ -64,13 +65,54 @@ def calibrate_output(
 
 
 @final
-class OutputPerturbation(PrivateLinearClassifier):
+class OutputPerturbation(PerturbedClassifier):
     """Regularised linear classification; the minimiser is released with noise.
 
     Minimises (1/n) Σ loss + Λ/2 ‖w‖², where Λ is ``regularisation``. Two classes have one vector of
     weights. More have one each: softmax for the logistic loss, whose gradient has norm at most
-    √2·‖x‖ (derived in :class:`dpsgd.convex.scores.Softmax`), and one against the rest, learnt
+    √2·‖x‖ (derived in :class:`dpsgd.convex.losses.Softmax`), and one against the rest, learnt
     jointly, for other losses (√K·L·‖x‖ for K classes).
+
+    Parameters
+    ----------
+    epsilon : float, default=1.0
+        ε of one call of ``fit``.
+    delta : float, default=0.0
+        δ of one call of ``fit``; 0 for pure differential privacy.
+    classes : sequence of labels
+        All possible labels, two or more. Public: they are never read off the data.
+    regularisation : float, default=0.01
+        Λ, above zero.
+    loss : {'logistic', 'huber'} or MarginLoss, default='logistic'
+        The loss of a margin; its derivative must be Lipschitz, so the plain hinge is refused.
+    data_norm : float, default=1.0
+        A public bound on the Euclidean norm of a row of features.
+    clip_rows : bool, default=False
+        Scale longer rows to ``data_norm``, when fitting and when predicting; otherwise a longer
+        row is refused when fitting.
+    fit_intercept : bool, default=True
+        Learn an intercept, as the weight of an appended constant column.
+    intercept_scaling : float, default=1.0
+        The value of that column; it counts in the norm of a row.
+    insecure_seed : int or None, default=None
+        Draw the noise from this seed. Such a model is not private; for tests only.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (outputs, n_features)
+        The released weights: one row for two classes, else one for each class.
+    intercept_ : ndarray of shape (outputs,)
+        The released intercepts; zeros without ``fit_intercept``.
+    classes_ : ndarray
+        The classes, sorted.
+    n_features_in_ : int
+        The number of features seen by ``fit``.
+    guarantee_ : pate.accounting.Guarantee
+        (ε, δ) of this fit, with the relation for which it holds.
+    events_ : tuple of Event
+        The accounting events of this fit, to compose with others.
+    calibration_ : OutputCalibration
+        The public numbers behind the noise.
 
     Guarantees:
         (ε, δ)-DP for replacing one record; the number of records is public. Chaudhuri, Monteleoni
@@ -83,39 +125,6 @@ class OutputPerturbation(PrivateLinearClassifier):
     >>> bool(model.score(X, y) > 0.8), model.guarantee_.neighbours.value
     (True, 'replace-one')
     """
-
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        delta: float = 0.0,
-        classes: Sequence[Any] | NDArray[Any] | None = None,
-        regularisation: float = 0.01,
-        loss: str | MarginLoss = "logistic",
-        data_norm: float = 1.0,
-        clip_rows: bool = False,
-        fit_intercept: bool = True,
-        intercept_scaling: float = 1.0,
-        insecure_seed: int | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.classes = classes
-        self.regularisation = regularisation
-        self.loss = loss
-        self.data_norm = data_norm
-        self.clip_rows = clip_rows
-        self.fit_intercept = fit_intercept
-        self.intercept_scaling = intercept_scaling
-        self.insecure_seed = insecure_seed
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        self._regularisation()
-        as_loss(self.loss, smooth=True)
-
-    def _regularisation(self) -> float:
-        return check_positive("regularisation", self.regularisation)
 
     def _learn(self, records: Records, rng: np.random.Generator) -> PrivateWeights:
         loss = score_loss(records, as_loss(self.loss, smooth=True))

@@ -2,7 +2,7 @@
 
     F(W) = (1/n) Σ loss(W xᵢ) + Λ/2 ‖W‖² + ⟨tilt, W⟩
 
-The theorems speak of exact minimisers, and a computer has none. F is Λ-strongly convex, so
+The theorems are about exact minimisers, which no computer finds. F is Λ-strongly convex, so
 ‖∇F(W) − ∇F(W*)‖ ≥ Λ ‖W − W*‖: where ‖∇F(W)‖ ≤ τ, the minimiser is within τ/Λ.
 """
 
@@ -16,8 +16,8 @@ from typing import final
 import numpy as np
 from scipy.sparse.linalg import LinearOperator, cg
 
-from dpsgd.convex.losses import FloatArray
-from dpsgd.convex.scores import ScoreLoss
+from dpsgd.convex.inputs import FloatArray
+from dpsgd.convex.losses import ScoreLoss
 from pate.errors import ConditionsFail
 
 RELATIVE_TOLERANCE = 1e-11  # τ over the largest gradient of one record (and the tilt)
@@ -29,7 +29,7 @@ _MOST_TRIALS = 100
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RegularisedRisk:
-    """F, by its gradient and its Hessian; weights are flat vectors here."""
+    """F, given by its gradient and its Hessian; weights are flat vectors."""
 
     rows: FloatArray
     loss: ScoreLoss
@@ -49,7 +49,7 @@ class RegularisedRisk:
         return total if self.tilt is None else total + self.tilt
 
     def hessian(self, flat: FloatArray) -> Callable[[FloatArray], FloatArray]:
-        """Multiplies a vector with the Hessian at ``flat``, which is never formed."""
+        """Return a function that multiplies by the Hessian at ``flat``, which is never formed."""
         bend = self.loss.bend(self._scores(flat))
 
         def product(vector: FloatArray) -> FloatArray:
@@ -60,7 +60,7 @@ class RegularisedRisk:
 
 
 def minimise(risk: RegularisedRisk, *, tolerance: float) -> FloatArray:
-    """A flat W with ‖∇F(W)‖ ≤ ``tolerance``, or a refusal.
+    """Return a flat W with ‖∇F(W)‖ ≤ ``tolerance``; raise ``ConditionsFail`` if none is found.
 
     Newton's method with conjugate gradients, and without values of F, which rounding blurs long
     before its gradient. A full step is taken where it halves the smallest gradient so far, which
@@ -68,8 +68,8 @@ def minimise(risk: RegularisedRisk, *, tolerance: float) -> FloatArray:
 
     Guarantees:
         The computed gradient must be below half the tolerance; the other half is for rounding in
-        the gradient itself. Numbers that are not finite end in the refusal; no warning, which
-        would tell of the data, comes before it.
+        the gradient itself. Numbers that are not finite end in the error; no warning, which
+        would reveal the data, comes before it.
     """
     with np.errstate(all="ignore"):
         return _newton(risk, tolerance=tolerance)
@@ -97,7 +97,7 @@ def _newton(risk: RegularisedRisk, *, tolerance: float) -> FloatArray:
 def _downhill(
     risk: RegularisedRisk, flat: FloatArray, direction: FloatArray, *, slope: float
 ) -> tuple[FloatArray, FloatArray]:
-    """The point along a direction where the slope is between half of what it was and zero.
+    """Return the point along a direction with a slope between half the initial one and zero.
 
     F is convex, so its slope along a line only rises, and F falls all the way to that point.
     """

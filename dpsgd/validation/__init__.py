@@ -1,4 +1,4 @@
-"""Whether a model can be trained privately: every problem at once, and a repair where there is one.
+"""Checks of a model before private training: every problem at once, with a fix where one exists.
 
 >>> from torch import nn
 >>> model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
@@ -12,58 +12,130 @@ note | 2 (ReLU): works in place; nothing to do: the gradient pass turns this off
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
 
 from torch import Tensor, nn
 
 from dpsgd.layers import UnsuitableModel
-from dpsgd.validation.notes import NOTES, shared_parameters
-from dpsgd.validation.places import Place, places
+from dpsgd.validation.modules import ModuleInfo, module_infos
 from dpsgd.validation.probe import PAST_NOISE, checked_examples, few, probe, probe_together, trial
-from dpsgd.validation.problem import Problem
 from dpsgd.validation.replacements import fix
-from dpsgd.validation.rules import CHANGES_ITSELF, MIXES, RULES, Finding
-from dpsgd.validation.whole import whole_model
+from dpsgd.validation.rules import (
+    CHANGES_ITSELF,
+    MIXES,
+    NOTES,
+    RULES,
+    Finding,
+    shared_parameters,
+    whole_model,
+)
 
 __all__ = ["Problem", "UnsuitableModel", "fix", "problems", "validate"]
 
 
-def problems(model: nn.Module, *, example_inputs: Tensor | None = None) -> tuple[Problem, ...]:
-    """Everything that stands against private training, and notes on what does not.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One finding about one module of a model, as returned by :func:`problems`.
 
-    Serious problems come first. With three or more ``example_inputs`` (of the right shape and
-    type; made-up ones will do) copies of the model are run as well, which finds custom layers that
-    mix examples or keep state; give as many as a lot holds, for a layer may mix them only then. No
-    problem hides another; where there is none, the gradient pass itself is tried on a copy, and
-    what it refuses is listed too.
+    A serious problem would break the guarantee or the training, and stops it. The others are
+    notes: the model trains as it is.
+
+    Parameters
+    ----------
+    where : str
+        The dotted name of the module; '' is the model itself.
+    kind : str
+        The name of the module's type.
+    what : str
+        The finding.
+    remedy : str
+        What to do about it.
+    fixable : bool, default=False
+        True if :func:`fix` repairs it.
+    serious : bool, default=False
+        True if the model cannot be trained privately as it is.
+
+    >>> print(Problem(where="0", kind="ReLU", what="works in place", remedy="nothing to do"))
+    0 (ReLU): works in place; nothing to do
+    """
+
+    where: str
+    kind: str
+    what: str
+    remedy: str
+    fixable: bool = False
+    serious: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.where or 'the model'} ({self.kind}): {self.what}; {self.remedy}"
+
+
+def problems(model: nn.Module, *, example_inputs: Tensor | None = None) -> tuple[Problem, ...]:
+    """Return everything that prevents private training of a model, and notes on what does not.
+
+    No problem hides another. Where there is none, the gradient pass itself is tried on a copy, and
+    its errors are listed too.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model to check; it is not changed.
+    example_inputs : torch.Tensor, optional
+        Three or more inputs of the right shape and type; made-up ones will do. Copies of the model
+        are run on them, which finds custom layers that mix examples or keep state. Give as many as
+        a lot holds: a layer may mix examples only then.
+
+    Returns
+    -------
+    tuple of Problem
+        Serious problems first, each kind in the order of the model's modules.
 
     Guarantees:
-        * With no serious problem the modules named by the rules are absent. What a module of
-          unknown type computes is not known from its name: give ``example_inputs``.
+        With no serious problem the modules named by the rules are absent. What a module of unknown
+        type computes is not known from its name: give ``example_inputs``.
+
+    >>> from torch import nn
+    >>> [problem.what for problem in problems(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))]
+    ['mixes the examples of a batch']
     """
-    found = places(model)
-    names = {place.name: place for place in found}
-    serious = [(found[0], finding) for finding in whole_model(model)]
-    serious += [(place, each) for place in found for rule in RULES for each in rule(place)]
+    infos = module_infos(model)
+    by_name = {info.name: info for info in infos}
+    serious = [(infos[0], finding) for finding in whole_model(model)]
+    serious += [(info, each) for info in infos for rule in RULES for each in rule(info)]
     if example_inputs is not None:
-        explained = {place.name for place, each in serious if each.what in CHANGES_ITSELF}
+        explained = {info.name for info, each in serious if each.what in CHANGES_ITSELF}
         examples = checked_examples(example_inputs, model=model)
-        for name, each in probe(model, found, examples=few(examples)):
-            said = each.what == MIXES or each.what.endswith(PAST_NOISE)
-            if not (said and name in explained):
-                serious.append((names[name], each))
+        for name, each in probe(model, infos, examples=few(examples)):
+            repeats = each.what == MIXES or each.what.endswith(PAST_NOISE)
+            if not (repeats and name in explained):
+                serious.append((by_name[name], each))
         if not serious and len(examples) > len(few(examples)):
             more = probe_together(model, examples=examples)
-            serious += [(names[name], each) for name, each in more]
+            serious += [(by_name[name], each) for name, each in more]
         if not serious:
             tried = trial(model, examples=few(examples))
-            serious += [(names[name], each) for name, each in tried]
-    notes = [(place, each) for place in found for rule in NOTES for each in rule(place)]
-    notes += [(names[name], each) for name, each in shared_parameters(model)]
-    return (*_listed(serious, found, serious=True), *_listed(notes, found, serious=False))
+            serious += [(by_name[name], each) for name, each in tried]
+    notes = [(info, each) for info in infos for rule in NOTES for each in rule(info)]
+    notes += [(by_name[name], each) for name, each in shared_parameters(model)]
+    return (*_listed(serious, infos, serious=True), *_listed(notes, infos, serious=False))
 
 
 def validate(model: nn.Module, *, example_inputs: Tensor | None = None) -> None:
-    """Raises :class:`UnsuitableModel` with every serious problem; is silent where there is none.
+    """Raise an error that lists every serious problem of a model; do nothing if there is none.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model to check; it is not changed.
+    example_inputs : torch.Tensor, optional
+        As in :func:`problems`.
+
+    Raises
+    ------
+    UnsuitableModel
+        If the model has a serious problem.
 
     >>> from torch import nn
     >>> validate(nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.BatchNorm1d(8)))
@@ -83,13 +155,13 @@ turns sparse off
 
 
 def _listed(
-    findings: list[tuple[Place, Finding]], found: tuple[Place, ...], *, serious: bool
+    findings: list[tuple[ModuleInfo, Finding]], infos: tuple[ModuleInfo, ...], *, serious: bool
 ) -> Iterator[Problem]:
-    order = {place.name: position for position, place in enumerate(found)}
-    for place, each in sorted(findings, key=lambda pair: order[pair[0].name]):
+    order = {info.name: position for position, info in enumerate(infos)}
+    for info, each in sorted(findings, key=lambda pair: order[pair[0].name]):
         yield Problem(
-            where=place.name,
-            kind=place.kind,
+            where=info.name,
+            kind=info.kind,
             what=each.what,
             remedy=each.remedy,
             fixable=each.fixable,

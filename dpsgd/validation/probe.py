@@ -1,28 +1,168 @@
-"""What only a run can show: layers in which examples meet, and state that a forward pass changes.
+"""Trial runs of a model: layers in which examples meet, and state that a forward pass changes.
 
 A copy of the model runs in training mode on a few examples. Then one example is kept, all the
-others are exchanged, and every module must give the kept example what it gave before. Where a
-module does not, its answer is put right before the next module sees it, so that each fault shows at
-the innermost module that has it and none hides another. The examples are kept one after the other:
-what a cumulative sum does to the last it does not do to the first.
+others are exchanged, and every module must return for the kept example what it returned before.
+Where a module does not, its output is corrected before the next module sees it, so that each fault
+shows at the innermost module that has it and none hides another. The examples are kept one after
+the other: what a cumulative sum does to the last it does not do to the first.
 
 The probe is evidence, not proof: a layer that mixes examples only on inputs of another kind passes.
+
+Last comes the gradient pass itself, which compares its gradients with ordinary differentiation of
+one example at a time: whatever rules and probe cannot see (a weight used in its layer and
+elsewhere, a tensor changed in place) shows there. It stops at the first fault, so it is tried only
+when no other problem was found.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils import _pytree as pytree
 
-from dpsgd.validation.places import Place
+from dpsgd.clipping import Flat
+from dpsgd.gradients import ClippedGradients
+from dpsgd.validation.modules import ModuleInfo
 from dpsgd.validation.rules import MIXES, Finding
-from dpsgd.validation.trial import refused
-from dpsgd.validation.watching import Kept, Recorder, same_chance, same_values, tensors
-from pate.errors import InvalidInput
+from pate.errors import InvalidInput, PateError
+
+_RELATIVE = 1e-4  # of the kept example's largest value
+_ROUNDING = 1e-6  # of the largest value of all: what cancellation may leave
+
+Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+
+
+def tensors(value: object) -> Iterator[Tensor]:
+    """Yield the tensors in the arguments or the output of a module, in order."""
+    yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Return True if two tensors hold the same values; NaN counts as equal to NaN."""
+    if one.shape != other.shape or torch.equal(one, other):
+        return one.shape == other.shape
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+@contextmanager
+def same_chance(model: nn.Module) -> Iterator[None]:
+    """Seed torch's generators inside the block, and restore them after it."""
+    first = next(model.parameters(), None)
+    devices = [first.device] if first is not None and first.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(0)
+        for device in devices:
+            torch.cuda.default_generators[device.index or 0].manual_seed(0)
+        yield
+
+
+@final
+@dataclass(slots=True)
+class Recorder:
+    """The outputs of all calls, in order; the modules called, and those not called row by row."""
+
+    examples: int
+    answers: list[tuple[str, list[Tensor]]] = field(default_factory=list)
+    called: set[str] = field(default_factory=set)
+    odd: set[str] = field(default_factory=set)
+
+    def hook(self, name: str) -> Hook:
+        """Return a hook that records the calls of the module of this name."""
+
+        def record(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        ) -> None:
+            self.called.add(name)
+            given, returned = list(tensors((args, kwargs))), _by_example(module, output)
+            if not all(self._row_each(each) for each in [*given[:1], *returned[:1]]):
+                self.odd.add(name)
+            self.answers.append((name, [each.detach().clone() for each in returned]))
+
+        return record
+
+    def _row_each(self, value: Tensor) -> bool:
+        return value.dim() > 0 and value.shape[0] == self.examples
+
+
+@final
+@dataclass(slots=True)
+class Kept:
+    """Compares one kept example with an earlier run, and corrects what differs."""
+
+    row: int
+    reference: Recorder
+    mixing: list[str] = field(default_factory=list)
+    calls: int = 0
+
+    def hook(self, name: str) -> Hook:
+        """Return a hook that checks the calls of the module of this name."""
+
+        def compare(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        ) -> Any:
+            answers = self.reference.answers
+            position, self.calls = self.calls, self.calls + 1
+            if position >= len(answers) or answers[position][0] != name:
+                if not self.mixing:  # another path through the model, because of other examples
+                    self.mixing.append("")
+                return None
+            right: dict[int, Tensor] = {}
+            mixes = False
+            for now, before in zip(_by_example(module, output), answers[position][1], strict=False):
+                mixes = mixes or self._differs(now, before)
+                right[id(now)] = self._put_right(now, before)
+            if mixes:
+                self.mixing.append(name)
+            return pytree.tree_map(lambda leaf: right.get(id(leaf), leaf), output)
+
+        return compare
+
+    def _differs(self, now: Tensor, before: Tensor) -> bool:
+        if now.shape != before.shape:
+            return True
+        if not now.dim() or now.shape[0] != self.reference.examples:
+            return False  # not by example; the rule on rows reports it
+        return not _close(now[self.row], before[self.row], overall=before)
+
+    def _put_right(self, now: Tensor, before: Tensor) -> Tensor:
+        """Correct rounding too, or it would grow until it reaches a module without fault."""
+        if now.shape != before.shape or not now.dim() or now.shape[0] != self.reference.examples:
+            return now
+        if torch.equal(now[self.row], before[self.row]):
+            return now
+        now = now.clone()  # an output may be a view of an input
+        now[self.row] = before[self.row]
+        return now
+
+
+def _by_example(module: nn.Module, output: Any) -> list[Tensor]:
+    """Return the tensors that may have the examples first; last states of an RNN do not."""
+    if isinstance(module, nn.RNNBase) and isinstance(output, tuple):
+        output = output[0]
+    return list(tensors(output))
+
+
+def _close(a: Tensor, b: Tensor, *, overall: Tensor) -> bool:
+    if not (a.is_floating_point() or a.is_complex()):
+        return bool((a == b).all())
+    finite = a.isfinite()
+    if not bool((finite == b.isfinite()).all()):
+        return False
+    a, b, all_finite = a[finite], b[finite], overall[overall.isfinite()]
+    if not a.numel():
+        return True
+    own = max(float(a.abs().max()), float(b.abs().max()))
+    allowed = _RELATIVE * own + _ROUNDING * float(all_finite.abs().max())
+    return float((a - b).abs().max()) <= allowed
+
 
 _EXAMPLES = 4
 _FEWEST = 3
@@ -33,14 +173,14 @@ Found = tuple[str, Finding]  # under the name of the module
 
 
 class _Stopped(Exception):
-    """The probe cannot go on, and this is the finding."""
+    """The probe cannot continue because of this finding."""
 
     def __init__(self, finding: Finding) -> None:
         self.finding = finding
 
 
-def probe(model: nn.Module, found: tuple[Place, ...], *, examples: Tensor) -> Iterator[Found]:
-    """What running copies of the model on a few examples shows; the model itself is untouched."""
+def probe(model: nn.Module, found: tuple[ModuleInfo, ...], *, examples: Tensor) -> Iterator[Found]:
+    """Yield the findings of running copies of the model on a few examples."""
     try:
         yield from _changed_state(model, examples)
         reference = _record(model, examples)
@@ -53,10 +193,10 @@ def probe(model: nn.Module, found: tuple[Place, ...], *, examples: Tensor) -> It
 
 
 def probe_together(model: nn.Module, *, examples: Tensor) -> Iterator[Found]:
-    """Whether examples meet when there are as many as in a lot, and not when there are few.
+    """Yield a finding if examples meet in a batch as large as a lot.
 
-    As in :func:`probe`, of a few rows, and of what the model returns: what every layer returned for
-    a whole lot would take more memory than training does.
+    Only a few rows of the model's own output are compared: keeping the output of every layer for a
+    whole lot would take more memory than training does.
     """
     try:
         rows = sorted({round(at * (len(examples) - 1) / (_KEPT - 1)) for at in range(_KEPT)})
@@ -69,7 +209,7 @@ def probe_together(model: nn.Module, *, examples: Tensor) -> Iterator[Found]:
 
 
 def trial(model: nn.Module, *, examples: Tensor) -> Iterator[Found]:
-    """What the gradient pass has against the model, asked of a copy."""
+    """Yield the finding of the gradient pass on a copy of the model, if there is one."""
     finding = refused(_copy(model), examples.clone())
     if finding is not None:
         yield "", finding
@@ -83,7 +223,7 @@ def _mixing(
     rows: Iterable[int],
     inside: bool = True,
 ) -> dict[str, None]:
-    """The modules that give one of these rows something else when all others are exchanged."""
+    """Return the modules whose output for one of these rows depends on the other rows."""
     mixing: dict[str, None] = {}
     for row in rows:
         kept = Kept(row=row, reference=reference)
@@ -93,12 +233,12 @@ def _mixing(
 
 
 def few(examples: Tensor) -> Tensor:
-    """The first few of the examples, which every row is tried of."""
+    """Return the first few examples, each of which is kept in turn."""
     return examples[:_EXAMPLES]
 
 
 def checked_examples(example_inputs: object, *, model: nn.Module) -> Tensor:
-    """The examples on the model's device, checked."""
+    """Return the examples on the model's device; refuse anything but three or more of them."""
     if not isinstance(example_inputs, Tensor):
         kind = type(example_inputs).__name__
         raise InvalidInput(f"example_inputs is of type {kind}; it must be one tensor of examples")
@@ -139,13 +279,13 @@ def _changed_state(model: nn.Module, examples: Tensor) -> Iterator[Found]:
             )
 
 
-def _rows(more: Recorder, fewer: Recorder, found: tuple[Place, ...]) -> Iterator[Found]:
-    """Trained layers whose calls do not have one row for each example, whatever their number.
+def _rows(more: Recorder, fewer: Recorder, found: tuple[ModuleInfo, ...]) -> Iterator[Found]:
+    """Yield trained layers whose calls do not have one row for each example.
 
-    Their gradients could not be told apart by example. Two numbers of examples are compared: a
+    Their gradients could not be separated by example. Two numbers of examples are compared: a
     sequence may happen to be as long as one of them.
     """
-    sites = {place.name for place in found if place.is_site}
+    sites = {info.name for info in found if info.is_site}
     for name in sorted(sites & (more.odd | fewer.odd)):
         yield (
             name,
@@ -157,9 +297,9 @@ def _rows(more: Recorder, fewer: Recorder, found: tuple[Place, ...]) -> Iterator
 
 
 def _unseen(
-    model: nn.Module, reference: Recorder, found: tuple[Place, ...], examples: Tensor
+    model: nn.Module, reference: Recorder, found: tuple[ModuleInfo, ...], examples: Tensor
 ) -> Iterator[Found]:
-    """Trained layers that are never called: unused, or used in a way no gradient pass can see."""
+    """Yield trained layers that are used without being called."""
     unseen = {p.name for p in found if p.is_site and p.name not in reference.called}
     if not unseen:
         return
@@ -179,7 +319,7 @@ def _unseen(
 def _run(
     model: nn.Module, examples: Tensor, watcher: Recorder | Kept, *, inside: bool = True
 ) -> object:
-    """What a copy of the model returns; it is watched, and its modules too where ``inside``."""
+    """Run a copy of the model under a watcher's hooks, on all its modules if ``inside``."""
     copied = _copy(model)
     for name, module in copied.named_modules() if inside else [("", copied)]:
         module.register_forward_hook(watcher.hook(name), with_kwargs=True)
@@ -203,14 +343,14 @@ def _copy(model: nn.Module) -> nn.Module:
 def _forward(copied: nn.Module, examples: Tensor) -> object:
     with same_chance(copied):
         try:
-            return copied(examples.clone())  # a model may work in place on what it is given
-        except Exception as error:  # the model is anybody's code
+            return copied(examples.clone())  # a model may change its inputs in place
+        except Exception as error:  # the model is arbitrary code
             what = f"does not run on the example inputs ({type(error).__name__})"
             raise _Stopped(Finding(what, "try model(example_inputs) in training mode")) from error
 
 
 def _others_exchanged(examples: Tensor, row: int) -> Tensor:
-    """All but one example become copies of it, which are valid inputs; or noise, if they were."""
+    """Replace all but one example by copies of it, or by noise if they were copies already."""
     copies = examples[row].expand_as(examples).clone()
     if not torch.equal(copies, examples):
         return copies
@@ -222,3 +362,36 @@ def _others_exchanged(examples: Tensor, row: int) -> Tensor:
 def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_parameters()
     yield from module.named_buffers()
+
+
+_REMEDY = "change the model so that each example's gradient can be followed"
+
+
+def refused(copied: nn.Module, examples: Tensor) -> Finding | None:
+    """Return the error of the gradient pass on a copy of the model, whose ``grad`` it changes."""
+    for parameter in copied.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    with warnings.catch_warnings(), same_chance(copied):
+        warnings.simplefilter("ignore")
+        try:
+            gradients = ClippedGradients(copied, _mixed_outputs)
+            clipper = Flat(1.0).start(len(gradients.groups))
+            targets = torch.zeros(len(examples), device=examples.device)
+            gradients.add(examples, targets, clipper=clipper, step=0, scale=1.0)
+        except PateError as error:
+            return Finding(f"is refused by the gradient pass: {error}", _REMEDY)
+        except Exception as error:  # the model is arbitrary code
+            return Finding(f"stops the gradient pass ({type(error).__name__})", _REMEDY)
+    return None
+
+
+def _mixed_outputs(output: Any, targets: Tensor) -> Tensor:
+    """A loss that weights every output differently, so that no layer's gradient cancels."""
+    generator = torch.Generator().manual_seed(0)
+    losses = torch.zeros(len(targets), device=targets.device)
+    for each in tensors(output):
+        if each.is_floating_point() and each.dim() and each.shape[0] == len(targets):
+            weights = torch.randn(each.shape[1:], generator=generator).to(each)
+            losses = losses + (each * weights).flatten(1).sum(1)
+    return losses

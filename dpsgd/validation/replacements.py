@@ -1,9 +1,9 @@
-"""Modules that say nearly the same without looking at other examples.
+"""Replacements for modules that mix examples.
 
 BatchNorm becomes GroupNorm (Wu and He 2018), which normalises within one example. The number of
 groups is the largest that divides the channels, is at most 32 (theirs), and leaves no group so
 small that its values are normalised away: at least two channels for images. ``BatchNorm1d`` may
-stand on plain vectors, where a group of two features would keep nothing but a sign; its groups have
+act on plain vectors, where a group of two features would keep nothing but a sign; its groups have
 at least 16, or there is one group, which is LayerNorm over the features.
 """
 
@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
-from dpsgd.validation.places import Place, owns_trainable, places
+from dpsgd.validation.modules import ModuleInfo, module_infos, owns_trainable
 from pate.errors import InvalidInput
 
 _MOST_GROUPS = 32
@@ -26,11 +26,28 @@ _LEAST_IN_GROUP_OF_VECTORS = 16
 
 
 def fix(model: nn.Module) -> nn.Module:
-    """A copy of the model with replacements where they exist; the given model stays as it is.
+    """Return a copy of the model in which unsuitable modules are replaced, where possible.
 
-    Affine weights and biases move to the GroupNorm as they are; running statistics have no place
-    in it, so a trained model must be trained further. Make the optimizer from the fixed model: one
-    made before holds the parameters of the old.
+    BatchNorm becomes GroupNorm with the same affine weights and biases; its running statistics are
+    lost, so a trained model must be trained further. InstanceNorm stops tracking statistics,
+    embeddings lose ``max_norm``, ``scale_grad_by_freq`` and ``sparse``, and dropout on the slow
+    path is set to 0. Make the optimiser from the returned model: one made earlier holds the
+    parameters of the old one.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model; it is not changed.
+
+    Returns
+    -------
+    torch.nn.Module
+        The copy. Problems without a replacement remain: see :func:`dpsgd.problems`.
+
+    Raises
+    ------
+    InvalidInput
+        If the model cannot be copied.
 
     >>> from torch import nn
     >>> norm = fix(nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64)))[1]
@@ -44,7 +61,7 @@ def fix(model: nn.Module) -> nn.Module:
             f"a model of type {type(model).__name__} cannot be copied; take off weight_norm hooks "
             "and run lazy layers once, then call dpsgd.fix again"
         ) from error
-    new = {id(place.module): _replaced(place) for place in places(fixed)}
+    new = {id(info.module): _replaced(info) for info in module_infos(fixed)}
     for module in list(fixed.modules()):
         for name, child in list(module._modules.items()):  # named_children skips second names
             if child is not None:
@@ -53,13 +70,13 @@ def fix(model: nn.Module) -> nn.Module:
 
 
 def can_become_group_norm(module: _BatchNorm) -> bool:
-    """Whether a GroupNorm in its place would let anything through."""
+    """Return True if a GroupNorm in its place would let anything through."""
     alone = isinstance(module, nn.BatchNorm1d) and module.num_features == 1
     return not alone and module.num_features > 0 and not _sizeless(module)
 
 
 def active_dropout(module: nn.Module) -> bool:
-    """Whether the module itself drops values in training mode."""
+    """Return True if the module itself drops values in training mode."""
     if isinstance(module, _DropoutNd):
         return module.p > 0
     if isinstance(module, nn.RNNBase):
@@ -67,18 +84,18 @@ def active_dropout(module: nn.Module) -> bool:
     return isinstance(module, nn.MultiheadAttention) and module.dropout > 0
 
 
-def _replaced(place: Place) -> nn.Module:
-    """The module to stand in this place; the same one, perhaps with a switch turned."""
-    module = place.module
+def _replaced(info: ModuleInfo) -> nn.Module:
+    """Return the replacement of a module; often the module itself, perhaps reconfigured."""
+    module = info.module
     if isinstance(module, _BatchNorm):
-        spared = place.kept_in_eval and not owns_trainable(module)
+        spared = info.kept_in_eval and not owns_trainable(module)
         return module if spared or not can_become_group_norm(module) else _group_norm(module)
-    if isinstance(module, _InstanceNorm) and not place.kept_in_eval:
+    if isinstance(module, _InstanceNorm) and not info.kept_in_eval:
         _stop_tracking(module)
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         module.max_norm = None
         module.scale_grad_by_freq = module.sparse = False
-    if place.slow_root is not None and not place.kept_in_eval and active_dropout(module):
+    if info.slow_root is not None and not info.kept_in_eval and active_dropout(module):
         setattr(module, "p" if isinstance(module, _DropoutNd) else "dropout", 0.0)
     return module
 
@@ -94,7 +111,7 @@ def _group_norm(module: _BatchNorm) -> nn.GroupNorm:
 
 
 def group_count(channels: int, *, least: int) -> int:
-    """The largest number of equal groups, at most 32, with ``least`` channels or more in each.
+    """Return the largest number of equal groups, at most 32, of ``least`` channels or more.
 
     >>> [group_count(channels, least=2) for channels in (1, 6, 7, 20, 32, 64, 512)]
     [1, 3, 1, 10, 16, 32, 32]

@@ -10,8 +10,8 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import erf, gammaln, log_ndtr, logsumexp
 
+from pate._validate import check_delta
 from pate.accounting.events import ApproximateDP, Event, ForReplacement, PureDP, tally
-from pate.accounting.guarantee import check_delta
 from pate.errors import InvalidInput, UnsupportedEvent
 
 SMALLEST_EPSILON = 1e-6  # above zero, of the exact Gaussian formulas; see gaussian_delta

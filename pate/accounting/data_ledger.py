@@ -6,10 +6,10 @@ import contextlib
 import math
 from pathlib import Path
 
+from pate._format import describe_neighbours, format_epsilon
 from pate.accounting.data_set import NOT_PRIVATE, beside, shares_a_budget
 from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
-from pate.accounting.shown import between, upwards
 from pate.accounting.terms import Mode, moment_for
 from pate.errors import InvalidInput, LedgerError
 
@@ -106,15 +106,15 @@ def budget_line(ledger: Ledger, *, own: bool = False) -> str:
     spent, whole = ledger.spent(), ledger.guarantee()
     if ledger.path.name.endswith(NOT_PRIVATE):
         return (
-            f"{ledger.path.name}, all releases: ε {upwards(spent.epsilon)} at δ {spent.delta:g}, "
-            "which does not hold: none of them is private"
+            f"{ledger.path.name}, all releases: ε {format_epsilon(spent.epsilon)} at "
+            f"δ {spent.delta:g}, which does not hold: none of them is private"
         )
     text = (
-        f"{ledger.path.name}, all releases: so far ε {upwards(spent.epsilon)} at "
-        f"δ {spent.delta:g}; to be published: ε {upwards(whole.epsilon)}"
+        f"{ledger.path.name}, all releases: so far ε {format_epsilon(spent.epsilon)} at "
+        f"δ {spent.delta:g}; to be published: ε {format_epsilon(whole.epsilon)}"
     )
     if whole.neighbours in (Neighbours.ADD_REMOVE, Neighbours.ZERO_OUT):
-        text += f" for {between(whole.neighbours)}"
+        text += f" for {describe_neighbours(whole.neighbours)}"
     if own:
         return text
     total, limit = ledger.data_set_total(), ledger.data_set_budget

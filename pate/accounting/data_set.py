@@ -12,10 +12,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pate._format import describe_neighbours, format_epsilon
 from pate.accounting.guarantee import Neighbours
 from pate.accounting.odometer import odometer_epsilon
 from pate.accounting.running_total import Total
-from pate.accounting.shown import between, upwards
 from pate.accounting.terms import Terms
 
 NOT_PRIVATE = "not-private.ledger"  # the end of the name of a ledger whose releases are not
@@ -83,7 +83,7 @@ class Share:
         return "DP-SGD" if self.ledger.removesuffix(_LEDGER).endswith(_DPSGD) else "PATE"
 
     def __str__(self) -> str:
-        return f"{self.method} ε {upwards(self.epsilon)} ({self.ledger})"
+        return f"{self.method} ε {format_epsilon(self.epsilon)} ({self.ledger})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +102,10 @@ class DataSetTotal:
 
     def __str__(self) -> str:
         teacher = "data sets that differ in the records of one teacher"
-        relation = teacher if self.neighbours is None else between(self.neighbours)
-        figure = f"ε {upwards(self.epsilon)} at δ {upwards(self.delta)}, for {relation}"
+        relation = teacher if self.neighbours is None else describe_neighbours(self.neighbours)
+        figure = (
+            f"ε {format_epsilon(self.epsilon)} at δ {format_epsilon(self.delta)}, for {relation}"
+        )
         parts = " + ".join(map(str, self.shares))
         if len(self.shares) < 2:
             return figure

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from pate._validate import check_delta
 from pate.errors import InvalidInput
 
 
@@ -89,9 +90,3 @@ class Guarantee:
             "conversion": self.conversion.value if self.conversion else None,
             "caveats": list(self.caveats),
         }
-
-
-def check_delta(delta: float, *, allow_zero: bool = False) -> None:
-    """δ is a probability: below one, and above zero where a tail bound divides by it."""
-    if not (0 < delta < 1 or (allow_zero and delta == 0)):
-        raise InvalidInput(f"delta is {delta}; it must lie strictly between 0 and 1")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+from pate._files import exclusive_lock, sync
 from pate.accounting import running_total, study_book
 from pate.errors import LedgerError
 
@@ -60,7 +60,7 @@ def create(place: Path, terms: str) -> None:
     if not place.parent.is_dir():
         raise LedgerError(f"the folder {place.parent} does not exist; create it first")
     try:
-        with _alone_in(place.parent):
+        with exclusive_lock(place.parent):
             _sweep(place.parent)
             if os.path.lexists(place):
                 return  # another process was first: use theirs
@@ -78,7 +78,7 @@ def create(place: Path, terms: str) -> None:
                 _write(draft, terms)
                 with contextlib.suppress(FileExistsError):
                     os.link(draft, place)
-                _sync(place.parent)
+                sync(place.parent)
     except sqlite3.Error as error:
         raise LedgerError(f"cannot create a ledger at {place}: {error}") from error
     except OSError as error:
@@ -104,7 +104,7 @@ def _write(draft: Path, terms: str) -> None:
     finally:
         connection.close()
     draft.chmod(0o600)  # when something was paid for is its owner's business; also journals
-    _sync(draft)
+    sync(draft)
     connection = sqlite3.connect(f"{draft.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
     try:
         (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
@@ -120,29 +120,10 @@ def _run(connection: sqlite3.Connection, statements: str) -> None:
         connection.execute(statement)
 
 
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Holds the folder against others who make or sweep ledgers in it; a killed one holds none."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
 def _sweep(folder: Path) -> None:
     """Drops drafts of creations that were killed; the folder is held, so none is under way."""
     for draft in folder.glob(f"{_DRAFT}*"):
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def connect(place: Path, *, totals: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
@@ -155,7 +136,7 @@ def connect(place: Path, *, totals: Callable[[sqlite3.Connection], None]) -> sql
     if not (place.stat().st_mode & 0o222 and os.access(place, os.W_OK)):
         raise LedgerError(f"the ledger at {place} is read-only; charges could not be recorded")
     if any(place.parent.glob(f"{_DRAFT}*")):
-        with contextlib.suppress(OSError), _alone_in(place.parent):
+        with contextlib.suppress(OSError), exclusive_lock(place.parent):
             _sweep(place.parent)
     if place.stat().st_nlink > 1:
         raise LedgerError(

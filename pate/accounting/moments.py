@@ -17,6 +17,7 @@ from functools import lru_cache, singledispatch
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pate._validate import check_delta
 from pate.accounting.events import (
     Event,
     ForReplacement,
@@ -29,7 +30,7 @@ from pate.accounting.events import (
     relation_of,
     tally,
 )
-from pate.accounting.guarantee import Conversion, Guarantee, Neighbours, check_delta
+from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
 from pate.accounting.numerics import FloatArray, exp_excess
 from pate.errors import InvalidInput, UnsupportedEvent
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import singledispatch
 from typing import Any
 
+from pate._validate import check_delta
 from pate.accounting.events import (
     Event,
     ForReplacement,
@@ -23,7 +24,7 @@ from pate.accounting.events import (
     relation_of,
     tally,
 )
-from pate.accounting.guarantee import Guarantee, check_delta
+from pate.accounting.guarantee import Guarantee
 from pate.errors import InvalidInput, UnsupportedEvent
 
 PLD_MARGIN = 2e-4

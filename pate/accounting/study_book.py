@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from pate._format import describe_neighbours
 from pate.accounting.events import Event, event_from_json, event_to_json, relation_of, tally
 from pate.accounting.guarantee import Neighbours
-from pate.accounting.shown import between
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS studies (
@@ -145,6 +145,6 @@ class StudyBook:
             releases = tuple(tuple(map(event_from_json, each)) for each in json.loads(text))
             relation = relation_of(event for each in releases for event in each)
             if relation is Neighbours.ZERO_OUT:  # plans from before it had a name claimed more
-                protects = between(relation)
+                protects = describe_neighbours(relation)
             plans[study] = StudyPlan(study=study, protects=protects, after=after, releases=releases)
         return plans

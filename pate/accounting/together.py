@@ -13,13 +13,13 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
+from pate._format import describe_neighbours, format_epsilon
 from pate.accounting.composition import group
 from pate.accounting.data_set import NOT_PRIVATE, Share, beside, total_of
 from pate.accounting.events import Event
 from pate.accounting.guarantee import Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
 from pate.accounting.moments import compose
-from pate.accounting.shown import between, upwards
 from pate.accounting.study_book import StudyPlan
 from pate.errors import InvalidInput
 
@@ -106,7 +106,7 @@ class WholeStudy:
         """
         why = "" if self.in_advance else f" ({NOT_PLANNED})"
         weaker = self.together is not None and self.together.neighbours is Neighbours.ZERO_OUT
-        relation = f" for {between(Neighbours.ZERO_OUT)}" if weaker else ""
+        relation = f" for {describe_neighbours(Neighbours.ZERO_OUT)}" if weaker else ""
         return f"{_figure(self.together)} together{relation}{why}"
 
 
@@ -339,7 +339,7 @@ def _together(running: list[Share], costs: list[Guarantee]) -> Guarantee:
 def _figure(guarantee: Guarantee | None) -> str:
     if guarantee is None:
         return "without any promise between data sets that differ in one record replaced"
-    return f"ε = {upwards(guarantee.epsilon)} at δ = {upwards(guarantee.delta)}"
+    return f"ε = {format_epsilon(guarantee.epsilon)} at δ = {format_epsilon(guarantee.delta)}"
 
 
 def _probability(delta: float) -> float:

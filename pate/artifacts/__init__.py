@@ -3,8 +3,8 @@
 from pate.artifacts.drafts import Draft
 from pate.artifacts.fingerprint import digest_of, fingerprint
 from pate.artifacts.levels import Level
-from pate.artifacts.manifest import StoreError
 from pate.artifacts.store import Artifact, Store, open_alone
+from pate.errors import StoreError
 
 __all__ = [
     "Artifact",

@@ -13,13 +13,9 @@ from typing import Any
 
 from pate.artifacts.fingerprint import digest_of, fingerprint
 from pate.artifacts.levels import Level
-from pate.errors import PateError
+from pate.errors import StoreError
 
 MANIFEST = "manifest.json"
-
-
-class StoreError(PateError):
-    """An artifact is missing, damaged, closed to the reader, or cannot be written."""
 
 
 def write_manifest(folder: Path, *, level: Level, **content: Any) -> dict[str, Any]:

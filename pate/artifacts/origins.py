@@ -17,9 +17,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pate.artifacts.drafts import drafting, sync
+from pate._files import draft_folder, sync
 from pate.artifacts.levels import Level
-from pate.artifacts.manifest import StoreError, read_sealed, write_sealed
+from pate.artifacts.manifest import read_sealed, write_sealed
+from pate.errors import StoreError
 
 ORIGINS = "origins"
 # Facts that name what something was drawn from: they are part of its origin.
@@ -55,7 +56,7 @@ def write_origin(
     known = read_origin(root, stage, made_from)
     if known is not None and known["folder"] == folder:
         return
-    with drafting(place.parents[1]) as working:
+    with draft_folder(place.parents[1]) as working:
         write_sealed(
             working / place.name,
             {

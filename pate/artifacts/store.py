@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.artifacts.drafts import Draft, drafting, is_draft, sweep, sweep_files, sync
+from pate._files import DRAFT_PREFIX, draft_folder, remove_abandoned, remove_abandoned_files, sync
+from pate.artifacts.drafts import Draft
 from pate.artifacts.fingerprint import fingerprint
 from pate.artifacts.levels import Level
 from pate.artifacts.manifest import (
     MANIFEST,
-    StoreError,
     read_manifest,
     verify,
     write_manifest,
@@ -44,6 +44,7 @@ from pate.artifacts.origins import (
     without_origin,
     write_origin,
 )
+from pate.errors import StoreError
 
 _ID_LENGTH = 20
 _EVERYBODY = 0o077  # the mode bits of group and others
@@ -122,7 +123,7 @@ class Store:
             self._artifact(manifest.parent, stage, level)
             for level in Level
             for manifest in sorted((self.root / level.folder / stage).glob(f"*/{MANIFEST}"))
-            if not is_draft(manifest.parent) and manifest.parent not in places
+            if not manifest.parent.name.startswith(DRAFT_PREFIX) and manifest.parent not in places
         ]
         # In the open without an origin: published, and not yet written down when it was killed.
         return known + [each for each in others if "made_from" in each.manifest]
@@ -197,7 +198,7 @@ class Store:
         parent = self.root / level.folder / stage
         try:
             self._make_parents(parent, level, durable=durable)
-            with drafting(parent) as working:
+            with draft_folder(parent) as working:
                 draft = Draft(path=working)
                 yield draft
                 origin = {"made_from": made_from, "inputs": dict(inputs or {})}
@@ -252,9 +253,9 @@ class Store:
 
     def sweep(self) -> None:
         """Removes what killed processes left, and origins from manifests of earlier versions."""
-        sweep(self.root)
+        remove_abandoned(self.root)
         for folder in (self.root, self.root / Level.PRIVATE.folder):
-            sweep_files(folder)
+            remove_abandoned_files(folder)
         done = origins_folder(self.root, "all-moved")
         open_to_all = [self.root / level.folder for level in (Level.PUBLIC, Level.RELEASED)]
         if done.exists() or not any(place.is_dir() for place in open_to_all):

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from pate._format import describe_neighbours, format_epsilon, printable
 from pate.accounting import Charge, Guarantee, Ledger, Neighbours
 from pate.accounting.data_ledger import budget_line, data_set_line
 from pate.accounting.data_set import NOT_PRIVATE, beside, shares_a_budget
 from pate.accounting.events import Repeated
-from pate.accounting.shown import between, printable, upwards
 from pate.accounting.together import whole_studies
 from pate.cli.summary import wide_console
 
@@ -69,8 +69,8 @@ def _studies(ledger: Ledger, one_teacher: Neighbours | None) -> Iterator[str]:
 def _together(total: Guarantee | None) -> str:
     if total is None:  # δ of a restated figure came to one
         return "nothing is promised between data sets that differ in one record replaced"
-    return f"{_figure(total)}, for {between(total.neighbours)}: ε add up, and so do δ"
+    return f"{_figure(total)}, for {describe_neighbours(total.neighbours)}: ε add up, and so do δ"
 
 
 def _figure(guarantee: Guarantee) -> str:
-    return f"ε {upwards(guarantee.epsilon)} at δ {upwards(guarantee.delta)}"
+    return f"ε {format_epsilon(guarantee.epsilon)} at δ {format_epsilon(guarantee.delta)}"

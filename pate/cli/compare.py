@@ -43,13 +43,12 @@ def compare(
     Every run is charged to the data's ledgers, and marked as part of the comparison. The table
     says what all of them cost together.
     """
-    from pate.compare.notes import make_notes, said_of_tuning
+    from pate.compare.notes import make_notes
     from pate.compare.recipe import CompareRecipe
-    from pate.reading import find_recipe, read_recipe
+    from pate.recipes.read import read_recipe, remarks
 
     changes = [*(settings or []), *_changes(epsilon, seeds)]
     name, checked = read_recipe(recipe, changes, CompareRecipe)
-    text = find_recipe(recipe, kind="compare").read_text(encoding="utf-8-sig")
     options = running.make_options(
         data_root, engine, plugin_path, insecure_seed, spend, quiet or json
     )
@@ -64,7 +63,7 @@ def compare(
     require_own(folder, "compare", seeded=seeded)
     ran, cost = Comparison.of(checked, folder, STAGES, options).run()
     rows = make_rows(ran, seeded=seeded)
-    notes = make_notes(checked, rows, cost, tuning=said_of_tuning(text), seeded=seeded)
+    notes = make_notes(checked, rows, cost, tuning=remarks(checked.notes), seeded=seeded)
     content = write_comparison(folder, name, checked, rows, cost, notes, seeded=seeded)
     if json:
         typer.echo(encoder.dumps(content, ensure_ascii=False, allow_nan=False))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from pate.accounting.shown import upwards
+from pate._format import format_epsilon
 from pate.cli.fitting import Column, fitted_table
 
 # Heading, side, and rank: what a narrow terminal has no room for is in the notes or the files.
@@ -44,7 +44,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     epsilon, dependent = row["epsilon"], row["data_dependent"]
     return [
         row["name"],
-        _NONE if epsilon is None else upwards(epsilon),
+        _NONE if epsilon is None else format_epsilon(epsilon),
         accuracy_told(row["accuracy"], row["spread"], len(row["runs"])),
         _NONE if row["labels"] is None else str(row["labels"]),
         _NONE if row["seconds"] is None else f"{more}{duration(row['seconds'])}",

@@ -65,18 +65,17 @@ def status(
 
 def recipes() -> None:
     """The recipes that come with the package."""
-    from pate.reading import shipped_recipes
+    from pate.recipes.read import shipped_recipes, summary
 
     own = shipped_recipes("pate") | shipped_recipes("compare")
     for name, path in sorted(own.items()):
-        first = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        typer.echo(f"{name:14} {first}")
+        typer.echo(f"{name:14} {summary(path)}")
 
 
 def new(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> None:
     """Writes a recipe to start from."""
     from pate.errors import InvalidInput
-    from pate.reading import find_recipe
+    from pate.recipes.read import find_recipe
 
     if path.exists():
         raise InvalidInput(f"{path} is there already; choose another name")

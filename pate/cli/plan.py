@@ -113,7 +113,7 @@ def plan(
     from pate.planner.noise import Budget
     from pate.planner.planning import Request
     from pate.planner.planning import plan as make_plan
-    from pate.reading import find_recipe, read_recipe
+    from pate.recipes.read import find_recipe, read_recipe
 
     name, checked = read_recipe(recipe, settings, Recipe)
     if out is not None and out.exists() and not force:

@@ -32,8 +32,8 @@ class Terms:
 
     @classmethod
     def of(cls, delta: float, conversion: ConversionName, max_moment: int | None) -> Terms:
+        from pate._validate import check_delta
         from pate.accounting import Conversion, integer_moments
-        from pate.accounting.guarantee import check_delta
 
         check_delta(delta)
         grid = None if max_moment is None else integer_moments(max_moment)

@@ -37,7 +37,7 @@ def release(
     plugin_path: running.PluginPath = None,
 ) -> None:
     """Exports what may leave: the student, its guarantee, a model card, and checksums."""
-    from pate.accounting.shown import upwards
+    from pate._format import format_epsilon
     from pate.release.finished import open_finished
     from pate.release.sums import SUMS, digest_of_sums
     from pate.release.writing import write_release
@@ -47,8 +47,8 @@ def release(
         finished, out, labels=labels, chosen_beforehand=chosen_beforehand
     )
     stated = statement["guarantee"]
-    typer.echo(f"released to {out}: ε = {upwards(stated['epsilon'])} at δ = {stated['delta']:g}, "
-               f"{statement['protects']}")  # fmt: skip
+    epsilon, delta = format_epsilon(stated["epsilon"]), stated["delta"]
+    typer.echo(f"released to {out}: ε = {epsilon} at δ = {delta:g}, {statement['protects']}")
     typer.echo(f"It is the student of {finished.recipe.asked}.")
     if header["model"]["kind"] == "code":
         typer.echo(
@@ -71,7 +71,7 @@ def verify(
     Ends with 0 if all is well, 1 if not, and 4 if no problem was found but something could not be
     checked, such as a student that needs code of its own.
     """
-    from pate.accounting.shown import upwards
+    from pate._format import format_epsilon
     from pate.release.checking import verify_release
     from pate.release.sums import SUMS
 
@@ -83,7 +83,7 @@ def verify(
     but = ", but for what follows" if checked.notes else ""
     typer.echo(
         f"verified{but}: {folder} holds the files of its {SUMS}, and its events come to "
-        f"ε = {upwards(checked.epsilon)} at δ = {checked.delta:g}"
+        f"ε = {format_epsilon(checked.epsilon)} at δ = {checked.delta:g}"
     )
     typer.echo(f"sha256 of {SUMS}, to be compared with the owner's: {checked.digest}")
     for note in checked.notes:

@@ -74,7 +74,7 @@ def make_run(
     """A run from what was typed; what its folder holds must be in the ledger."""
     from pate.pipeline.recipe import Recipe
     from pate.pipeline.runner import Run
-    from pate.reading import read_recipe
+    from pate.recipes.read import read_recipe
     from pate.stages.catalogue import STAGES
     from pate.stages.paid import require_paid
     from pate.stages.selected import require_made

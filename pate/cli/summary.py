@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pate._format import format_epsilon
 from pate.accounting import Ledger
 from pate.accounting.data_ledger import budget_line
-from pate.accounting.shown import upwards
 from pate.datasets import data_root as default_root
 from pate.pipeline.runner import Run
 from pate.pipeline.spending import ledger_path, open_ledger
@@ -100,7 +100,7 @@ def _share(figure: dict[str, float]) -> tuple[str, str]:
 
 
 def _number(guarantee: dict[str, Any]) -> str:
-    return upwards(guarantee["epsilon"])
+    return format_epsilon(guarantee["epsilon"])
 
 
 def _sanitised(costs: dict[str, Any]) -> tuple[str, str]:

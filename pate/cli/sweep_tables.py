@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from pate._format import format_epsilon
 from pate.accounting.data_ledger import budget_line
-from pate.accounting.shown import upwards
 from pate.accounting.together import led_to
 from pate.cli.fitting import Column, fitted_table
 from pate.datasets import data_root as default_root
@@ -104,7 +104,7 @@ def _cells(row: Row, *, varied: bool) -> list[str]:
     return [
         str(row.point.number),
         *map(as_setting, row.point.values),
-        upwards(row.epsilon),
+        format_epsilon(row.epsilon),
         *([] if varied else [str(row.point.recipe.teachers.count)]),
         f"{row.answered} of {row.asked}",
         _accuracy(row.labels),

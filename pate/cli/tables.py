@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pate.accounting.shown import AT_A_PUBLIC_RATE, between
+from pate._format import SAME_AT_PUBLIC_RATE, describe_neighbours
 
 _TITLES = {
     "data_independent": "data-independent",
@@ -48,9 +48,11 @@ def show_report(report: dict[str, Any]) -> None:
 
 def _reading(report: dict[str, Any]) -> str:
     guarantee = report["data_independent"]
-    text = f"δ = {guarantee['delta']:g}; neighbours: {between(guarantee['neighbours'])}."
+    text = (
+        f"δ = {guarantee['delta']:g}; neighbours: {describe_neighbours(guarantee['neighbours'])}."
+    )
     if report.get("mechanism") == "dpsgd":
-        text += f" {AT_A_PUBLIC_RATE.capitalize()}."
+        text += f" {SAME_AT_PUBLIC_RATE.capitalize()}."
     if "data_dependent" in report:
         text += " The data-dependent ε was worked out from private votes and is itself private."
     if "expected_answered" in report:

@@ -16,10 +16,10 @@ from dpsgd.checkpoint import releases
 from dpsgd.ledgers import ledger_path as dpsgd_ledger_path
 from dpsgd.outcome import find_outcome, name_of_run
 from dpsgd.workplace import CHECKPOINT, private_folder
+from pate._format import describe_neighbours, format_epsilon
 from pate.accounting import Event, Guarantee, Ledger, Neighbours, compose
 from pate.accounting.data_ledger import open_data_ledger
 from pate.accounting.events import relation_of
-from pate.accounting.shown import between, upwards
 from pate.accounting.together import WholeStudy, whole_study
 from pate.compare.points import Point
 from pate.errors import BudgetExceeded
@@ -37,9 +37,9 @@ def told(guarantee: Guarantee | None) -> str:
     """
     if guarantee is None:
         return "more than any ε promises, said of one record replaced"
-    figure = f"ε = {upwards(guarantee.epsilon)} at δ = {upwards(guarantee.delta)}"
+    figure = f"ε = {format_epsilon(guarantee.epsilon)} at δ = {format_epsilon(guarantee.delta)}"
     stated = guarantee.neighbours is not Neighbours.AS_STATED
-    return f"{figure} for {between(guarantee.neighbours)}" if stated else figure
+    return f"{figure} for {describe_neighbours(guarantee.neighbours)}" if stated else figure
 
 
 def _events(points: Iterable[Point], method: str) -> list[Event]:
@@ -108,7 +108,7 @@ class Ledgers:
         begun = any(self.study in each.studies for book in (pate, dpsgd) for each in book.charges())
         for book, method, who in (
             (pate, "pate", protects),
-            (dpsgd, "dpsgd", between(relation_of(_events(points, "dpsgd")))),
+            (dpsgd, "dpsgd", describe_neighbours(relation_of(_events(points, "dpsgd")))),
         ):
             plans = [_events([point], method) for point in points]
             book.plan_study(self.study, plans, protects=who, begun=begun)

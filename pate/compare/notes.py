@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-from pate.accounting.shown import side_by_side
+from pate._format import compare_neighbours
 from pate.accounting.together import NOT_PLANNED, WholeStudy, led_to
 from pate.compare.costs import told
 from pate.compare.recipe import CompareRecipe
@@ -16,7 +15,6 @@ _ACCOUNTANTS = {
     "abadi": "log-moments at whole λ up to 32, classic conversion",
     "pld": "privacy loss distributions, the tightest",
 }
-_ON_TUNING = re.compile(r"\b(chosen|tuned|tuning|settings|found by|proposed)\b", re.IGNORECASE)
 _SPREAD = (
     "± is the standard deviation over repetitions: other shards, teachers, students, first weights "
     "and noise, on the same split."
@@ -28,14 +26,14 @@ def make_notes(
     rows: Sequence[Row],
     cost: WholeStudy,
     *,
-    tuning: str | None,
+    tuning: str,
     seeded: bool,
 ) -> list[str]:
     """Sentences to stand below the table."""
     by_method = {row.method: row.neighbours or "" for row in rows if row.epsilon is not None}
     accountant = recipe.dpsgd.privacy.accountant
     notes = [
-        side_by_side(by_method["pate"], by_method["dpsgd"]),
+        compare_neighbours(by_method["pate"], by_method["dpsgd"]),
         "Both ε are data-independent and cover all that a run releases. PATE's is by log-moments "
         f"(improved conversion), DP-SGD's by {_ACCOUNTANTS[accountant]}; δ = "
         f"{recipe.compare.delta:g} for both.",
@@ -68,21 +66,3 @@ def _costs(cost: WholeStudy, *, own_accountant: bool) -> list[str]:
         + (" Ledgers add up log-moments, DP-SGD's too." if own_accountant else ""),
         *([] if before is None else [before]),
     ]
-
-
-def said_of_tuning(text: str) -> str | None:
-    """What the comment at the head of a recipe says of how its settings were chosen.
-
-    >>> said_of_tuning("# A title.\\n#\\n# Settings were chosen\\n# by hand.\\n\\n[data]\\n")
-    'Settings were chosen by hand.'
-    >>> said_of_tuning("# A title.\\n\\n# settings\\n") is None
-    True
-    """
-    head = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        head.append(line.removeprefix("#").strip())
-    paragraphs = "\n".join(head).split("\n\n")
-    said = [" ".join(each.split()) for each in paragraphs[1:] if _ON_TUNING.search(each)]
-    return " ".join(said) or None

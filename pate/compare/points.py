@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from dpsgd.recipe import Recipe as DpsgdRecipe
 from dpsgd.run_plan import RunPlan, plan_run
+from pate._validate import LEAST_NOISE
 from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon, smallest_noise
 from pate.compare.recipe import CompareRecipe
 from pate.errors import BudgetExceeded
 from pate.mechanisms import Plan
-from pate.mechanisms.parameters import LEAST_NOISE
 from pate.pipeline.recipe import EvaluateSpec
 from pate.pipeline.recipe import Recipe as PateRecipe
 from pate.stages.drawing import plan_of

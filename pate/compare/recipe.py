@@ -19,6 +19,7 @@ from pate.errors import InvalidInput
 from pate.mechanisms.spec import AggregateSpec
 from pate.partition import PartitionSpec
 from pate.pipeline.recipe import Recipe as PateRecipe
+from pate.recipes.schema import Notes
 from pate.students.spec import StudentSpec
 from pate.teachers.spec import TeachersSpec
 
@@ -156,6 +157,7 @@ class CompareRecipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: Literal["compare"]
+    notes: Notes = ""
     data: DataSpec
     encoder: EncoderSpec = EncoderSpec()  # of both, unless one of them has its own
     compare: CompareSpec

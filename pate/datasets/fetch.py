@@ -8,7 +8,6 @@ digest is compared with the catalogue's before anything appears under its final 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gzip
 import hashlib
 import os
@@ -16,9 +15,11 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
+from pate._files import exclusive_lock, sync
 from pate.datasets.catalogue import NamedSet, named_set
 from pate.datasets.sources import SOURCES, Unavailable
 from pate.errors import InvalidInput
@@ -141,22 +142,14 @@ def _publish(staged: Path, final: Path) -> None:
     else:  # damaged or incomplete, perhaps beside files of the user's own: file by file
         for file in sorted(staged.iterdir()):
             file.replace(final / file.name)
-    folder = os.open(final.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(final.parent)
 
 
 @contextlib.contextmanager
 def _alone(root: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Holds the root's lock, and clears what a killed fetch left behind."""
-    with (root / f"{_WORK}lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another fetch is at work here; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    wait = partial(say, "another fetch is at work here; waiting for it")
+    with exclusive_lock(root / f"{_WORK}lock", on_wait=wait, mode=0o666):
         for left in root.glob(f"{_WORK}*"):
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""The files of a task, named in its payload: so that an engine can bring them along.
+"""References to files in a task's payload, so that an engine can transfer the files with the task.
 
-A worker on this machine opens them where they are. A worker elsewhere gets a copy of what it reads
-and sends back what it makes; the payload it sees then names its own copies. Either way the task's
-function asks :func:`path_of` and :func:`load_rows` and cannot tell the difference.
+A worker on this machine opens them where they are. A worker on another machine gets a copy of the
+files the task reads and sends back the files it makes; its payload then names its own copies. The
+task's function calls :func:`path_of` and :func:`load_rows` in both cases.
 
 >>> reads("/data/plan.json")
 {'$reads': '/data/plan.json'}
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 Reference = dict[str, Any]  # plain JSON, as all of a payload
 
 READS, ROWS, CODE, MAKES = "$reads", "$rows", "$code", "$makes"
-KINDS = (READS, ROWS, CODE, MAKES)
+_KINDS = (READS, ROWS, CODE, MAKES)
 
 
 def reads(path: str | os.PathLike[str]) -> Reference:
-    """A file or folder that the task reads, all of it."""
+    """Return a reference to a file or folder that the task reads."""
     return {READS: os.fspath(path)}
 
 
 def rows(path: str | os.PathLike[str], start: int, stop: int) -> Reference:
-    """Rows of an ``.npy`` file that the task reads.
+    """Return a reference to rows of an ``.npy`` file that the task reads.
 
     Guarantees:
         No other row leaves the driver's machine for this task: a teacher's worker sees its shard.
@@ -41,15 +41,15 @@ def rows(path: str | os.PathLike[str], start: int, stop: int) -> Reference:
 
 
 def code(path: str | os.PathLike[str]) -> Reference:
-    """A module, or a folder of modules and packages, that the task imports from."""
+    """Return a reference to a module, or a folder of modules, that the task imports from."""
     return {CODE: os.fspath(path)}
 
 
 def modules(path: Path) -> dict[str, Path]:
-    """What :func:`code` stands for: a file, or the modules of a folder and of the packages in it.
+    """Return the files of a :func:`code` reference: the modules of a folder and of its packages.
 
     Guarantees:
-        Nothing but ``.py`` files: what else lies beside them may be private.
+        Nothing but ``.py`` files: other files beside them may be private.
     """
     if not path.is_dir():
         return {path.name: path}
@@ -63,10 +63,11 @@ def _modules_in(folder: Path) -> list[Path]:
 
 
 def makes(path: str | os.PathLike[str], *, names: Iterable[str] = ()) -> Reference:
-    """A file or folder that the task makes; or those of these names in a folder, and no other.
+    """Return a reference to a file or folder that the task makes.
 
-    Each is written under a name with a leading dot and renamed when it is whole. What a worker
-    elsewhere makes besides stays there.
+    With ``names`` the task makes entries of these names in the folder ``path``. Each is written
+    under a name with a leading dot and renamed when it is complete. Whatever else a worker on
+    another machine makes is not transferred.
 
     >>> makes("/run", names=["private/teacher/3f"])
     {'$makes': '/run', 'names': ['private/teacher/3f']}
@@ -75,13 +76,22 @@ def makes(path: str | os.PathLike[str], *, names: Iterable[str] = ()) -> Referen
 
 
 def path_of(reference: Mapping[str, Any]) -> Path:
-    """Where the file or folder is, for whoever asks."""
-    (path,) = (reference[kind] for kind in KINDS if kind in reference)
-    return Path(path)
+    """Return the path of the file or folder on this machine."""
+    return Path(reference[kind_of(reference)])
+
+
+def kind_of(reference: Mapping[str, Any]) -> str:
+    """Return which of the four kinds a reference is.
+
+    >>> kind_of(reads("a"))
+    '$reads'
+    """
+    (kind,) = (kind for kind in _KINDS if kind in reference)
+    return kind
 
 
 def load_rows(reference: Mapping[str, Any]) -> NDArray[Any]:
-    """The rows, in memory."""
+    """Load the rows into memory."""
     import numpy as np
 
     mapped = np.load(path_of(reference), mmap_mode="r", allow_pickle=False)
@@ -89,13 +99,13 @@ def load_rows(reference: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def with_files(payload: Any, replace: Callable[[Reference], Reference]) -> Any:
-    """The payload with every reference in it replaced; the order is that of the payload.
+    """Return the payload with every reference replaced, in the order of the payload.
 
     >>> with_files({"n": [1, reads("a")]}, lambda file: reads("b"))
     {'n': [1, {'$reads': 'b'}]}
     """
     if isinstance(payload, Mapping):
-        if any(kind in payload for kind in KINDS):
+        if any(kind in payload for kind in _KINDS):
             return replace(dict(payload))
         return {key: with_files(value, replace) for key, value in payload.items()}
     if isinstance(payload, (list, tuple)):

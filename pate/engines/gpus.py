@@ -1,7 +1,7 @@
-"""The engine of GPUs: worker processes, each pinned to a device of a list.
+"""The GPU engine: worker processes, each pinned to one device.
 
-The list is names of devices (:mod:`pate.devices`). ``cpu`` is one too: such a slot behaves the
-same way, so a plan can be tried where there is no GPU.
+Devices are named as in :mod:`pate.devices`. ``cpu`` is one too: such a slot behaves the same way,
+so that a plan can be tried without a GPU.
 
 >>> read_option("cpu,cpu@2")
 (('cpu', 'cpu'), 2)
@@ -15,14 +15,16 @@ from dataclasses import InitVar, dataclass, field
 from typing import ClassVar, final
 
 from pate.devices import parse_device
-from pate.engines.crew import CrewEngine, require_sane
+from pate.engines.worker_pool import WorkerPoolEngine, check_worker_count
 from pate.errors import InvalidInput
 
-HOW = "write the devices after a colon, such as 'gpus:0,1', or 'gpus:0,1@3' for 3 workers on each"
+_USAGE = (
+    "write the devices after a colon, such as 'gpus:0,1', or 'gpus:0,1@3' for 3 workers on each"
+)
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """All GPUs that torch can use in this process: those of CUDA, or else Apple's."""
+    """Return all GPUs that torch can use in this process: those of CUDA, or else Apple's."""
     found = _cuda_devices() or _mps_devices()
     if not found:
         raise InvalidInput("no GPU was found; use 'processes', or name slots: 'gpus:cpu,cpu'")
@@ -31,11 +33,15 @@ def visible_gpus() -> tuple[str, ...]:
 
 @final
 @dataclass(frozen=True, slots=True)
-class GpuEngine(CrewEngine):
-    """Runs tasks in fresh interpreters, ``workers_each`` of them on every device of the list.
+class GpuEngine(WorkerPoolEngine):
+    """Run tasks in fresh interpreters, each of which sees one device only.
 
-    A worker sees its own GPU only. Tasks go to whichever worker is free; see
-    :mod:`pate.engines.crew` for what happens to one that is lost.
+    Parameters
+    ----------
+    devices
+        Names of devices; by default all GPUs of this machine.
+    workers_each
+        The number of workers on every device.
     """
 
     devices: tuple[str, ...] = field(default_factory=visible_gpus)  # one for each slot, once made
@@ -44,41 +50,37 @@ class GpuEngine(CrewEngine):
     name: ClassVar[str] = "gpus"
 
     def __post_init__(self, workers_each: int) -> None:
-        if isinstance(workers_each, bool) or not isinstance(workers_each, int) or workers_each < 1:
-            raise InvalidInput(
-                f"workers_each is {workers_each!r}; it must be a whole number, 1 or more"
-            )
-        require_sane(workers_each)
+        check_worker_count("workers_each", workers_each)
         if not self.devices:
             raise InvalidInput("no device is named; name one or more, such as ('cuda:0', 'cuda:1')")
         names = tuple(str(parse_device(text)) for text in self.devices)
-        _refuse_missing(names)
+        _check_present(names)
         # All devices once, then all of them again: few tasks still use every GPU.
         object.__setattr__(self, "devices", names * workers_each)
 
 
 def from_option(option: str | None) -> GpuEngine:
-    """The engine that ``gpus:OPTION`` names; without devices, all that can be seen."""
+    """Return the engine that ``gpus:OPTION`` names; without devices, on all visible ones."""
     if option == "":
-        raise InvalidInput(f"no device is named after 'gpus:'; {HOW}")
+        raise InvalidInput(f"no device is named after 'gpus:'; {_USAGE}")
     named, workers_each = read_option(option or "")
     return GpuEngine(named or visible_gpus(), workers_each)
 
 
 def read_option(option: str) -> tuple[tuple[str, ...], int]:
-    """Devices and workers on each: ``0,1@3``, ``cpu,cpu``, ``@2``.
+    """Parse devices and the workers on each: ``0,1@3``, ``cpu,cpu``, ``@2``.
 
     >>> read_option("0,1@3"), read_option("cuda:1"), read_option("@2")
     ((('0', '1'), 3), (('cuda:1',), 1), ((), 2))
     """
     named, at, count = option.partition("@")
     if at and not (count.isascii() and count.isdecimal() and int(count) > 0):
-        raise InvalidInput(f"{count!r} is not a number of workers; {HOW}")
+        raise InvalidInput(f"{count!r} is not a number of workers; {_USAGE}")
     return tuple(named.split(",")) if named else (), int(count) if at else 1
 
 
-def _refuse_missing(names: tuple[str, ...]) -> None:
-    """Asks torch, but only where a GPU is named."""
+def _check_present(names: tuple[str, ...]) -> None:
+    """Reject GPUs that torch does not find; torch is imported only if a GPU is named."""
     wanted = [name for name in names if parse_device(name).kind in ("cuda", "mps")]
     seen = _cuda_devices() + _mps_devices() if wanted else ()
     for name in wanted:

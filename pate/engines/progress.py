@@ -1,4 +1,4 @@
-"""How far a stage has come: a bar on a terminal, JSON lines for a log, or nothing.
+"""Progress of a stage: a bar on a terminal, JSON lines for a log, or nothing.
 
 Guarantees:
     * Only the stage's name, counts and times are shown: no record, vote or prediction, and of no
@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Protocol, TextIO, final
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-LOG_EVERY_SECONDS = 1.0
-WORDS_WIDTH = 68  # what stands beside a bar
+_LOG_SECONDS = 1.0
+_TEXT_WIDTH = 68  # beside a bar
 
 
 class Progress(Protocol):
-    """Is told when work is done."""
+    """Receives the progress of one stage."""
 
     def advance(self, count: int = 1) -> None:
-        """``count`` more pieces of work are done."""
+        """Record that ``count`` more items are done."""
         ...
 
     def retried(self, count: int) -> None:
-        """``count`` pieces of work were, or will be, tried once more."""
+        """Record that ``count`` items were, or will be, retried."""
         ...
 
 
 class Show(Protocol):
-    """Makes somebody to tell: of what, of how many, how many are done, and in how many slots."""
+    """Opens the progress of a stage: its title, items in all, items done, and slots."""
 
     def __call__(
         self, title: str, total: int, done: int, slots: int | None = None, /
@@ -52,12 +52,12 @@ def terminal_progress(
     done: int = 0,
     slots: int | None = None,
 ) -> Iterator[Progress]:
-    """Shows progress on stderr while the block runs.
+    """Show progress on stderr while the block runs.
 
-    A bar with the count, slots, the rate, the time left and retries if stderr is a terminal; with
-    ``json_logs`` a JSON line now and then (at most one a second) and one at the end, terminal or
-    not; nothing if ``quiet``, or if stderr is no terminal. ``done`` is what an earlier run has
-    finished: it counts as done, but not towards the rate. Without ``slots`` none are shown.
+    If stderr is a terminal, a bar with the count, slots, the rate, the time left and retries; with
+    ``json_logs``, terminal or not, at most one JSON line a second and one at the end; nothing if
+    ``quiet``, or if stderr is no terminal. ``done`` counts what an earlier run has finished; it
+    does not count towards the rate. Without ``slots`` none are shown.
     """
     stream = sys.stderr
     if quiet or stream is None:
@@ -80,10 +80,10 @@ class Silence:
     """Shows nothing."""
 
     def advance(self, count: int = 1) -> None:
-        """Nobody wants to know."""
+        """Do nothing."""
 
     def retried(self, count: int) -> None:
-        """Nor this."""
+        """Do nothing."""
 
 
 @final
@@ -98,14 +98,14 @@ class _JsonLines:
 
     def advance(self, count: int = 1) -> None:
         self._done += count
-        self._write_now_and_then()
+        self._write_if_due()
 
     def retried(self, count: int) -> None:
         self._retries += count
-        self._write_now_and_then()
+        self._write_if_due()
 
-    def _write_now_and_then(self) -> None:
-        if time.monotonic() - self._written >= LOG_EVERY_SECONDS:
+    def _write_if_due(self) -> None:
+        if time.monotonic() - self._written >= _LOG_SECONDS:
             self.write()
 
     def write(self) -> None:
@@ -126,7 +126,7 @@ class _JsonLines:
         try:
             self._stream.write(json.dumps(record) + "\n")
             self._stream.flush()
-        except (OSError, ValueError):  # whoever reads the log has gone; the work has not
+        except (OSError, ValueError):  # the log's reader is gone; the work continues
             pass
 
 
@@ -168,7 +168,7 @@ def _rich_progress() -> RichProgress:
     console = Console(stderr=True)
     return RichProgress(
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=max(8, min(40, console.width - WORDS_WIDTH))),
+        BarColumn(bar_width=max(8, min(40, console.width - _TEXT_WIDTH))),
         MofNCompleteColumn(),
         Pace(),
         console=console,
@@ -177,9 +177,9 @@ def _rich_progress() -> RichProgress:
 
 
 def pace(done: int, *, left: int, seconds: float) -> str:
-    """The rate so far, over the whole run, and the time left at that rate.
+    """Return the rate over the whole run and the time left at that rate.
 
-    Over the whole run, because a task can take longer than any window one would choose.
+    Over the whole run, because one task can take longer than any window.
 
     >>> pace(20, left=30, seconds=4.0)
     '5.0/s, 0:00:06 left'
@@ -198,7 +198,7 @@ def pace(done: int, *, left: int, seconds: float) -> str:
 
 
 def _count(number: int, one: str, more: str) -> str:
-    """A number of things in words, and of none nothing.
+    """Return a number with its noun, or nothing for zero.
 
     >>> _count(1, "slot", "slots"), _count(3, "slot", "slots"), _count(0, "slot", "slots")
     ('1 slot', '3 slots', '')

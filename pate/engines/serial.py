@@ -1,4 +1,4 @@
-"""The engine without machinery: one task after another, in this process."""
+"""The serial engine: one task after another, in this process."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from pate.engines.attempt import Report, attempt
-from pate.engines.task import Outcome, Task
-from pate.engines.task_queue import Patience, Pending
+from pate.engines.task import Outcome, Pending, Report, RetryPolicy, Task
+from pate.engines.worker import attempt
 from pate.errors import InvalidInput
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SerialEngine:
-    """Runs tasks in order, in this process: the engine to debug with.
+    """Run tasks in order, in this process: the engine to debug with.
 
     A task's prints and warnings appear on the screen, and a debugger works. A task cannot be
-    stopped from outside, so a timeout is refused, and a task that kills its process ends the run:
-    there is nobody to rescue it.
+    stopped from outside, so a timeout is refused, and a task that kills its process ends the run.
     """
 
     name: ClassVar[str] = "serial"
@@ -40,19 +38,19 @@ class SerialEngine:
         rescues: int = 0,
         timeout: float | None = None,
     ) -> Iterator[Outcome]:
-        """Outcomes in the order of the tasks; see :class:`pate.engines.task.Engine`."""
-        patience = Patience(retries=retries, rescues=rescues, timeout=timeout)
+        """Yield outcomes in the order of the tasks; see :class:`pate.engines.task.Engine`."""
+        policy = RetryPolicy(retries=retries, rescues=rescues, timeout=timeout)
         if timeout is not None:
             raise InvalidInput(
                 f"timeout is {timeout:g} seconds, but the serial engine cannot stop a task; "
                 "use the engine 'processes', or set no timeout"
             )
-        return (_outcome(Pending(task), patience) for task in tasks)
+        return (_outcome(Pending(task), policy) for task in tasks)
 
 
-def _outcome(pending: Pending, patience: Patience) -> Outcome:
+def _outcome(pending: Pending, policy: RetryPolicy) -> Outcome:
     while True:
         pending.attempts += 1
-        report = Report.decode(attempt(pending.task.order()))
-        if not patience.once_more(pending, report):
+        report = Report.decode(attempt(pending.task.encode()))
+        if not policy.tries_again(pending, report):
             return pending.outcome(report)

@@ -1,34 +1,56 @@
-"""What an engine is given, what it gives back, and what it promises."""
+"""Tasks, outcomes and the contract of an engine; the queue and retry rules that engines share.
+
+A :class:`Task` is plain data that travels as JSON. Each attempt at it ends in a :class:`Report`;
+the last report becomes the :class:`Outcome` that the caller receives.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, final
 
 from pate.errors import InvalidInput
+
+READ_AHEAD = 64
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One piece of work as plain data: which function, called with what.
+    """One unit of work as plain data: a function's name and its argument.
 
-    The function is called as ``function(payload)`` and returns a dict of plain JSON data; what is
-    big or private it writes to files itself. Both travel as JSON on every engine, so a tuple
-    arrives as a list, and a key of a dict as a string.
+    The function is called as ``function(payload)`` and returns a dict of plain JSON data; it writes
+    large or private results to files itself. Both travel as JSON on every engine, so a tuple
+    arrives as a list, and every key of a dict as a string.
 
-    >>> Task(key="teacher-30", function="pate.stages.at_work:train", payload={"first": 30})
-    Task(key='teacher-30', function='pate.stages.at_work:train', weight=1.0, cpus=1.0, gpus=0.0)
+    Parameters
+    ----------
+    key
+        Identifies the task among the tasks of one run.
+    function
+        ``"package.module:name"``; the module must not be ``__main__``.
+    payload
+        The argument, of plain JSON data. Files are named by references
+        (:mod:`pate.engines.files`).
+    weight
+        The expected duration relative to the other tasks: the heaviest starts first.
+    cpus, gpus
+        The resources it takes of a cluster. Its libraries use ``int(cpus)`` threads, at least one.
+
+    >>> Task(key="group-3", function="package.module:train", payload={"first": 30})
+    Task(key='group-3', function='package.module:train', weight=1.0, cpus=1.0, gpus=0.0)
     """
 
-    key: str  # unique among the tasks of one run
-    function: str  # "package.module:name"; it must not be in __main__
+    key: str
+    function: str
     payload: Mapping[str, Any] = field(repr=False)
-    weight: float = 1.0  # expected duration, relative to the others: the heaviest starts first
-    cpus: float = 1.0  # what it takes of a cluster; a task uses so many threads, and at least one
+    weight: float = 1.0
+    cpus: float = 1.0
     gpus: float = 0.0
 
     def __post_init__(self) -> None:
@@ -47,23 +69,23 @@ class Task:
                 raise InvalidInput(
                     f"task {self.key!r} asks for {share!r} {name}; use a number, 0 or more"
                 )
-        self.order()  # a payload that cannot travel is found here, where it was made
+        self.encode()  # rejects a payload that cannot travel where it was made
 
     @property
     def threads(self) -> int:
-        """How many threads its libraries may use: the same on every engine, so that rounding is.
+        """The number of threads its libraries may use, equal on every engine so that rounding is.
 
         >>> Task(key="k", function="m:f", payload={}, cpus=2.5).threads
         2
         """
         return max(1, int(self.cpus))
 
-    def order(self) -> bytes:
-        """The task as one line of JSON, as a worker receives it (without the line's end)."""
+    def encode(self) -> bytes:
+        """Return the task as one line of JSON, as a worker receives it, without the newline."""
         try:
             payload = dict(self.payload)
-            order = {"function": self.function, "payload": payload, "threads": self.threads}
-            return json.dumps(order).encode()
+            request = {"function": self.function, "payload": payload, "threads": self.threads}
+            return json.dumps(request).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidInput(
                 f"the payload of task {self.key!r} is not plain JSON data "
@@ -73,8 +95,29 @@ class Task:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The result of one attempt at a task, as a worker sends it."""
+
+    result: dict[str, Any] | None = None
+    error: str | None = None
+    where: str | None = None
+    seconds: float = 0.0
+    lost: bool = False  # set by the driver: the worker ended without a report
+
+    def encode(self) -> bytes:
+        """Return the report as one line of JSON, without the newline."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, line: bytes) -> Report:
+        """Return the report that :meth:`encode` wrote."""
+        return cls(**json.loads(line))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How one task ended: exactly one of ``result`` and ``error`` is None.
+    """The end of one task: exactly one of ``result`` and ``error`` is None.
 
     Guarantees:
         * ``error`` is one line: the message only of a :class:`~pate.errors.PateError` that our
@@ -87,14 +130,14 @@ class Outcome:
     key: str
     result: dict[str, Any] | None = field(repr=False)
     error: str | None
-    seconds: float  # how long the function took, in the last attempt
+    seconds: float  # duration of the function in the last attempt
     attempts: int  # 1 unless it was retried
     where: str | None = None  # "plugins/mine.py line 12", if an exception came from there
 
     @property
     def kind(self) -> str | None:
-        """The first word of the error: the type of what was raised, or WorkerDied (it crashed, or
-        was killed), NodeLost (with the machine it was on), TimedOut.
+        """The first word of the error: the type of the exception, or ``WorkerDied`` (it crashed or
+        was killed), ``NodeLost`` (with its machine), ``TimedOut``.
         """
         return None if self.error is None else self.error.partition(":")[0]
 
@@ -106,7 +149,7 @@ class Outcome:
 
 
 class Engine(Protocol):
-    """Carries out tasks somewhere, and hands over each outcome when it is there.
+    """Runs tasks somewhere and yields each outcome as soon as it is known.
 
     Guarantees:
         * Every task yields exactly one outcome. A failed attempt (an exception, a lost worker, a
@@ -120,17 +163,17 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """What the command line calls it."""
+        """The name used on the command line."""
         ...
 
     @property
     def slots(self) -> int:
-        """How many tasks can run at once."""
+        """The number of tasks that can run at once."""
         ...
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Where work on this machine runs: one name for each slot; see :mod:`pate.devices`."""
+        """The devices of this machine, one name for each slot; see :mod:`pate.devices`."""
         ...
 
     def run(
@@ -141,14 +184,114 @@ class Engine(Protocol):
         rescues: int = 0,
         timeout: float | None = None,
     ) -> Iterator[Outcome]:
-        """Outcomes in the order they finish; ``timeout`` is in seconds, for each attempt."""
+        """Yield outcomes in the order they finish.
+
+        Parameters
+        ----------
+        tasks
+            Read lazily, a bounded number ahead.
+        retries
+            Further attempts after a failure of any kind.
+        rescues
+            Further attempts after a lost worker, which use up no retry.
+        timeout
+            Seconds for each attempt; None is no limit.
+        """
         ...
 
 
-def check_limits(*, retries: int, rescues: int, timeout: float | None) -> None:
-    """Refuses limits that mean nothing."""
-    for name, times in (("retries", retries), ("rescues", rescues)):
-        if isinstance(times, bool) or not isinstance(times, int) or times < 0:
-            raise InvalidInput(f"{name} is {times!r}; it must be a whole number, 0 or more")
-    if timeout is not None and not (timeout > 0 and math.isfinite(timeout)):
-        raise InvalidInput(f"timeout is {timeout!r}; it must be a positive number of seconds")
+@final
+@dataclass(slots=True)
+class Pending:
+    """A task that has not ended, and how often it was started."""
+
+    task: Task
+    attempts: int = 0
+    rescued: int = 0  # attempts that were repeated because a worker was lost
+
+    def outcome(self, report: Report) -> Outcome:
+        """Return the task's outcome, given the report of its last attempt."""
+        return Outcome(
+            key=self.task.key,
+            result=report.result,
+            error=report.error,
+            where=report.where,
+            seconds=report.seconds,
+            attempts=self.attempts,
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """The number of attempts at a task: a lost worker uses up rescues first, then retries.
+
+    >>> policy, job = RetryPolicy(rescues=1), Pending(Task(key="k", function="m:f", payload={}))
+    >>> job.attempts = 1
+    >>> policy.tries_again(job, Report(error="WorkerDied", lost=True))
+    True
+    >>> job.attempts = 2
+    >>> policy.tries_again(job, Report(error="WorkerDied", lost=True))
+    False
+    """
+
+    retries: int = 0
+    rescues: int = 0
+    timeout: float | None = None  # seconds, for each attempt
+
+    def __post_init__(self) -> None:
+        for name, times in (("retries", self.retries), ("rescues", self.rescues)):
+            if isinstance(times, bool) or not isinstance(times, int) or times < 0:
+                raise InvalidInput(f"{name} is {times!r}; it must be a whole number, 0 or more")
+        if self.timeout is not None and not (self.timeout > 0 and math.isfinite(self.timeout)):
+            raise InvalidInput(
+                f"timeout is {self.timeout!r}; it must be a positive number of seconds"
+            )
+
+    def tries_again(self, pending: Pending, report: Report) -> bool:
+        """Return whether another attempt follows this report; a rescue is counted."""
+        if report.error is None:
+            return False
+        if report.lost and pending.rescued < self.rescues:
+            pending.rescued += 1
+            return True
+        return pending.attempts - pending.rescued <= self.retries
+
+
+@final
+class TaskQueue:
+    """The heaviest of the next ``read_ahead`` tasks first, holding no more than those.
+
+    Longest first leaves the short tasks to fill the gaps at the end. An ensemble of up to
+    ``read_ahead`` tasks is sorted as a whole; a longer one within a window that moves along.
+
+    >>> job = lambda key, weight: Task(key=key, function="m:f", payload={}, weight=weight)
+    >>> queue = TaskQueue([job("a", 1), job("b", 3), job("c", 2), job("d", 9)], read_ahead=3)
+    >>> [queue.take().task.key for _ in range(len(queue) + 1)]
+    ['b', 'd', 'c', 'a']
+    """
+
+    def __init__(self, tasks: Iterable[Task], *, read_ahead: int = READ_AHEAD) -> None:
+        self._source = iter(tasks)
+        self._read_ahead = read_ahead
+        self._arrivals = itertools.count()  # equal weights stay in the order of their arrival
+        self._heap: list[tuple[float, int, Pending]] = []
+        self._refill()
+
+    def __len__(self) -> int:
+        """Return the number of tasks in the window; 0 only when none are left at all."""
+        return len(self._heap)
+
+    def take(self) -> Pending:
+        """Remove and return the heaviest task of the window; the next task takes its place."""
+        pending = heapq.heappop(self._heap)[-1]
+        self._refill()
+        return pending
+
+    def put_back(self, pending: Pending) -> None:
+        """Queue a task for another attempt."""
+        heapq.heappush(self._heap, (-pending.task.weight, next(self._arrivals), pending))
+
+    def _refill(self) -> None:
+        for task in itertools.islice(self._source, max(0, self._read_ahead - len(self._heap))):
+            self.put_back(Pending(task))

@@ -1,6 +1,6 @@
-"""How many threads a task's libraries use: as many on every engine, so rounding is the same.
+"""The number of threads a task's libraries use, equal on every engine so that rounding is.
 
-A library that is loaded already is told; one that a task loads reads the environment.
+Libraries that are loaded already are set by call; one that a task loads reads the environment.
 
 >>> import os
 >>> with limited_threads(1):
@@ -30,27 +30,27 @@ _scanned: tuple[int, Any] = (0, None)  # how many modules there were, and the li
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def environment(count: int) -> dict[str, str]:
-    """What libraries read when they are loaded."""
+    """Return the variables that libraries read when they are loaded."""
     return dict.fromkeys(VARIABLES, str(count))
 
 
 @contextmanager
-def limited_threads(count: int, *, born_with: int | None = None) -> Iterator[None]:
-    """Inside, BLAS, OpenMP and torch use ``count`` threads; outside, what they used before.
+def limited_threads(count: int, *, started_with: int | None = None) -> Iterator[None]:
+    """Limit BLAS, OpenMP and torch to ``count`` threads inside the block; restore them after it.
 
-    There are no more than cores: a library that is loaded inside would not take more either. A
-    process that was started in :func:`environment` ``(born_with)`` has nothing to do for as many:
-    looking for libraries takes milliseconds, longer than many a task.
+    The limit is at most the number of cores: a library that is loaded inside would not use more
+    either. A process that was started in :func:`environment` ``(started_with)`` needs no change for
+    that number: finding the libraries takes milliseconds, longer than many tasks.
     """
     count = min(count, usable_cores())
-    if count == born_with:
+    if count == started_with:
         _set_torch(count)  # an earlier task may have set another number
         yield
         return
@@ -65,14 +65,14 @@ def limited_threads(count: int, *, born_with: int | None = None) -> Iterator[Non
         yield
     finally:
         _restore_environment(environment_before)
-        usual = born_with or _usual_threads()  # for what the task was the first to load
+        default = started_with or _default_threads()  # for what the task was the first to load
         for pool in _pools():
-            pool.set_num_threads(pools_before.get(pool.filepath, usual))
-        _set_torch(torch_before or usual)
+            pool.set_num_threads(pools_before.get(pool.filepath, default))
+        _set_torch(torch_before or default)
 
 
 def _pools() -> list[Any]:
-    """The BLAS and OpenMP libraries that are loaded; looked for when there are new modules."""
+    """Return the loaded BLAS and OpenMP libraries; searched for when there are new modules."""
     global _scanned
     modules = len(sys.modules)
     if _scanned[0] != modules:
@@ -95,10 +95,14 @@ def _set_torch(count: int) -> None:
         torch.set_num_threads(count)
 
 
-def _usual_threads() -> int:
-    """What a library would have chosen by itself."""
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    return int(told) if told.isascii() and told.isdecimal() and int(told) else usable_cores()
+def _default_threads() -> int:
+    """Return the number a library would choose by itself."""
+    variable = os.environ.get("OMP_NUM_THREADS", "")
+    return (
+        int(variable)
+        if variable.isascii() and variable.isdecimal() and int(variable)
+        else usable_cores()
+    )
 
 
 def _restore_environment(before: Mapping[str, str | None]) -> None:

@@ -8,10 +8,10 @@ from typing import final
 
 import numpy as np
 
+from pate._validate import check_noise, check_threshold, check_whole
 from pate.accounting import Event, GaussianNoisyMaxAnswer, ThresholdCheck
 from pate.accounting.noisy_max import checked_statistic
 from pate.mechanisms.noisy_argmax import blocks, noisy_argmax
-from pate.mechanisms.parameters import check_count, check_noise, check_threshold
 from pate.mechanisms.release import FloatArray, IntArray, happened, no_queries
 
 Baseline = Callable[[slice], FloatArray]  # a run of queries → what to take off their counts
@@ -84,8 +84,8 @@ class CheckedAnswers:
 
     def events(self, *, checks: int, answers: int) -> tuple[Event, ...]:
         """What this many checks and answers are to the accountant; an answer needs a check."""
-        check_count("queries", checks)
-        check_count("answers", answers)
+        check_whole("queries", checks)
+        check_whole("answers", answers)
         return happened(
             (ThresholdCheck(sigma=self.sigma1), checks),
             (GaussianNoisyMaxAnswer(sigma=self.sigma2), min(checks, answers)),

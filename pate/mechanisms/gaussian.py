@@ -7,9 +7,9 @@ from typing import final
 
 import numpy as np
 
+from pate._validate import check_noise, check_whole
 from pate.accounting import Event, GaussianNoisyMaxAnswer
 from pate.mechanisms.noisy_argmax import checked_counts, most_of, noisy_argmax
-from pate.mechanisms.parameters import check_count, check_noise
 from pate.mechanisms.release import HasCounts, Release, happened
 
 
@@ -51,6 +51,6 @@ class GaussianNoisyMax:
 
     def caps(self, *, queries: int, answers: int) -> tuple[Event, ...]:
         """Every query asked is answered, so the smaller number counts."""
-        check_count("queries", queries)
-        check_count("answers", answers)
+        check_whole("queries", queries)
+        check_whole("answers", answers)
         return happened((GaussianNoisyMaxAnswer(sigma=self.sigma), min(queries, answers)))

@@ -8,11 +8,11 @@ from typing import final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pate._validate import check_probability, check_whole
 from pate.accounting import Event
 from pate.errors import InvalidInput
 from pate.mechanisms.check import CheckedAnswers
 from pate.mechanisms.noisy_argmax import blocks, checked_counts, most_of
-from pate.mechanisms.parameters import check_count, check_share
 from pate.mechanisms.release import FloatArray, HasCounts, IntArray, Release, no_queries
 
 _SUM_TOLERANCE = 1e-3  # of a row of probabilities: half precision passes, logits do not
@@ -26,7 +26,7 @@ def student_baseline(student: ArrayLike, *, teachers: int) -> FloatArray:
     >>> student_baseline([[0.25, 0.75]], teachers=100)
     array([[25., 75.]])
     """
-    check_count("teachers", teachers, least=1)
+    check_whole("teachers", teachers, least=1)
     return teachers * np.asarray(student, dtype=np.float64)
 
 
@@ -56,7 +56,7 @@ class InteractiveGnmax:
 
     def __post_init__(self) -> None:
         _ = self._checked  # keeps the rules
-        check_share("keep", self.keep)
+        check_probability("keep", self.keep)
 
     @property
     def _checked(self) -> CheckedAnswers:
@@ -137,7 +137,7 @@ def _teachers(counts: IntArray, teachers: int | None) -> int:
                 "give the number of teachers"
             )
         return int(totals[0])
-    check_count("teachers", teachers, least=1)
+    check_whole("teachers", teachers, least=1)
     if totals.max() > teachers:
         raise InvalidInput(
             f"a query holds more votes than the {teachers} teachers given; give the number trained"

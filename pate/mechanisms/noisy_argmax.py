@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from pate._validate import check_whole
 from pate.accounting.plurality import as_counts
 from pate.errors import InvalidInput
-from pate.mechanisms.parameters import check_count
 from pate.mechanisms.release import HasCounts, IntArray
 
 Noise = Callable[[tuple[int, ...]], np.ndarray[tuple[int, ...], np.dtype[np.float64]]]
@@ -54,5 +54,5 @@ def most_of(queries: int, most_answers: int | None) -> int:
     """How many of the queries may be answered."""
     if most_answers is None:
         return queries
-    check_count("most_answers", most_answers)
+    check_whole("most_answers", most_answers)
     return min(queries, most_answers)

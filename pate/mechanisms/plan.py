@@ -14,9 +14,9 @@ from typing import final
 
 from numpy.typing import ArrayLike
 
+from pate._validate import check_whole
 from pate.accounting import Conversion, Event, Guarantee, compose
 from pate.errors import BudgetExceeded, InvalidInput
-from pate.mechanisms.parameters import check_count
 from pate.mechanisms.release import Mechanism
 from pate.mechanisms.spec import AggregateSpec
 
@@ -71,7 +71,7 @@ def plan_caps(
     >>> plan.queries, plan.answers, plan.guarantee.epsilon <= 2
     (2059, 100, True)
     """
-    check_count("the number of public inputs", available_queries, least=1)
+    check_whole("the number of public inputs", available_queries, least=1)
     if epsilon is not None and not 0 < epsilon < math.inf:
         raise InvalidInput(
             f"epsilon is {epsilon!r}; it must be a finite number above zero, or left out to ask "

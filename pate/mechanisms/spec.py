@@ -6,12 +6,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pate._validate import LEAST_NOISE, MOST_NOISE
 from pate.errors import InvalidInput
 from pate.mechanisms.confident import ConfidentGnmax
 from pate.mechanisms.gaussian import GaussianNoisyMax
 from pate.mechanisms.interactive import InteractiveGnmax
 from pate.mechanisms.laplace import LaplaceNoisyMax
-from pate.mechanisms.parameters import LEAST_NOISE, MOST_NOISE
 from pate.mechanisms.release import Mechanism
 
 Name = Literal["lnmax", "gnmax", "confident", "interactive"]

@@ -10,6 +10,7 @@ from pate.datasets.spec import DataSpec
 from pate.encoders.spec import EncoderSpec
 from pate.mechanisms.spec import AggregateSpec
 from pate.partition import PartitionSpec
+from pate.recipes.schema import Notes
 from pate.students.spec import StudentSpec
 from pate.teachers.spec import TeachersSpec
 
@@ -64,6 +65,7 @@ class Recipe(BaseModel):
     # Said here too: what sections have in common is checked by the rules of the outermost.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    notes: Notes = ""
     data: DataSpec
     encoder: EncoderSpec = EncoderSpec()
     partition: PartitionSpec = PartitionSpec()

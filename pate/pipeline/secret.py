@@ -7,11 +7,10 @@ guess of the last one, and compare.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from pathlib import Path
 
+from pate._files import create_once
 from pate.accounting.data_ledger import make_ledgers_folder
 from pate.errors import LedgerError
 from pate.pipeline.recipe import Recipe
@@ -46,13 +45,4 @@ def naming_key(recipe: Recipe, data_root: Path) -> str:
 
 def _make(path: Path) -> None:
     make_ledgers_folder(path.parent)
-    handle, name = tempfile.mkstemp(prefix=".key-", dir=path.parent)  # of mode 0600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(os.urandom(_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(name, path)
-    finally:
-        os.unlink(name)
+    create_once(path, os.urandom(_BYTES))

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pate._validate import check_delta
 from pate.accounting import Conversion
-from pate.accounting.guarantee import check_delta
 from pate.accounting.moments import DEFAULT_MOMENTS, log_moment_at
 from pate.accounting.numerics import FloatArray
 from pate.errors import InvalidInput

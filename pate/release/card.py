@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pate._format import format_epsilon, format_factor
 from pate.accounting import BestOfTries, Repeated
 from pate.accounting.events import tally
-from pate.accounting.shown import upwards
 from pate.release.contents import recipe_of
 from pate.release.figures import read_events
-from pate.report.numbers import factor
 
 CARD = "MODEL_CARD.md"
 _LISTED = 20  # candidates of a choice
@@ -72,11 +71,11 @@ def _guarantee(statement: Mapping[str, Any], notes: list[str]) -> str:
     lines = [
         "## What is promised",
         "",
-        f"**(ε, δ) differential privacy with ε = {upwards(stated['epsilon'])} and "
+        f"**(ε, δ) differential privacy with ε = {format_epsilon(stated['epsilon'])} and "
         f"δ = {stated['delta']:g}**, for {statement['protects']} ({stated['neighbours']}).",
         "",
         f"In words: with {statement['protects']}, whatever somebody makes of this release becomes "
-        f"at most {factor(stated['epsilon'])} times (e^ε) as likely, but for a chance of δ, "
+        f"at most {format_factor(stated['epsilon'])} times (e^ε) as likely, but for a chance of δ, "
         f"whatever else they know. {_judged(stated['epsilon'])} It covers "
         f"{published}; the student is made from these and public inputs alone, so it costs nothing "
         "more (post-processing).",
@@ -97,7 +96,7 @@ def _guarantee(statement: Mapping[str, Any], notes: list[str]) -> str:
         ]
     lines += [
         f"Over **all PATE releases** of {plainly(data['name'])} up to this one's making, this one "
-        f"among them: ε = {upwards(whole['epsilon'])} at δ = {whole['delta']:g}, by "
+        f"among them: ε = {format_epsilon(whole['epsilon'])} at δ = {whole['delta']:g}, by "
         f"{_terms(data['terms'])}. It counts between data sets for which one teacher of each "
         "release changes. The events listed for the data set in `guarantee.json` show "
         "what was charged; their sum is no guarantee beyond this reading of the ledger.",

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pate._files import draft_folder, remove_abandoned, sync
 from pate.accounting import Ledger
-from pate.artifacts.drafts import drafting, sweep
 from pate.errors import InvalidInput, PateError
 from pate.release.card import CARD, write_card
 from pate.release.checking import verify_release
@@ -64,8 +64,8 @@ def write_release(
     shared = student_header(finished)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        sweep(out.parent, drafts=f"{_DRAFT}*")  # of releases that were killed
-        with drafting(out.parent, prefix=_DRAFT) as draft:
+        remove_abandoned(out.parent, drafts=f"{_DRAFT}*")  # of releases that were killed
+        with draft_folder(out.parent, prefix=_DRAFT) as draft:
             header = export_student(finished, draft, shared)
             if labels:
                 copy_labels(finished, draft)
@@ -143,11 +143,7 @@ def _open_to_all(draft: Path, date: str) -> None:
     for path in [*draft.rglob("*"), draft]:
         path.chmod(0o755 if path.is_dir() else 0o644)
         os.utime(path, (day, day))
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync(path)
 
 
 def _publish(draft: Path, out: Path) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from pate.accounting.shown import between, side_by_side
+from pate._format import compare_neighbours, describe_neighbours
+from pate._format import (
+    format_epsilon_fixed as epsilon,
+)
+from pate._format import (
+    format_number as plain,
+)
+from pate._format import (
+    format_percent as percent,
+)
 from pate.report import plots
 from pate.report.comparison import Contender, Terms
 from pate.report.facts import Facts
 from pate.report.markup import Markup, join, tag
-from pate.report.numbers import epsilon, percent, plain
 from pate.report.tables import Cell, table
 
 _NONE = "–"
@@ -54,7 +62,7 @@ def _row(row: Contender, *, alike: bool) -> list[Cell | object]:
         Cell(percent(row.accuracy), row.accuracy),
         spread,
         f"{percent(row.low)} to {percent(row.high)}",
-        *([] if alike else [between(row.neighbours) if row.neighbours else _NONE]),
+        *([] if alike else [describe_neighbours(row.neighbours) if row.neighbours else _NONE]),
     ]
 
 
@@ -65,7 +73,7 @@ def _cost(terms: Terms) -> str:
     )
     if terms.epsilon_together is None or terms.delta_together is None:
         return f"{alone}, for which nothing can be promised of one record replaced."
-    relation = between(terms.neighbours_together or "")
+    relation = describe_neighbours(terms.neighbours_together or "")
     return (
         f"{alone}: ε = {epsilon(terms.epsilon_together)} at δ = {plain(terms.delta_together)} "
         f"for {relation}. The guarantee at the head of this page is that of its own run, without "
@@ -76,9 +84,10 @@ def _cost(terms: Terms) -> str:
 def _differences(rows: tuple[Contender, ...]) -> str:
     relations = {row.method: row.neighbours for row in rows if row.neighbours}
     if {"pate", "dpsgd"} <= relations.keys():
-        same = side_by_side(relations["pate"], relations["dpsgd"])
+        same = compare_neighbours(relations["pate"], relations["dpsgd"])
     else:  # a row may not be published
-        same = f"All ε here are for {' and '.join(map(between, sorted({*relations.values()})))}."
+        phrases = map(describe_neighbours, sorted({*relations.values()}))
+        same = f"All ε here are for {' and '.join(phrases)}."
     return (
         f"{same} They are data-independent. How the settings of either method were chosen is in no "
         "ε. Methods without an ε used no private record."

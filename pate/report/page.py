@@ -13,11 +13,21 @@ import hashlib
 from collections.abc import Callable
 from importlib import resources
 
+from pate._format import (
+    format_epsilon_fixed as epsilon,
+)
+from pate._format import (
+    format_number as plain,
+)
+from pate._format import (
+    format_percent as percent,
+)
+from pate._format import (
+    strength,
+)
 from pate.report import contest, private_sections, sections
 from pate.report.facts import Facts
 from pate.report.markup import Markup, join, tag
-from pate.report.numbers import epsilon, percent, plain
-from pate.report.wording import strength
 
 STAMP = "PRIVATE – do not publish"
 

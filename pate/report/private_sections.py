@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pate._format import (
+    format_epsilon_fixed as epsilon,
+)
+from pate._format import (
+    format_number as plain,
+)
+from pate._format import (
+    format_percent as percent,
+)
 from pate.report import plots
 from pate.report.facts import Facts
 from pate.report.markup import Markup, join, tag
-from pate.report.numbers import epsilon, percent, plain
 from pate.report.tables import Cell, table
 
 

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import math
 
+from pate._format import (
+    format_epsilon_fixed as epsilon,
+)
+from pate._format import (
+    format_factor as factor,
+)
+from pate._format import (
+    format_number as plain,
+)
+from pate._format import (
+    format_percent as percent,
+)
+from pate._format import (
+    strength,
+)
 from pate.report import plots
 from pate.report.facts import Facts, Figure
 from pate.report.markup import Markup, join, tag
-from pate.report.numbers import decimals, epsilon, factor, percent, plain
 from pate.report.recipe_text import recipe_text
 from pate.report.tables import Cell, confusion_table, table
 from pate.report.wording import (
@@ -15,7 +29,6 @@ from pate.report.wording import (
     best_guess,
     mechanism_formula,
     sanitised_holds,
-    strength,
 )
 from pate.shares import Share
 
@@ -228,7 +241,7 @@ def cost(facts: Facts) -> Markup:
     places = max(2, 3 - math.floor(math.log10(max(curves.moments[-1], 1e-3))))
     rows = [
         [Cell(plain(curves.queries[i]), curves.queries[i])]
-        + [Cell(decimals(each[i], places), each[i])
+        + [Cell(epsilon(each[i], places=places), each[i])
            for each in (curves.naive, curves.advanced, curves.moments)]
         for i in chosen
     ]  # fmt: skip

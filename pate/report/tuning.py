@@ -92,9 +92,9 @@ def _compared(run: Run, ledger: Ledger) -> list[str]:
 
 def _trained(ledger: Ledger) -> list[str]:
     """What was paid for by DP-SGD, which has a ledger of its own."""
+    from pate._format import describe_neighbours, format_epsilon
     from pate.accounting import Ledger
     from pate.accounting.data_set import beside
-    from pate.accounting.shown import between, upwards
 
     other = beside(ledger.path)
     if not other.exists():
@@ -105,9 +105,9 @@ def _trained(ledger: Ledger) -> list[str]:
         return []
     return [
         f"{_times(trained, 'release', 'releases')} of this data set by DP-SGD: "
-        f"ε = {upwards(whole.epsilon)} at δ = {upwards(whole.delta)} in all, for "
-        f"{between(whole.neighbours)}, by a ledger of its own. That is on top of the ε of all PATE "
-        "releases."
+        f"ε = {format_epsilon(whole.epsilon)} at δ = {format_epsilon(whole.delta)} in all, for "
+        f"{describe_neighbours(whole.neighbours)}, by a ledger of its own. That is "
+        "on top of the ε of all PATE releases."
     ]
 
 

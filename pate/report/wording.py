@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from pate._format import (
+    format_number as plain,
+)
 from pate.mechanisms.spec import AggregateSpec
-from pate.report.numbers import plain
-
-_STRONG, _USABLE = 1.0, 10.0  # where common practice draws its lines
 
 
 def best_guess(epsilon: float, delta: float) -> float:
@@ -25,29 +25,6 @@ def best_guess(epsilon: float, delta: float) -> float:
         return 1.0
     odds = math.exp(epsilon)
     return min(1.0, (odds + delta) / (odds + 1))
-
-
-def strength(epsilon: float) -> tuple[str, str]:
-    """One word for an ε, and a sentence.
-
-    >>> [strength(each)[0] for each in (0.5, 1.0, 3.0, 14.4)]
-    ['strong', 'strong', 'moderate', 'weak']
-    """
-    if epsilon <= _STRONG:
-        return "strong", (
-            "By common practice an ε of up to 1 counts as strong: what is published would look "
-            "nearly the same without any one record."
-        )
-    if epsilon <= _USABLE:
-        return "moderate", (
-            "By common practice an ε above 1 and up to 10 counts as moderate: it bounds what can be"
-            " learnt of one record, and real attacks do worse than the bound; the smaller the "
-            "better."
-        )
-    return "weak", (
-        "By common practice an ε above 10 counts as weak: the bound holds, but on paper it rules "
-        "out little. More teachers, more noise or fewer queries make it stronger."
-    )
 
 
 def sanitised_holds(spec: AggregateSpec) -> str:

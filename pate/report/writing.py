@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from pate.artifacts.drafts import write_file
-from pate.errors import InvalidInput
+from pate._files import write_atomically
 from pate.pipeline.runner import Run
 from pate.report.facts import gather
 from pate.report.page import build_page
@@ -30,13 +29,5 @@ def write_report(run: Run, file: Path | None = None, *, private: bool = False) -
 
         facts = replace(facts, private=gather_private(run))
     place = file or (run.folder / "private" / _NAME if private else run.folder / _NAME)
-    _write(place, build_page(facts), mode=0o600 if private else 0o644)
+    write_atomically(place, build_page(facts).encode(), mode=0o600 if private else 0o644)
     return place
-
-
-def _write(place: Path, text: str, *, mode: int) -> None:
-    try:
-        write_file(place, text.encode(), mode=mode)
-    except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise InvalidInput(f"cannot write {place}: {reason}") from error

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pate.accounting import Event, Ledger, event_from_json
 from pate.artifacts import Artifact, Draft, Level, fingerprint
+from pate.devices import use_first
 from pate.mechanisms import InteractiveGnmax, Mechanism, Plan, Randomness, Release, make_mechanism
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.spending import open_ledger
@@ -31,7 +32,6 @@ from pate.stages.drawing import (
     votes_on,
 )
 from pate.stages.features import graph_features, student_inputs
-from pate.stages.first_device import first_device
 from pate.stages.releasing import paid_answers, release_once
 from pate.stages.rounds import Round, draw_once, labelled
 from pate.stages.selected import take_up
@@ -201,7 +201,7 @@ def _in_rounds(
                     labels=labels,
                     classes=classes,
                 )
-                with first_device(context):
+                with use_first(context.options.engine.devices):
                     student = train_student(
                         context.recipe.student,
                         data,

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from pate.artifacts import Level
+from pate.devices import use_first
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.features import graph_features, student_inputs
-from pate.stages.first_device import first_device
 from pate.stages.teach import plugin_digest
 from pate.students import StudentData, train_student
 from pate.teachers import save
@@ -45,7 +45,7 @@ def _run(context: Context) -> None:
     # On the private side: its name follows from what the labels were drawn from.
     place = context.store.folder("distill", Level.PRIVATE, context.made_from)
     checkpoints = place.with_name(f".checkpoint-{place.name}")
-    with first_device(context):
+    with use_first(context.options.engine.devices):
         student = train_student(
             context.recipe.student,
             data,

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.artifacts import Artifact, Level
+from pate.devices import use_first
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.shares import wilson
@@ -17,7 +18,6 @@ from pate.stages.features import (
     private_records,
     student_inputs,
 )
-from pate.stages.first_device import first_device
 from pate.stages.teach import plugin_digest
 from pate.students import StudentData, train_student
 from pate.teachers import load, predict_labels
@@ -45,7 +45,7 @@ def _run(context: Context) -> None:
         seed=context.recipe.student.seed,
         plugin_path=context.options.plugin_path,
     )
-    with first_device(context):
+    with use_first(context.options.engine.devices):
         said = predict_labels(student, inputs, classes=classes)
         agreement = _agreement(context, student, classes)
         if context.recipe.evaluate.reference:

@@ -9,8 +9,6 @@ looked at; a round that is marked and not here is never drawn again.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pate._files import create_once
 from pate.accounting import Ledger, event_from_json, event_to_json
 from pate.artifacts import Artifact, Draft, Level, StoreError, fingerprint
 from pate.errors import LedgerError
@@ -97,21 +96,9 @@ def _drawn_elsewhere(context: Context, number: int) -> LedgerError:
 
 def _claim(mark: Path, token: str) -> bool:
     """Whether the mark holds this token; it is written whole, and by whoever comes first."""
-    draft = mark.with_name(f".{mark.name}.{token}")
     try:
         mark.parent.mkdir(mode=0o700, exist_ok=True)
-        with draft.open("w") as file:
-            file.write(token)
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            mark.hardlink_to(draft)
-        draft.unlink()
-        handle = os.open(mark.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        create_once(mark, token.encode())
         return mark.read_text() == token
     except OSError as error:
         raise StoreError(

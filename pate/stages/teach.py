@@ -1,4 +1,4 @@
-"""teach: one teacher for each shard, trained by the engine, each with its own manifest."""
+"""The teach stage: one teacher for each shard, trained by the engine, each with a manifest."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.secret import naming_key
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.dealing import Dealer, key_of, read_failures
+from pate.stages.dispatch import Dispatcher, Work, alone, groups, read_failures, work_for
 from pate.stages.features import private_features_path
-from pate.stages.groups import Work, alone, asked_for, groups
 from pate.teachers import TeacherError, model_for, seed_for
 from pate.teachers.spec import NOT_IN_FINGERPRINT
 
@@ -30,7 +29,7 @@ def _settings(recipe: Recipe, options: Options) -> Any:
 
 
 def plugin_digest(path: Path | None) -> str | None:
-    """What the user's own code says, so that a changed teacher is trained again."""
+    """Return a digest of the user's own code, so that a changed teacher is trained again."""
     if path is None:
         return None
     try:
@@ -64,7 +63,7 @@ def _run(context: Context) -> None:
     failed = _train_missing(context, shards, made_from)
     if len(failed) == len(made_from):
         raise TeacherError(f"every teacher failed; teacher 0 because {failed[0]}")
-    tell_abstentions(context, failed)
+    record_abstentions(context, failed)
     with context.draft(Level.PRIVATE) as draft:
         draft.save_json(
             "teachers.json", [None if n in failed else name for n, name in enumerate(made_from)]
@@ -72,8 +71,8 @@ def _run(context: Context) -> None:
         draft.facts.update(shards.facts)
 
 
-def tell_abstentions(context: Context, failed: Mapping[int, str]) -> None:
-    """Writes down, in private, which teachers abstain and why; whether any does is private too."""
+def record_abstentions(context: Context, failed: Mapping[int, str]) -> None:
+    """Save, as private, which teachers abstain and why; whether any does is private too."""
     if context.recipe.teachers.on_error != "abstain":
         return
     with context.draft(Level.PRIVATE, part="failures") as draft:
@@ -84,34 +83,40 @@ def tell_abstentions(context: Context, failed: Mapping[int, str]) -> None:
 
 
 def _one(context: Context, number: int) -> dict[str, Any]:
-    """All that decides how one teacher is trained, but for its shard."""
+    """Return all that decides how one teacher is trained, except its shard."""
     spec = context.recipe.teachers
     model = model_for(spec, number).model_dump(mode="json", exclude={"weight"})
     return {"model": model, "seed": seed_for(spec, number), "batched": spec.batched}
 
 
 def _train_missing(context: Context, shards: Artifact, made_from: list[str]) -> dict[int, str]:
-    """Trains the teachers that are not there; returns the ones that abstain, and why.
+    """Train the missing teachers; return the ones that abstain, with reasons.
 
     Guarantees:
         A teacher abstains for what happened while it trained alone on its own shard, never
         because another teacher of its group took the worker down: one record still moves one
         teacher's vote. Nor does that change how the others are rounded
-        (:meth:`pate.stages.groups.Work.again`).
+        (:meth:`pate.stages.dispatch.Work.after_loss`).
     """
     spec = context.recipe.teachers
     missing = [n for n, name in enumerate(made_from) if context.store.find("teacher", name) is None]
     left = dict.fromkeys(missing, "")
     last = spec.retries if spec.on_error == "retry" else 0
     done, slots = len(made_from) - len(left), context.options.engine.slots
-    with context.options.progress("teach", len(made_from), done, slots) as shown:
+    with context.options.progress("teach", len(made_from), done, slots) as progress:
         for attempt in range(last + 1):
-            shown.retried(len(left) if attempt else 0)
+            progress.retried(len(left) if attempt else 0)
             fatal = attempt == last and spec.on_error != "abstain"
             left = _attempt(
-                context, shards, made_from, list(left), attempt=attempt, fatal=fatal, shown=shown
+                context,
+                shards,
+                made_from,
+                list(left),
+                attempt=attempt,
+                fatal=fatal,
+                progress=progress,
             )
-        shown.advance(len(left))
+        progress.advance(len(left))
     return left
 
 
@@ -123,16 +128,16 @@ def _attempt(
     *,
     attempt: int,
     fatal: bool,
-    shown: Progress,
+    progress: Progress,
 ) -> dict[int, str]:
-    """Trains some teachers in groups; returns who failed, and why.
+    """Train some teachers in groups; return those that failed, with reasons.
 
-    The others of their groups, which are there already, keep their places. After a failure each
-    is alone: who else failed cannot matter to it.
+    The others of their groups, which exist already, keep their places. After a failure each
+    is alone, so that it does not depend on which others failed.
     """
     spec, sizes = context.recipe.teachers, np.diff(shards.array("offsets.npy"))
     find = context.store.find
-    dealer = Dealer(
+    dispatcher = Dispatcher(
         engine=context.options.engine,
         timeout=spec.timeout,
         abstaining=spec.on_error == "abstain",
@@ -140,15 +145,15 @@ def _attempt(
         weight=lambda work: float(sizes[work.wanted].sum()),
         missing=lambda work: [n for n in work.wanted if find("teacher", made_from[n]) is None],
         failures=lambda work, outcome: read_failures(outcome.result, outcome.why, work.wanted),
-        shown=shown,
+        progress=progress,
     )
     failed: dict[int, str] = {}
-    todo = asked_for(groups(spec), numbers) if attempt == 0 else alone(numbers)
-    for settled in dealer.settle(todo):
-        for number, why in settled.failed.items():
+    todo = work_for(groups(spec), numbers) if attempt == 0 else alone(numbers)
+    for result in dispatcher.run(todo):
+        for number, why in result.failed.items():
             if fatal:
                 raise TeacherError(f"teacher {number} failed: {why}")
-        failed |= settled.failed
+        failed |= result.failed
     return failed
 
 
@@ -181,8 +186,8 @@ def _task(
     folders = [place("teacher", Level.PRIVATE, made_from[number]) for number in work.wanted]
     names = [folder.relative_to(root).as_posix() for folder in folders]
     return Task(
-        key=key_of(work),
-        function="pate.stages.at_work:train_group",
+        key=work.key,
+        function="pate.stages.worker:train_group",
         payload={
             "store": makes(context.store.root, names=names),
             "classes": shards.facts["classes"],
@@ -197,7 +202,7 @@ def _task(
 
 
 def plugin_files(context: Context) -> dict[str, Any] | None:
-    """The user's own modules, for a task that imports from them."""
+    """Return a reference to the user's own modules, for a task that imports from them."""
     path = context.options.plugin_path
     return None if path is None else code(path)
 

@@ -1,4 +1,4 @@
-"""vote: what every teacher says of every public input, and how many say the same."""
+"""The vote stage: every teacher's prediction for every public input, and the counts of votes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from pate.engines.files import makes, reads
 from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.at_work import ABSTAINS, CHUNK
-from pate.stages.dealing import Dealer, key_of, read_failures
+from pate.stages.dispatch import Dispatcher, Work, groups, read_failures, work_for
 from pate.stages.features import public_features_path
-from pate.stages.groups import Work, asked_for, groups
-from pate.stages.teach import plugin_files, tell_abstentions
+from pate.stages.teach import plugin_files, record_abstentions
+from pate.stages.worker import ABSTAINS, CHUNK
 from pate.teachers import TeacherError, model_for, seed_for
 
 
@@ -27,7 +26,7 @@ def _settings(recipe: Recipe, options: Options) -> Any:
 
 
 def _run(context: Context) -> None:
-    """Predictions and counts stay on disk: memory holds one chunk of queries, whatever k is."""
+    """Write predictions and counts to disk: memory holds one chunk of queries, whatever k is."""
     teachers = context.inputs["teach"].json("teachers.json")
     public = context.inputs["data-public"]
     queries, classes = len(public.array("features.npy")), int(public.facts["classes"])
@@ -40,12 +39,12 @@ def _run(context: Context) -> None:
         for number in set(range(len(teachers))) - set(voting):
             predictions[number] = ABSTAINS
         done, slots = len(teachers) - len(voting), context.options.engine.slots
-        with context.options.progress("vote", len(teachers), done, slots) as shown:
-            failed = _collect(context, teachers, voting, draft.path, predictions, counts, shown)
+        with context.options.progress("vote", len(teachers), done, slots) as progress:
+            failed = _collect(context, teachers, voting, draft.path, predictions, counts, progress)
         draft.facts.update(context.inputs["teach"].facts)
         if len(failed) == len(voting):
             raise TeacherError(f"no teacher could vote; teacher {voting[0]}: {failed[voting[0]]}")
-        tell_abstentions(context, failed)
+        record_abstentions(context, failed)
 
 
 def _collect(
@@ -55,45 +54,45 @@ def _collect(
     folder: Path,
     predictions: NDArray[np.int32],
     counts: NDArray[np.int32],
-    shown: Progress,
+    progress: Progress,
 ) -> dict[int, str]:
-    """Asks all teachers in groups; who was in a group that was lost is asked by itself.
+    """Ask all teachers in groups; the members of a lost group are asked one by one.
 
     Guarantees:
         A teacher abstains on all queries, and for what it did itself: one record still moves one
         vote on a query. After another's failure it is asked in its place, and rounds the same
-        (:meth:`pate.stages.groups.Work.again`).
+        (:meth:`pate.stages.dispatch.Work.after_loss`).
     """
     spec, teach = context.recipe.teachers, context.inputs["teach"]
-    dealer = Dealer(
+    dispatcher = Dispatcher(
         engine=context.options.engine,
         timeout=spec.timeout,
         abstaining=spec.on_error == "abstain",
         task=lambda work: _task(context, teachers, work, folder),
         weight=lambda work: float(len(work.wanted)),
         missing=lambda work: work.wanted,
-        failures=lambda work, outcome: _blamed(teach, outcome, work.wanted),
-        shown=shown,
+        failures=lambda work, outcome: _failures(teach, outcome, work.wanted),
+        progress=progress,
     )
     failed: dict[int, str] = {}
-    for work, fine, told in dealer.settle(asked_for(groups(spec), voting)):
-        for number, why in told.items():
+    for work, succeeded, failures in dispatcher.run(work_for(groups(spec), voting)):
+        for number, why in failures.items():
             if spec.on_error != "abstain":
                 raise TeacherError(f"teacher {number} could not vote: {why}")
             predictions[number] = ABSTAINS
-            shown.advance()
-        failed |= told
+            progress.advance()
+        failed |= failures
         part = _part(folder, work)
-        if fine:
-            said = np.load(part, mmap_mode="r")
-            _count(said, Work(work.group, fine), predictions, counts)
+        if succeeded:
+            answers = np.load(part, mmap_mode="r")
+            _count(answers, Work(work.group, succeeded), predictions, counts)
         part.unlink(missing_ok=True)
     for leftover in [*folder.glob("part-*"), *folder.glob(".part-*")]:  # of workers that were lost
         leftover.unlink()
     return failed
 
 
-def _blamed(teach: Artifact, outcome: Outcome, wanted: list[int]) -> dict[int, str]:
+def _failures(teach: Artifact, outcome: Outcome, wanted: list[int]) -> dict[int, str]:
     try:
         return read_failures(outcome.result, outcome.why, wanted)
     except PateError as stop:
@@ -103,16 +102,16 @@ def _blamed(teach: Artifact, outcome: Outcome, wanted: list[int]) -> dict[int, s
 
 
 def _count(
-    said: NDArray[np.int32],
+    answers: NDArray[np.int32],
     work: Work,
     predictions: NDArray[np.int32],
     counts: NDArray[np.int32],
 ) -> None:
-    """Adds the votes of those who were asked, a chunk of queries at a time."""
+    """Add the votes of the wanted teachers, a chunk of queries at a time."""
     queries, classes = counts.shape
     rows = [work.group.index(number) for number in work.wanted]
     for start in range(0, queries, CHUNK):
-        block = np.array(said[rows, start : start + CHUNK])
+        block = np.array(answers[rows, start : start + CHUNK])
         predictions[work.wanted, start : start + CHUNK] = block
         cells = np.arange(block.shape[1]) * classes + block
         counts[start : start + CHUNK] += np.bincount(
@@ -121,7 +120,7 @@ def _count(
 
 
 def _part(folder: Path, work: Work) -> Path:
-    """Where a group's predictions are until they are counted."""
+    """Return the file of a group's predictions until they are counted."""
     return folder / f"part-{work.name}.npy"
 
 
@@ -143,8 +142,8 @@ def _task(context: Context, teachers: list[str | None], work: Work, folder: Path
         return about | {"made_from": name, "folder": reads(place)}
 
     return Task(
-        key=key_of(work),
-        function="pate.stages.at_work:predict_group",
+        key=work.key,
+        function="pate.stages.worker:predict_group",
         payload={
             "inputs": reads(public_features_path(context)),
             "part": makes(_part(folder, work)),

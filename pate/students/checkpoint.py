@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pate.artifacts import StoreError
+from pate._files import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,19 +48,8 @@ class Checkpoint:
         # Copies: every tensor whole and in memory of its own, also tied weights.
         stored = {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}
         header = {"identity": self.identity, "record": json.dumps(record, sort_keys=True)}
-        part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as file:
-                file.write(save(stored, metadata=header))
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self.path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            why = os.strerror(error.errno or 0).lower()
-            raise StoreError(f"cannot write the checkpoint {self.path}: {why}") from error
+        content = save(stored, metadata=header)
+        write_atomically(self.path, content, name=f"the checkpoint {self.path}", make_parents=True)
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pate.artifacts.drafts import write_file
+from pate._files import write_atomically
 from pate.errors import InvalidInput
 
 
@@ -70,10 +70,5 @@ def _cell(value: Any) -> str:
 
 
 def write_owned(file: Path, content: bytes) -> None:
-    """Writes a file of mode 0600 in one step (:func:`pate.artifacts.drafts.write_file`)."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, content)
-    except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise InvalidInput(f"cannot write {file}: {reason}") from error
+    """Write a file of mode 0600 atomically."""
+    write_atomically(file, content, make_parents=True)

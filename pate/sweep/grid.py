@@ -13,7 +13,7 @@ from typing import Any
 
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
-from pate.reading import read_recipe
+from pate.recipes.read import read_recipe
 from pate.sweep.values import as_setting, read_values
 
 MOST_POINTS = 1000

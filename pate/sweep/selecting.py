@@ -20,8 +20,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,8 +27,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pate._files import exclusive_lock
+from pate._format import format_epsilon
 from pate.accounting import BestOfTries, Conversion, Event, Guarantee, Ledger, compose
-from pate.accounting.shown import upwards
 from pate.artifacts import Artifact, Draft, Level, fingerprint
 from pate.errors import BudgetExceeded, InvalidInput
 from pate.mechanisms import Randomness
@@ -125,13 +124,14 @@ class _Selection:
         event, whole = self._cost
         say(
             f"private selection among {len(self.recipes)} candidates, {self.spec.mean_tries:g} "
-            f"tries on average: ε = {upwards(whole.epsilon)} at δ = {whole.delta:g} in all"
+            f"tries on average: ε = {format_epsilon(whole.epsilon)} at δ = {whole.delta:g} in all"
         )
         openly = self._openly
         if openly.epsilon <= whole.epsilon:
             say(
-                f"all {len(self.recipes)} run openly cost no more, ε = {upwards(openly.epsilon)} "
-                "together, and any of them may then be chosen: leave out --private-selection"
+                f"all {len(self.recipes)} run openly cost no more, "
+                f"ε = {format_epsilon(openly.epsilon)} together, and any of them may then be "
+                "chosen: leave out --private-selection"
             )
         if any(each.privacy.epsilon is not None for each in self.recipes):
             say("privacy.epsilon caps what one try may cost, and not the choice among them")
@@ -334,18 +334,12 @@ class _Selection:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """One process at a time tries: what one of two removes in the end the other would miss."""
-    handle = os.open(folder / Level.PRIVATE.folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidInput(
-                f"another process is selecting in {folder}; wait until it has ended, and run the "
-                "same command again"
-            ) from None
+    busy = InvalidInput(
+        f"another process is selecting in {folder}; wait until it has ended, and run the same "
+        "command again"
+    )
+    with exclusive_lock(folder / Level.PRIVATE.folder, busy=busy):
         yield
-    finally:
-        os.close(handle)
 
 
 def _voted(run: Run) -> bool:

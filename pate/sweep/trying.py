@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from pate.accounting import draw_tries
 from pate.artifacts import Artifact, Level, Store, fingerprint
+from pate.devices import use_first
 from pate.errors import PateError
 from pate.mechanisms import Plan
 from pate.pipeline.recipe import SelectionSpec
@@ -27,7 +28,6 @@ from pate.pipeline.stage import Context, Options
 from pate.silence import silence
 from pate.stages.drawing import chooser_of, draw, noise, save_answer
 from pate.stages.features import as_student_sees, graph_features, student_inputs
-from pate.stages.first_device import first_device
 from pate.students import StudentData, train_student
 from pate.teachers import predict_labels
 from pate.teachers.errors import OutOfMemory
@@ -79,7 +79,7 @@ class Candidate:
         )
         inputs = as_student_sees(self.context, np.array(self.test.array("features.npy")))
         truth = np.array(self.test.array("labels.npy"))
-        with first_device(self.context):
+        with use_first(self.context.options.engine.devices):
             student = train_student(recipe.student, data, plugin_path=options.plugin_path)
             said = predict_labels(student, inputs, classes=self.classes)
         return float(np.mean(said == truth))

@@ -11,7 +11,8 @@ import pytest
 from harness import call
 
 from pate.artifacts import Level
-from pate.artifacts.manifest import StoreError, read_manifest, verify
+from pate.artifacts.manifest import read_manifest, verify
+from pate.errors import StoreError
 
 TREE = {"model": "sklearn.tree:DecisionTreeClassifier", "params": {"max_depth": 3}}
 pytestmark = pytest.mark.xdist_group("tampering")  # one run for all of them

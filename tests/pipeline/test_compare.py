@@ -19,18 +19,16 @@ import time
 import numpy as np
 import pytest
 
+from pate._format import format_epsilon
+from pate._format import format_epsilon_fixed as shown_epsilon
 from pate.accounting import Guarantee, Ledger
 from pate.accounting.events import Repeated, tally
-from pate.accounting.shown import upwards
 from pate.accounting.together import NOT_PLANNED
-from pate.report.numbers import epsilon as shown_epsilon
 
 EPSILONS, SEEDS, DELTA = (4.0, 8.0), 2, 1e-4
-RECIPE = """# Digits, small.
-#
-# Settings were chosen in the dark.
-
+RECIPE = """
 kind = "compare"
+notes = "Digits, small.\\n\\nSettings were chosen in the dark."
 
 [data]
 name = "digits"
@@ -287,7 +285,7 @@ def test_what_all_cost_together_is_said_and_right(made):
     }
     assert relations == {"pate": "add-remove", "dpsgd": "zero-out", "together": "zero-out"}
     assert "PATE's ε is for one record added or removed, DP-SGD's for one record's contrib" in notes
-    assert "so the two ε may be set side by side; PATE's hides the number of records too" in notes
+    assert "so the two ε can be compared; PATE's hides the number of records too" in notes
     assert notes.count("do not publish") == 1
     for note in made.content["notes"]:
         assert note in said
@@ -455,7 +453,7 @@ def test_points_that_are_added_later_cost_what_the_ledgers_say(project):
     # What is said before the first charge is what holds after the last one.
     beforehand = said[: said.index("PATE, ε = 4")]
     wanted = [cost[part]["epsilon"] for part in ("pate", "dpsgd", "together")]
-    assert figures(beforehand) == [upwards(each) for each in wanted]
+    assert figures(beforehand) == [format_epsilon(each) for each in wanted]
     assert f"These are {NOT_PLANNED} (study “compare mine”)" in beforehand
     assert told_by(project, "--epsilon", "4")[1] is False  # what was seen stays seen
 
@@ -474,7 +472,7 @@ def test_true_labels_of_inputs_that_answers_decided_on_cost_what_the_answers_do(
     assert fixed
     assert {row["neighbours"] for row in told["rows"]} == {"add-remove", None}
     assert told["cost"]["together"]["neighbours"] == "add-remove"
-    alike = "Both ε are for one record added or removed, and may be set side by side."
+    alike = "Both ε are for one record added or removed and can be compared directly."
     assert alike in told["notes"]
     *_, pate = [row for row in told["rows"] if row["method"] == "pate"]
     (informed,) = [row for row in told["rows"] if row["method"] == "public-labels"]

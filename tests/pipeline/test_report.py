@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pate._format import format_epsilon_fixed
 from pate.artifacts import StoreError
 from pate.report.curves import Curves, Profile
 from pate.report.facts import Figure, Shown, gather
-from pate.report.numbers import epsilon
 from pate.report.page import STAMP, build_page
 from pate.report.private import gather_private
 from pate.stages.opening import open_run
@@ -168,7 +168,7 @@ def test_nothing_private_is_on_the_page(made):
     reference = made.json("evaluate-reference", "evaluation.json", run)["reference"]
     written = {f"{f:.{n}g}" for f in (private, reading) for n in range(3, 17)}
     written |= {f"{f:.{n}f}" for f in (private, reading) for n in range(2, 16)}
-    written |= {epsilon(private), epsilon(reading)}
+    written |= {format_epsilon_fixed(private), format_epsilon_fixed(reading)}
     for key in ("accuracy", "low", "high"):
         written |= {f"{reference[key]:.{n}f}" for n in range(3, 17)}
         written |= {f"{100 * reference[key]:.{n}f}" for n in range(1, 15)}

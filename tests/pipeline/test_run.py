@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pate._format import format_epsilon
 from pate.accounting import Ledger
-from pate.accounting.shown import upwards
 from pate.partition import PartitionSpec, partition
 
 STAGES = ["data", "partition", "encoder", "encode", "teach", "vote", "aggregate", "account"]
@@ -334,7 +334,7 @@ def test_epsilon_caps_the_queries_and_prints_the_plan(project: Any) -> None:
     assert 1 <= plan["queries"] < 30
     assert plan["guarantee"]["epsilon"] <= 4.0
     assert len(project.array("aggregate", "labels.npy")) == plan["answers"]
-    assert row(told, "ε, data-independent")[0] == upwards(plan["guarantee"]["epsilon"])
+    assert row(told, "ε, data-independent")[0] == format_epsilon(plan["guarantee"]["epsilon"])
     assert row(told, "queries answered")[0] == f"{plan['answers']} of {plan['queries']}"
 
 
@@ -451,12 +451,12 @@ def test_the_summary_shows_one_private_figure_and_marks_it(done: Any) -> None:
     private = done.json("account-private", "guarantees.json")["improved"]["epsilon"]
     marked = [line for line in told.splitlines() if "do not publish" in line]
     assert len(marked) == 1
-    assert row(told, "ε, data-dependent") == [upwards(private), "private: do not publish"]
+    assert row(told, "ε, data-dependent") == [format_epsilon(private), "private: do not publish"]
     figure, protects = row(told, "teachers")
     assert (figure, protects) == ("6", done.json("vote", "manifest.json")["facts"]["protects"])
     stated = done.json("account", "guarantees.json")["guarantee"]["epsilon"]
     shown = row(told, "ε, data-independent")[0]
-    assert shown == upwards(stated)
+    assert shown == format_epsilon(stated)
     assert -1e-12 < float(shown) / stated - 1 < 1e-3  # never below the truth
     student = done.json("evaluate", "evaluation.json")["student"]
     assert row(told, "student's accuracy")[0] == f"{100 * student['accuracy']:.1f} %"
@@ -546,7 +546,7 @@ def test_a_figure_without_a_price_adds_nothing_to_the_guarantee(project: Any) ->
         costs["guarantee"]["epsilon"]
         == project.json("aggregate", "plan.json")["guarantee"]["epsilon"]
     )
-    assert upwards(costs["guarantee"]["epsilon"]) in said
+    assert format_epsilon(costs["guarantee"]["epsilon"]) in said
 
 
 @pytest.mark.parametrize("mechanism", ["lnmax", "confident"])

@@ -524,7 +524,7 @@ def test_a_selection_is_not_run_by_hand(tiny: Any) -> None:
 
 
 def test_candidates_as_settings_and_back(tiny: Any) -> None:
-    from pate.reading import read_recipe
+    from pate.recipes.read import read_recipe
 
     recipes = [
         read_recipe(str(tiny.folder / "tiny.toml"), [f"aggregate.scale={scale}", more], Recipe)[1]

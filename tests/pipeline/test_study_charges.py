@@ -16,13 +16,13 @@ import pytest
 import dpsgd.training
 from dpsgd.recipe import Recipe as TrainingRecipe
 from dpsgd.run_plan import plan_run
+from pate._format import describe_neighbours, format_epsilon
 from pate.accounting import Event, LaplaceNoisyMaxAnswer, Ledger, Neighbours, Repeated, compose
 from pate.accounting.data_ledger import open_data_ledger
-from pate.accounting.shown import between, upwards
 from pate.accounting.together import NOT_PLANNED, all_of, study_costs
 from pate.cli.running import make_run
 from pate.errors import BudgetExceeded, SpendNeeded
-from pate.reading import read_recipe
+from pate.recipes.read import read_recipe
 from pate.release.checking import verify_release
 
 STUDY = "sweep tiny"
@@ -80,7 +80,7 @@ def plan(path: Path, *releases: list[Event], neighbours: Neighbours) -> None:
     ) as ledger:
         steps = neighbours is Neighbours.ADD_REMOVE
         protects = "zero-out" if steps else "add-remove"
-        ledger.plan_study(STUDY, releases, protects=between(protects))
+        ledger.plan_study(STUDY, releases, protects=describe_neighbours(protects))
 
 
 def plan_votes(project: Any, *scales: float) -> None:
@@ -246,10 +246,8 @@ def test_ledger_show_adds_up_studies_of_both_methods(project: Any) -> None:
     told = project.call("ledger", "show", "runs/tiny").stdout
     assert f"\n{STUDY}: {figure(votes.guarantee)} for 2 releases together\n" in told
     assert f"in tiny.dpsgd.ledger: {figure(lots.guarantee)} for 2 releases together\n" in told
-    assert (
-        f"to publish both: ε {upwards(both.epsilon)} at δ 0.002, for one record's contribution "
-        in told
-    )
+    cost = f"ε {format_epsilon(both.epsilon)} at δ 0.002"
+    assert f"to publish both: {cost}, for one record's contribution " in told
     assert "counts against the budget like anything else" in told
     assert "by hash" not in told  # the recipe is known
     by_file = project.call("ledger", "show", "data/ledgers/tiny.ledger").stdout
@@ -272,7 +270,7 @@ def test_what_was_not_planned_by_one_method_is_shown_of_both(project: Any) -> No
     told = project.call("ledger", "show", "runs/tiny").stdout
     assert f"{STUDY}: {figure(votes)} for 1 release ({NOT_PLANNED})\n" in told
     assert f"{figure(lots)} for 2 releases together ({NOT_PLANNED})\n" in told
-    assert f"to publish both: ε {upwards(votes.epsilon + lots.epsilon)} at δ 0.002" in told
+    assert f"to publish both: ε {format_epsilon(votes.epsilon + lots.epsilon)} at δ 0.002" in told
 
 
 def test_ledger_show_restates_lots_for_a_shuffled_partition(project: Any) -> None:
@@ -283,7 +281,10 @@ def test_ledger_show_restates_lots_for_a_shuffled_partition(project: Any) -> Non
         with Ledger.open(project.ledger) as ledger:
             both = ledger.data_set_total()
         told = project.call("ledger", "show", "runs/tiny").stdout
-        assert f"to publish both: ε {upwards(both.epsilon)} at δ {upwards(both.delta)}" in told
+        assert (
+            f"to publish both: ε {format_epsilon(both.epsilon)} at δ {format_epsilon(both.delta)}"
+            in told
+        )
         assert "one record replaced" in told
 
 
@@ -306,7 +307,7 @@ def card_of(project: Any) -> str:
 
 
 def figure(guarantee: Any) -> str:
-    return f"ε = {upwards(guarantee.epsilon)} at δ = {upwards(guarantee.delta)}"
+    return f"ε = {format_epsilon(guarantee.epsilon)} at δ = {format_epsilon(guarantee.delta)}"
 
 
 def test_the_best_of_a_study_drawn_once_more_is_of_the_study(project: Any) -> None:
@@ -511,14 +512,14 @@ def test_what_a_comparison_costs_counts_both_methods(project: Any, method: str) 
     both = all_of([each.guarantee for each in costs], replace_one=method == "shuffle")
     refused = let_out(project, "runs/tiny", code=2).stderr
     assert "one of 3 releases of the study" in refused
-    said = "" if method == "shuffle" else f" for {between('zero-out')}"
+    said = "" if method == "shuffle" else f" for {describe_neighbours('zero-out')}"
     assert f"cost {figure(both)} together{said}, and" in refused
     let_out(project, "runs/tiny", "--chosen-beforehand")
     card = card_of(project)
     assert "Over **all PATE releases** of tiny" in card
     assert f"what all of them cost: {figure(both)} together{said}." in card.replace("\\", "")
     assert "1 release of this data set by DP-SGD" in card
-    trained_said = f"{figure(trained)} in all, for {between('zero-out')}"
+    trained_said = f"{figure(trained)} in all, for {describe_neighbours('zero-out')}"
     assert trained_said in card.replace("\\", "")
 
     train(project, 9.0, STUDY)  # beyond the plan

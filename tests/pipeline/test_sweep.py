@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pate._format import format_epsilon
 from pate.accounting import Guarantee, LaplaceNoisyMaxAnswer, Ledger, Repeated, compose
-from pate.accounting.shown import upwards
 from pate.accounting.terms import moment_for
 from pate.accounting.together import NOT_PLANNED, StudyCost, study_cost
 from pate.errors import LedgerError
@@ -97,7 +97,7 @@ def unplanned(project: Any, *, releases: int) -> dict[str, Any]:
 
 
 def told_unplanned(project: Any) -> str:
-    return f"cost ε = {upwards(of_ledger(project))} at δ = 0.001 together ({NOT_PLANNED})"
+    return f"cost ε = {format_epsilon(of_ledger(project))} at δ = 0.001 together ({NOT_PLANNED})"
 
 
 def refused_of(project: Any, folder: str, scale: str) -> str:
@@ -191,7 +191,7 @@ def test_teachers_once_releases_paid_and_marked_and_nothing_twice(noting: Any) -
 
 def test_the_warning_says_what_all_of_it_costs(project: Any) -> None:
     said = sweep(project, *TWO).stdout
-    told = f"ε = {upwards(cost_of([2.0, 4.0]))} at δ = 0.001 for 2 releases together"
+    told = f"ε = {format_epsilon(cost_of([2.0, 4.0]))} at δ = 0.001 for 2 releases together"
     assert f"2 points: the study costs at most {told}" in said
     assert f"Choosing the best by these accuracies costs all of them: {told}." in said
     assert "--private-selection" in said
@@ -221,7 +221,7 @@ def test_points_of_one_release_pay_once(project: Any) -> None:
     said = sweep(project, "--over", "student.seed=1,2,3").stdout
     assert len(charges(project)) == 1
     assert said.count("aggregate: running") == 1
-    assert f"ε = {upwards(cost_of([2.0]))} at δ = 0.001 for 1 release." in said
+    assert f"ε = {format_epsilon(cost_of([2.0]))} at δ = 0.001 for 1 release." in said
     found = swept(project)
     assert len(found["rows"]) == 3
     assert found["together"]["epsilon"] == pytest.approx(cost_of([2.0]))
@@ -302,7 +302,7 @@ def test_points_added_after_a_look_are_covered_by_the_ledger_alone(project: Any)
     assert swept(project)["together"]["planned_in_advance"] is True
     said = sweep(project, "--over", "aggregate.scale=4.0,8.0").stdout
     whole = of_ledger(project)
-    told = f"ε = {upwards(whole)} at δ = 0.001 for 3 releases together"
+    told = f"ε = {format_epsilon(whole)} at δ = 0.001 for 3 releases together"
     assert f"costs all of them: {told} ({NOT_PLANNED})." in said
     # The same figure is said before the new point is drawn.
     first = said.splitlines()[0]

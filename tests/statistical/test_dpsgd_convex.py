@@ -17,7 +17,7 @@ from scipy.special import expit
 from scipy.stats import kstest
 
 from dpsgd.convex import NoisyGradientDescent, ObjectivePerturbation, OutputPerturbation, objective
-from dpsgd.convex.noise import spherical_noise
+from dpsgd.convex.estimator import spherical_noise
 from dpsgd.convex.objective import calibrate_objective
 from dpsgd.convex.output import calibrate_output
 from pate.randomness import insecure_generator, secure_generator

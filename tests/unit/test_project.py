@@ -28,14 +28,15 @@ LAYERS = [
     ["querying"],
     ["students", "testing"],
     ["partition", "teachers", "votes", "mechanisms", "encoders", "datasets"],
-    ["artifacts", "console", "engines", "neighbours", "plugins", "reading", "vision"],
+    ["artifacts", "console", "engines", "neighbours", "plugins", "recipes", "vision"],
     ["accounting", "devices", "randomness", "shares", "untrusted"],
-    ["errors", "silence"],
+    ["_files", "_format", "_validate", "silence"],
+    ["errors"],
 ]
 HEIGHT = {name: -level for level, names in enumerate(LAYERS) for name in names}
 OPEN_TO_DPSGD = {
-    "accounting", "artifacts", "console", "datasets", "encoders", "errors", "plugins", "randomness",
-    "reading", "silence", "untrusted",
+    "_files", "_format", "_validate", "accounting", "artifacts", "console", "datasets",
+    "encoders", "errors", "plugins", "randomness", "recipes", "silence", "untrusted",
 }  # fmt: skip
 
 

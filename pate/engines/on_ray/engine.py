@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
 from pate import __version__
-from pate.engines.attempt import Report
 from pate.engines.files import MAKES, path_of
 from pate.engines.on_ray.freight import Freight, Load
 from pate.engines.on_ray.parcels import ParcelError, below, unpack
 from pate.engines.on_ray.sealing import new_key, seal, unseal
 from pate.engines.on_ray.session import TOLD_TO_END, answers, connect, is_local, was_told_to_end
-from pate.engines.task import Outcome, Task
-from pate.engines.task_queue import Patience, Pending, TaskQueue
+from pate.engines.task import Outcome, Pending, Report, RetryPolicy, Task, TaskQueue
 from pate.errors import InvalidInput, PateError
 
 FEWEST, MOST = 4, 256  # tasks in flight
@@ -70,10 +68,10 @@ class RayEngine:
         timeout: float | None = None,
     ) -> Iterator[Outcome]:
         """Outcomes in the order they finish; see :class:`pate.engines.task.Engine`."""
-        patience = Patience(retries=retries, rescues=rescues, timeout=timeout)
+        patience = RetryPolicy(retries=retries, rescues=rescues, timeout=timeout)
         return self._outcomes(tasks, patience)
 
-    def _outcomes(self, tasks: Iterable[Task], patience: Patience) -> Iterator[Outcome]:
+    def _outcomes(self, tasks: Iterable[Task], patience: RetryPolicy) -> Iterator[Outcome]:
         queue = TaskQueue(tasks)
         if not len(queue):
             return
@@ -85,7 +83,7 @@ class RayEngine:
                 yield from finished
                 finished = []
                 for pending, report in flight.arrive():
-                    if patience.once_more(pending, report):
+                    if patience.tries_again(pending, report):
                         queue.put_back(pending)
                     else:
                         finished.append(pending.outcome(report))
@@ -184,7 +182,7 @@ class _Sent:
 class _Flight:
     """The tasks of one run that are with Ray."""
 
-    def __init__(self, cluster: _Cluster, patience: Patience) -> None:
+    def __init__(self, cluster: _Cluster, patience: RetryPolicy) -> None:
         from pate.engines.on_ray import steward
 
         self._cluster, self._ray, self._patience = cluster, cluster.ray, patience
@@ -221,7 +219,7 @@ class _Flight:
         load = self._freight.load(task)
         errand = self._steward.Errand(
             version=__version__,
-            order=task.order(),
+            order=task.encode(),
             cargo=load.cargo,
             path=self._freight.path,
             gpus=shares["gpus"],

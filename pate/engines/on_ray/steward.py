@@ -23,13 +23,13 @@ from typing import Any, final
 
 from pate import __version__
 from pate.devices import Device
-from pate.engines.attempt import Report
 from pate.engines.files import CODE, MAKES, ROWS, Reference, path_of, with_files
 from pate.engines.on_ray.folder import TaskFolderError, Warden, cannot_use, sweep, task_folder
 from pate.engines.on_ray.parcels import Parcel, pack, unpack
 from pate.engines.on_ray.sealing import seal, unseal
+from pate.engines.task import Report
 from pate.engines.worker import READY
-from pate.engines.worker_process import WorkerProcess
+from pate.engines.worker_pool import WorkerProcess
 from pate.errors import PateError
 from pate.untrusted import forbid_core_dumps, shown
 
@@ -188,7 +188,7 @@ class _Steward:
             self._dismiss()
         if self._worker is None:
             self._worker, self._settings = WorkerProcess(device, sharers=sharers), settings
-            self._warden.watch_worker(self._worker.pid)
+            self._warden.watch_worker(self._worker._process.pid)
             ready = select.select([self._worker], [], [], START_SECONDS)[0]
             if not ready or self._worker.receive() != READY:
                 how = self._dismiss()
@@ -198,7 +198,7 @@ class _Steward:
     def _dismiss(self) -> str:
         """Ends the worker, and says how it ended."""
         assert self._worker is not None
-        how = self._worker.bury()
+        how = self._worker.terminate()
         self._worker = None
         self._warden.watch_worker(0)
         return how

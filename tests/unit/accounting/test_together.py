@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from pate._format import describe_neighbours
 from pate.accounting import (
     Conversion,
     Gaussian,
@@ -23,7 +24,6 @@ from pate.accounting import (
 )
 from pate.accounting.composition import gaussian_epsilon
 from pate.accounting.events import relation_of
-from pate.accounting.shown import between
 from pate.accounting.together import (
     all_of,
     beside,
@@ -169,7 +169,7 @@ def opened(path, **more):
 
 def plan(ledger, study, *releases):
     relation = relation_of(event for each in releases for event in each)
-    protects = between(relation if relation is ZERO else ADD)
+    protects = describe_neighbours(relation if relation is ZERO else ADD)
     ledger.plan_study(study, releases, protects=protects)
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from dpsgd.outcome import STAGE, name_of_run
 from dpsgd.workplace import CHECKPOINT, private_folder
+from pate._format import describe_neighbours
 from pate.accounting import Gaussian, Guarantee, Ledger, Neighbours, compose
 from pate.accounting.calibrate import gnmax
 from pate.accounting.events import Repeated, tally
-from pate.accounting.shown import between
 from pate.artifacts.manifest import MANIFEST
 from pate.compare import answers, costs
 from pate.compare.answers import Models, require_charged
@@ -132,7 +132,7 @@ def test_a_study_planned_before_zero_out_had_a_name_goes_on(points, ledgers):
     with opened(ledgers, points, planned=False) as (pate, dpsgd):
         plans = [list(point.dpsgd_plan.events) for point in points]
         dpsgd._book.plan(STUDY, plans, protects=old, begun=False)
-        assert dpsgd.study_plans()[STUDY].protects == between("zero-out")
+        assert dpsgd.study_plans()[STUDY].protects == describe_neighbours("zero-out")
         ledgers.plan(points, pate, dpsgd, protects=old)
         dpsgd.charge(plans[0], release="a", study=STUDY)
         ledgers.plan(points, pate, dpsgd, protects=old)

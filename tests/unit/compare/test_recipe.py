@@ -9,11 +9,10 @@ import pytest
 
 from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon
 from pate.accounting.events import Repeated
-from pate.compare.notes import said_of_tuning
 from pate.compare.points import make_points
 from pate.compare.recipe import CompareRecipe
 from pate.errors import BudgetExceeded, InvalidInput
-from pate.reading import find_recipe, read_recipe, shipped_recipes
+from pate.recipes.read import find_recipe, read_recipe, remarks, shipped_recipes
 
 TEXT = """
 kind = "compare"
@@ -167,11 +166,11 @@ def test_a_recipe_of_another_kind_is_told_apart(read):
 def test_shipped_recipes_are_sound_and_say_how_they_were_chosen():
     shipped = shipped_recipes("compare")
     assert set(shipped) == {"compare-digits", "compare-mnist"}
-    for name, path in shipped.items():
+    for name in shipped:
         _, recipe = read_recipe(name, [], CompareRecipe)
         assert len(recipe.compare.epsilons) >= 3
         assert recipe.compare.seeds >= 3
-        assert "chosen" in (said_of_tuning(path.read_text()) or "")
+        assert "chosen" in remarks(recipe.notes)
 
 
 def test_the_recipe_loads_nothing_heavy():

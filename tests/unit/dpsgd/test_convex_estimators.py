@@ -26,8 +26,8 @@ from dpsgd.convex import (
     OutputPerturbation,
 )
 from dpsgd.convex.descent import projected
-from dpsgd.convex.noise import rounded
-from dpsgd.convex.records import scaled_rows
+from dpsgd.convex.estimator import rounded
+from dpsgd.convex.inputs import scaled_rows
 from pate.accounting import (
     ApproximateDP,
     Gaussian,

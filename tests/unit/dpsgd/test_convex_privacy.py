@@ -18,10 +18,10 @@ from scipy.stats import multivariate_normal
 
 from dpsgd.convex import Huber, Logistic, NoisyGradientDescent
 from dpsgd.convex.descent import gradient_sum
+from dpsgd.convex.inputs import Records, scaled_rows
+from dpsgd.convex.losses import Margins, score_loss
 from dpsgd.convex.objective import calibrate_objective, tilt_delta
 from dpsgd.convex.output import calibrate_output
-from dpsgd.convex.records import Records, scaled_rows
-from dpsgd.convex.scores import Margins, score_loss
 from dpsgd.convex.solver import RegularisedRisk, minimise
 from pate.accounting.composition import gaussian_delta
 from pate.errors import ConditionsFail

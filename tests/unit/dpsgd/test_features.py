@@ -19,7 +19,7 @@ from dpsgd.training import Options, train
 from pate.datasets import Splits, Table, load
 from pate.encoders import EncoderSpec, fit_encoder, load_encoder
 from pate.errors import InvalidInput
-from pate.reading import read_recipe
+from pate.recipes.read import read_recipe
 
 RNG = np.random.default_rng(11)
 SCATTER = ["scattering", {"name": "groupnorm", "groups": 27}]
@@ -151,7 +151,7 @@ def test_shipped_recipes_fit_what_they_fit_on_enough_public_inputs(name, tmp_pat
 
 def test_a_recipe_with_steps_is_read_without_numpy():
     code = (
-        "import sys; from dpsgd.recipe import Recipe; from pate.reading import read_recipe\n"
+        "import sys; from dpsgd.recipe import Recipe; from pate.recipes.read import read_recipe\n"
         "read_recipe('mnist-dpsgd-scatter', None, Recipe)\n"
         "print([name for name in ('numpy', 'torch') if name in sys.modules])"
     )

@@ -18,7 +18,7 @@ from dpsgd.schedules import Constant, Linear
 from pate.accounting import Repeated, SampledGaussian, compose
 from pate.datasets import Splits, Table
 from pate.errors import InvalidInput
-from pate.reading import read_recipe, shipped_recipes
+from pate.recipes.read import read_recipe, shipped_recipes
 
 RECIPE = """\
 # Mine.

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from pate.encoders.spec import EncoderSpec, StepSpec
-from pate.reading.explaining import explained, worst_problem
+from pate.recipes.explain import explain
 
 TORCH = {"name": "torch", "model": "torchvision.models:resnet18", "weights": "w.safetensors"}
 
@@ -51,7 +51,7 @@ def test_what_is_refused_and_how_a_recipe_says_so(step, message):
     section = {"steps": [step]}
     with pytest.raises(ValidationError) as caught:
         EncoderSpec.model_validate(section)
-    assert message in explained(worst_problem(caught.value, section), EncoderSpec)
+    assert message in explain(caught.value, EncoderSpec, section)[1]
 
 
 def test_a_resolved_section_reads_back_with_its_defaults():

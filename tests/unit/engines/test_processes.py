@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from pate.engines import Task, make_engine
-from pate.engines.task_queue import TaskQueue
+from pate.engines.task import TaskQueue
 from pate.errors import PateError
 
 
@@ -64,11 +64,13 @@ def test_no_interpreter_to_start(monkeypatch):
 
 
 def test_no_more_workers_than_tasks(monkeypatch):
-    from pate.engines import crew
+    from pate.engines import worker_pool
 
     started = []
-    real = crew.WorkerProcess
-    monkeypatch.setattr(crew, "WorkerProcess", lambda *a, **k: started.append(1) or real(*a, **k))
+    real = worker_pool.WorkerProcess
+    monkeypatch.setattr(
+        worker_pool, "WorkerProcess", lambda *a, **k: started.append(1) or real(*a, **k)
+    )
     assert len(list(make_engine("processes:50").run(tasks(2)))) == 2
     assert len(started) == 2
 

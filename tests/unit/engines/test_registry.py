@@ -8,11 +8,12 @@ from types import ModuleType
 
 import pytest
 
-from pate.engines import engine_names, make_engine, register_engine, registry
+import pate.engines
+from pate.engines import engine_names, make_engine, register_engine
 from pate.engines.gpus import GpuEngine
-from pate.engines.processes import ProcessEngine
 from pate.engines.serial import SerialEngine
 from pate.engines.threads import usable_cores
+from pate.engines.worker_pool import ProcessEngine
 from pate.errors import InvalidInput
 
 
@@ -68,7 +69,7 @@ def test_workers_are_checked_in_python_too(workers):
 
 
 def test_the_registry_is_open(monkeypatch):
-    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
+    monkeypatch.setattr(pate.engines, "_FACTORIES", dict(pate.engines._FACTORIES))
     options = []
     register_engine("slurm", lambda option: options.append(option) or SerialEngine())
     for text in ("slurm", "slurm:a:b@2", "slurm@2", "slurm:"):

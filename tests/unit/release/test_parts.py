@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from pate.accounting.shown import upwards
+from pate._format import format_epsilon
 from pate.errors import InvalidInput
 from pate.release.contents import may_leave
 from pate.release.leaks import unpublishable
@@ -42,9 +42,9 @@ def test_what_is_not_on_the_list_stays(name):
 
 @pytest.mark.parametrize("epsilon", [1e-7, 0.123449, 0.99999, 1.0, 4.7291, 14.3784, 99999.5])
 def test_the_card_rounds_up_and_by_little(epsilon):
-    shown = float(upwards(epsilon))
+    shown = float(format_epsilon(epsilon))
     assert epsilon <= shown <= epsilon * 1.001
-    assert upwards(math.inf) == "∞"
+    assert format_epsilon(math.inf) == "∞"
 
 
 def test_sums_are_read_as_they_are_written(tmp_path):

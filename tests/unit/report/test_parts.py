@@ -12,6 +12,11 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
+from pate._format import format_epsilon_fixed as epsilon
+from pate._format import format_factor as factor
+from pate._format import format_number as plain
+from pate._format import format_percent as percent
+from pate._format import strength
 from pate.accounting import (
     Conversion,
     Gaussian,
@@ -36,10 +41,9 @@ from pate.report.curves import (
 )
 from pate.report.facts import _figure, without_paths
 from pate.report.markup import Markup, escape, join, tag
-from pate.report.numbers import epsilon, factor, percent, plain
 from pate.report.plots import shares_picture, short
 from pate.report.recipe_text import recipe_text
-from pate.report.wording import best_guess, mechanism_formula, strength
+from pate.report.wording import best_guess, mechanism_formula
 from pate.shares import Share
 
 SPECS = {

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from pate.artifacts.drafts import drafting
-from pate.errors import InvalidInput
+from pate._files import draft_folder
+from pate.errors import StoreError
 from pate.pipeline.recipe import Recipe
 from pate.studies import PeakMemory, with_seed
 from pate.studies import figure as figures
@@ -96,7 +96,7 @@ def test_tables_are_whole_and_for_their_owner(tmp_path):
 
 def test_a_table_that_cannot_be_written_is_said_so(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidInput, match=r"cannot write .*table.json: "):
+    with pytest.raises(StoreError, match=r"cannot write .*table.json: "):
         write_table(tmp_path / "file", "table", {}, rows=[], columns=[])
 
 
@@ -111,7 +111,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
         killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=False)
         assert killed.returncode == -9
     assert len(os.listdir(tmp_path)) == 2
-    with drafting(tmp_path, prefix=".table.json-") as held:  # of a writer that is still at it
+    with draft_folder(tmp_path, prefix=".table.json-") as held:  # of a writer that is still at it
         write_owned(tmp_path / "table.json", b"whole")
         assert held.is_dir()
     assert (tmp_path / "table.json").read_bytes() == b"whole"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pate.errors import InvalidInput
-from pate.reading import find_recipe
+from pate.recipes.read import find_recipe
 from pate.sweep.grid import MOST_POINTS, read_grid
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
-from pate.reading import read_recipe
+from pate.recipes.read import read_recipe
 from pate.sweep.values import as_setting, read_values
 
 

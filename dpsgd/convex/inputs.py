@@ -1,4 +1,4 @@
-"""Private rows and labels, checked: the norm of every row is bounded by a public number."""
+"""Private records of the convex learners: accepted only if a public number bounds their norms."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpsgd.convex.losses import FloatArray
 from pate.errors import InvalidInput
 
-_ROUNDING = 1e-9  # a row scaled to the bound may lie this much (relatively) above it
+FloatArray = NDArray[np.float64]
+
+_ROUNDING = 1e-9  # a row scaled to the bound may exceed it by this much, relatively
 
 
 def as_table(X: ArrayLike) -> FloatArray:
-    """A finite table (records, features); anything else is refused.
+    """Return a finite table (records, features); refuse anything else.
 
     Guarantees:
-        A row that is not finite would have unbounded influence. The message does not say which.
+        A row that is not finite would have unbounded influence. The message does not name the row.
     """
     if isinstance(X, np.ma.MaskedArray):
         raise InvalidInput("X is a masked array; fill or remove what is masked first")
@@ -28,7 +29,7 @@ def as_table(X: ArrayLike) -> FloatArray:
         given = np.asarray(X)
         if given.dtype.kind in "cmMV":
             raise TypeError
-        with np.errstate(over="ignore"):  # a warning would tell of a private number
+        with np.errstate(over="ignore"):  # a warning would reveal a private number
             table = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # whose texts may quote a cell
         raise InvalidInput("X is not a dense table of real numbers") from None
@@ -40,13 +41,13 @@ def as_table(X: ArrayLike) -> FloatArray:
 
 
 def scaled_rows(table: FloatArray, norm: float) -> FloatArray:
-    """Every row, scaled down to ``norm`` where it is longer; a row is scaled by itself alone.
+    """Scale every row longer than ``norm`` down to it, independently of all other rows.
 
     >>> scaled_rows(np.array([[3.0, 4.0], [0.3, 0.4]]), 1.0)
     array([[0.6, 0.8],
            [0.3, 0.4]])
     """
-    largest = np.abs(table).max(axis=1, keepdims=True)  # first: the square of 1e200 is no number
+    largest = np.abs(table).max(axis=1, keepdims=True)  # first: the square of 1e200 overflows
     unit = table / np.where(largest > 0, largest, 1.0)
     lengths = largest * np.linalg.norm(unit, axis=1, keepdims=True)
     long = np.asarray(lengths > norm)
@@ -55,16 +56,16 @@ def scaled_rows(table: FloatArray, norm: float) -> FloatArray:
 
 
 def check_classes(classes: Sequence[Any] | NDArray[Any] | None) -> NDArray[Any]:
-    """The public classes, in order.
+    """Return the public classes, sorted.
 
     Guarantees:
-        They are asked for, never read off the labels: a class that one record alone has would show
+        Classes are given, never read off the labels: a class that only one record has would show
         in the shape of the released weights, with certainty.
     """
     if classes is None:
         raise InvalidInput(
             "classes is not given; name the possible labels (they are public): reading them off "
-            "private labels would show that a record of a rare class is there"
+            "private labels would reveal that a record of a rare class exists"
         )
     try:
         given = np.asarray(classes)
@@ -78,8 +79,8 @@ def check_classes(classes: Sequence[Any] | NDArray[Any] | None) -> NDArray[Any]:
     return known
 
 
-def _places(known: NDArray[Any], y: ArrayLike, *, count: int) -> NDArray[np.intp]:
-    """Which of the classes every label is; the message of a refusal quotes no label."""
+def _class_indices(known: NDArray[Any], y: ArrayLike, *, count: int) -> NDArray[np.intp]:
+    """Return the index of every label among the classes; no error message quotes a label."""
     if isinstance(y, np.ma.MaskedArray):
         raise InvalidInput("y is a masked array; fill or remove what is masked first")
     try:
@@ -88,21 +89,21 @@ def _places(known: NDArray[Any], y: ArrayLike, *, count: int) -> NDArray[np.intp
         raise InvalidInput("y is not a list of labels") from None
     if given.shape != (count,):
         raise InvalidInput("y must hold one label for every row of X")
-    if "O" in (known.dtype.kind, given.dtype.kind):  # of Python's objects, whatever they are
-        numbered = {label: place for place, label in enumerate(known.tolist())}
+    if "O" in (known.dtype.kind, given.dtype.kind):  # any Python objects
+        numbered = {label: index for index, label in enumerate(known.tolist())}
         try:
-            places = np.array([numbered.get(label, -1) for label in given.tolist()], dtype=np.intp)
+            indices = np.array([numbered.get(label, -1) for label in given.tolist()], dtype=np.intp)
         except TypeError:
             raise InvalidInput("y holds something that is not a label") from None
-        found = places >= 0
+        found = indices >= 0
     elif _kind(known) != _kind(given):
         raise InvalidInput("y and classes do not hold the same kind of labels")
     else:
-        places = np.minimum(np.searchsorted(known, given), len(known) - 1)
-        found = known[places] == given
+        indices = np.minimum(np.searchsorted(known, given), len(known) - 1)
+        found = known[indices] == given
     if not found.all():
         raise InvalidInput("y holds a label that is not among the classes; list every class")
-    return places
+    return indices
 
 
 def _kind(labels: NDArray[Any]) -> str:
@@ -112,7 +113,7 @@ def _kind(labels: NDArray[Any]) -> str:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Records:
-    """What a learner sees: rows with the intercept's column, and labels as 0 … classes − 1."""
+    """The input of a learner: rows with the intercept's column, and labels as 0 … classes − 1."""
 
     rows: FloatArray
     labels: NDArray[np.intp]
@@ -130,16 +131,16 @@ class Records:
         clip_rows: bool,
         intercept: float | None,
     ) -> Self:
-        """Checks private data against its public description; ``intercept`` is a column's value.
+        """Check private data against its public description; ``intercept`` is a column's value.
 
         Guarantees:
             * ‖(x, intercept)‖ ≤ ``row_norm`` = √(data_norm² + intercept²) for every row.
-            * A refusal depends on the data and is not covered by any ε: where rows are not known
-              to keep ``data_norm``, ask for ``clip_rows``, which never refuses a finite row.
+            * A refusal depends on the data and is not covered by any ε: where rows may exceed
+              ``data_norm``, set ``clip_rows``, with which no finite row is refused.
         """
         known = check_classes(classes)
         table = as_table(X)
-        places = _places(known, y, count=len(table))
+        indices = _class_indices(known, y, count=len(table))
         room = data_norm * (1 + _ROUNDING)
         if not clip_rows and not np.array_equal(scaled_rows(table, room), table):
             raise InvalidInput(
@@ -151,7 +152,7 @@ class Records:
             rows = np.column_stack([rows, np.full(len(rows), intercept)])
         return cls(
             rows=rows,
-            labels=places,
+            labels=indices,
             classes=known,
             row_norm=math.hypot(data_norm, intercept or 0.0),
         )

@@ -17,7 +17,7 @@ from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
 from pate.pipeline.stage import Options
 from pate.stages.catalogue import STAGES
-from pate.stages.dealing import RESCUES
+from pate.stages.dispatch import RESCUES
 
 MEAN = """
 import numpy as np

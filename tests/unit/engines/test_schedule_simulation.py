@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import sys
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pate.engines.simulation import Job, simulate
-from pate.engines.task_queue import READ_AHEAD
+from pate.engines.task import READ_AHEAD
 from pate.errors import InvalidInput
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+_spec = importlib.util.spec_from_file_location("simulation", BENCHMARKS / "simulation.py")
+simulation = importlib.util.module_from_spec(_spec)
+sys.modules["simulation"] = simulation  # for its dataclass
+_spec.loader.exec_module(simulation)
+Job, simulate = simulation.Job, simulation.simulate
 
 
 def known(*seconds):

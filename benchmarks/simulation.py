@@ -1,9 +1,9 @@
-"""The scheduler on a clock of its own: how well so many slots would be used, with no work done.
+"""A simulated schedule: the use of many slots on a simulated clock, with no work done.
 
-Tasks are dealt as engines deal them, by the same :class:`~pate.engines.task_queue.TaskQueue`:
-whichever slot is free first takes the heaviest task in the window. A weight is what an engine
-knows before (the records of a group), seconds are what it then took; so where the two disagree,
-the plan is as imperfect as the real one would be.
+Tasks are taken from the same :class:`~pate.engines.task.TaskQueue` as in engines: whichever slot
+is free first takes the heaviest task in the window. A weight is what an engine knows before (the
+records of a group), seconds are what it then took; so where the two disagree, the plan is as
+imperfect as the real one would be.
 
 >>> done = simulate([Job(1, 1.0), Job(2, 2.0), Job(3, 3.0)], slots=2)
 >>> done.makespan, done.lower_bound, done.utilisation
@@ -18,8 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from pate.engines.task import Task
-from pate.engines.task_queue import READ_AHEAD, TaskQueue
+from pate.engines.task import READ_AHEAD, Task, TaskQueue
 from pate.errors import InvalidInput
 
 
@@ -64,7 +63,7 @@ class Schedule:
 def simulate(
     jobs: Iterable[Job], *, slots: int = 64, overhead: float = 0.0, read_ahead: int = READ_AHEAD
 ) -> Schedule:
-    """Deals jobs to slots; ``overhead`` is what a slot waits before each, besides its work.
+    """Assign jobs to slots; ``overhead`` is what a slot waits before each, besides its work.
 
     Jobs are read as they are needed, so that memory does not grow with their number.
 

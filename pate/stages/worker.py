@@ -1,15 +1,15 @@
-"""What workers do: train some teachers, let some teachers vote.
+"""The functions that workers run: train some teachers, let some teachers vote.
 
-Apart from the stages that hand out the work, so that a worker loads no more than it needs. In a
-group a teacher without ``made_from`` is not asked for; it keeps its place among the others. Files
-are named by references (:mod:`pate.engines.files`): a worker may be on another machine.
+Apart from the stages that dispatch the work, so that a worker loads no more than it needs. In a
+group a teacher without ``made_from`` is not wanted; it keeps its place among the others. Files are
+named by references (:mod:`pate.engines.files`): a worker may be on another machine.
 
 A teacher whose shard is empty is kept as an artifact without files, and casts no vote.
 
 Guarantees:
     A record more or less makes a teacher vote that abstained, or the other way round: one count
-    moves by one, which is within what every bound allows for (two counts by one each). Who learns
-    from an empty shard takes its turn like the others, so that neither progress nor messages tell.
+    moves by one, which is within what every bound allows for (two counts by one each). A teacher
+    of an empty shard takes its turn like the others, so that neither progress nor messages show it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ ABSTAINS = -1
 
 
 def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains some teachers, in a worker; each reads its own slice of the records.
+    """Train some teachers; each reads its own slice of the records.
 
-    A model that cannot be made, a disk that is full or a device that is too small for one network
-    is no teacher's failure: it stops the run.
+    A model that cannot be made, a full disk or a device that is too small for one network is no
+    teacher's failure: it stops the run.
     """
     store = Store(root=path_of(payload["store"]), reader="teach")
     group = payload["teachers"]
@@ -66,10 +66,10 @@ def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
     for family in _families(payload, teachers):
         data = [None if t is None else _shard(group[place]) for place, t in family.items()]
         try:
-            told = train_many(list(family.values()), data, seeds=_seeds(group, family))
+            failures = train_many(list(family.values()), data, seeds=_seeds(group, family))
         except OutOfMemory as stop:
             return {"failed": failed, "stop": str(stop)}
-        for (place, teacher), failure in zip(family.items(), told, strict=True):
+        for (place, teacher), failure in zip(family.items(), failures, strict=True):
             if teacher is None:
                 continue
             try:
@@ -79,29 +79,30 @@ def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
                     save(teacher, draft.path)
             except (StoreError, OutOfMemory) as stop:
                 return {"failed": failed, "stop": str(stop)}
-            except Exception as why:
-                failed[group[place]["number"]] = _reason(why)
+            except Exception as error:
+                failed[group[place]["number"]] = _reason(error)
     return {"failed": failed, "stop": None}
 
 
 def predict_group(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Predictions of some teachers for all inputs, in a worker, a chunk of inputs at a time.
+    """Write the predictions of some teachers for all inputs, a chunk of inputs at a time.
 
-    What stops the run is as in :func:`train_group`; ``damaged`` says that it is a teacher's files.
+    What stops the run is as in :func:`train_group`; ``damaged`` marks a teacher's damaged files.
     """
     try:
-        return _predictions(payload)
+        return _predict_group(payload)
     except OutOfMemory as stop:
         return {"failed": {}, "stop": str(stop)}
 
 
-def _predictions(payload: Mapping[str, Any]) -> dict[str, Any]:
+def _predict_group(payload: Mapping[str, Any]) -> dict[str, Any]:
     group = payload["teachers"]
     inputs = np.load(path_of(payload["inputs"]), mmap_mode="r", allow_pickle=False)
     part = path_of(payload["part"])
     unfinished = part.with_name(f".{part.name}")
-    said = open_memmap(unfinished, mode="w+", dtype=np.int32, shape=(len(group), len(inputs)))
-    said[:] = ABSTAINS
+    shape = (len(group), len(inputs))
+    predictions = open_memmap(unfinished, mode="w+", dtype=np.int32, shape=shape)
+    predictions[:] = ABSTAINS
     failed: dict[int, str] = {}
     fresh: list[Teacher | None] = [None] * len(group)
     for place, each in enumerate(group):
@@ -115,7 +116,7 @@ def _predictions(payload: Mapping[str, Any]) -> dict[str, Any]:
         for place, teacher in family.items():
             try:
                 if teacher is not None:
-                    found = _opened(group[place])
+                    found = _open(group[place])
                     # Without files it has learnt nothing.
                     family[place] = restore(teacher, found.path) if found.holds_files else None
             except StoreError as error:
@@ -127,23 +128,23 @@ def _predictions(payload: Mapping[str, Any]) -> dict[str, Any]:
                 family[place] = None
                 failed[group[place]["number"]] = _reason(error)
         seeds = _seeds(group, family)
-        told = _ask(family, inputs, said, classes=payload["classes"], seeds=seeds)
-        for place, failure in told.items():
-            said[place] = ABSTAINS  # all of it: half a vote would be a vote
+        failures = _predict(family, inputs, predictions, classes=payload["classes"], seeds=seeds)
+        for place, failure in failures.items():
+            predictions[place] = ABSTAINS  # all of it: half a vote would be a vote
             failed[group[place]["number"]] = str(failure)
     unfinished.rename(part)
     return {"failed": failed, "stop": None}
 
 
-def _ask(
+def _predict(
     family: dict[int, Teacher | None],
     inputs: NDArray[Any],
-    said: NDArray[np.int32],
+    predictions: NDArray[np.int32],
     *,
     classes: int,
     seeds: Sequence[int],
 ) -> dict[int, PateError]:
-    """Writes down what a family says; returns who could not, and why."""
+    """Fill in the predictions of a family; return the places that failed, with their errors."""
     failed: dict[int, PateError] = {}
     for start in range(0, len(inputs), CHUNK):
         chunk = np.array(inputs[start : start + CHUNK])
@@ -151,18 +152,18 @@ def _ask(
         for place, answer in zip(family, answers, strict=True):
             if isinstance(answer, PateError):
                 failed[place] = answer
-                family[place] = None  # it is not asked again
+                family[place] = None  # not asked again
             elif answer is not None:
-                said[place, start : start + CHUNK] = answer
+                predictions[place, start : start + CHUNK] = answer
     return failed
 
 
 def _families(
     payload: Mapping[str, Any], teachers: Sequence[Teacher | None]
 ) -> Iterator[dict[int, Teacher | None]]:
-    """Teachers to be taken together, by their place in the group.
+    """Yield teachers that are computed together, by their place in the group.
 
-    A family has all places of the group, empty where another teacher or none is: so who is missing
+    A family has all places of the group, empty where another teacher or none is: so a missing one
     changes no shape, and no rounding, for the others. Ordinary teachers come one at a time.
     """
     for places in alike(teachers):
@@ -175,7 +176,7 @@ def _families(
 
 
 def _seeds(group: Sequence[Mapping[str, Any]], family: Iterable[int]) -> list[int]:
-    """One for each place: what is drawn follows from the recipe, not from who is there."""
+    """Return one seed for each place, so that draws follow from the recipe alone."""
     return [group[place]["seed"] for place in family]
 
 
@@ -189,7 +190,7 @@ def _make(payload: Mapping[str, Any], each: Mapping[str, Any]) -> Teacher:
 
 
 def _draft(store: Store, each: Mapping[str, Any]) -> AbstractContextManager[Draft]:
-    """Where a teacher is kept; it can be trained again, so nobody waits for the disk."""
+    """Open a teacher's artifact; it can be trained again, so nothing waits for the disk."""
     return store.draft("teacher", each["made_from"], level=Level.PRIVATE, durable=False)
 
 
@@ -198,12 +199,12 @@ def _is_empty(rows: Mapping[str, Any]) -> bool:
 
 
 def _shard(each: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """One teacher's records and their labels, and no other's."""
+    """Load one teacher's records and labels, and no other's."""
     return load_rows(each["records"]), load_rows(each["labels"])
 
 
-def _opened(each: Mapping[str, Any]) -> Artifact:
-    """A teacher, its files as they were written."""
+def _open(each: Mapping[str, Any]) -> Artifact:
+    """Open a teacher's artifact and verify its files."""
     return open_alone(
         path_of(each["folder"]),
         stage="teacher",
@@ -213,5 +214,5 @@ def _opened(each: Mapping[str, Any]) -> Artifact:
 
 
 def _reason(error: Exception) -> str:
-    """Why a teacher failed; the text of other errors than ours may quote private records."""
+    """Return why a teacher failed; the text of errors other than ours may quote private records."""
     return str(error) if is_own(error) else shown(error)

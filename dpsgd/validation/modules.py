@@ -1,8 +1,8 @@
-"""Every module of a model with what its surroundings mean for it.
+"""Every module of a model, with what the rules need to know of its surroundings.
 
-Three things decide how a module is treated: whether something around it keeps it in evaluation mode
-for good, whether the gradient pass knows its type, and, where it does not, which module is handed
-over as a whole to ``torch.func.vmap`` (the slow path).
+Three things decide how a module is treated: whether an enclosing module keeps it in evaluation
+mode for good, whether the gradient pass knows its type, and, if not, which module is handed as a
+whole to ``torch.func.vmap`` (the slow path).
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from dpsgd.recording import find_sites
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Place:
-    """A module under its first name; shared modules have one place."""
+class ModuleInfo:
+    """A module under its first name; a shared module has one entry."""
 
     name: str
     module: nn.Module
     kept_in_eval: bool  # inside dpsgd.public.Frozen under all its names
-    is_site: bool  # the gradient pass watches the calls of this very module
-    slow_root: str | None  # the site without a rule that this is, or is a part of
+    is_site: bool  # the gradient pass records the calls of this module
+    slow_root: str | None  # the site without a rule that this module is, or is part of
 
     @property
     def kind(self) -> str:
-        """The name of the type, as a problem shows it."""
+        """The name of the module's type."""
         return type(self.module).__name__
 
     @property
     def is_slow_root(self) -> bool:
-        """The module is handed to ``vmap`` as a whole."""
+        """True if the module is handed to ``vmap`` as a whole."""
         return self.slow_root == self.name
 
 
-def places(model: nn.Module) -> tuple[Place, ...]:
-    """One place for every module, in order of registration.
+def module_infos(model: nn.Module) -> tuple[ModuleInfo, ...]:
+    """Return one entry for every module, in order of registration.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.PReLU())
-    >>> [(place.name, place.is_site, place.slow_root) for place in places(model)]
+    >>> [(info.name, info.is_site, info.slow_root) for info in module_infos(model)]
     [('', False, None), ('0', True, None), ('1', True, '1')]
     """
     compiled = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
-    # Compiled modules do not show their parameters, so the gradient pass cannot look at them.
+    # Compiled modules hide their parameters, so the gradient pass cannot inspect them.
     sites = {} if compiled else {id(site.module): site.name for site in find_sites(model)}
     slow = {
         id(part): sites[id(module)]
@@ -57,12 +57,12 @@ def places(model: nn.Module) -> tuple[Place, ...]:
     }
     named = dict(model.named_modules(remove_duplicate=False))  # a parent comes before its parts
     kept: dict[str, bool] = {}
-    found: dict[int, Place] = {}
+    found: dict[int, ModuleInfo] = {}
     for name, module in named.items():
         parent = name.rpartition(".")[0]
         kept[name] = name != "" and (kept[parent] or _freezes(named[parent]))
         earlier = found.get(id(module))
-        found[id(module)] = Place(
+        found[id(module)] = ModuleInfo(
             name=earlier.name if earlier else name,
             module=module,
             kept_in_eval=kept[name] and (earlier is None or earlier.kept_in_eval),
@@ -73,7 +73,7 @@ def places(model: nn.Module) -> tuple[Place, ...]:
 
 
 def owns_trainable(module: nn.Module) -> bool:
-    """Whether a parameter that is trained is registered on the module itself."""
+    """Return True if a trained parameter is registered on the module itself."""
     return any(parameter.requires_grad for parameter in module.parameters(recurse=False))
 
 
@@ -83,6 +83,6 @@ def _has_rule(module: nn.Module) -> bool:
 
 
 def _freezes(module: nn.Module) -> bool:
-    # By name, so that this rule does not load the module that defines the wrapper.
+    # By name, so that the module that defines the wrapper is not loaded.
     kinds = type(module).__mro__
     return any((k.__module__, k.__name__) == ("dpsgd.public", "Frozen") for k in kinds)

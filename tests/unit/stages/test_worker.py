@@ -12,8 +12,8 @@ import torch
 from pate.artifacts import Level, Store
 from pate.devices import parse_device, use_device
 from pate.engines.files import code, makes, path_of, reads, rows
-from pate.stages.at_work import ABSTAINS, predict_group, train_group
-from pate.stages.groups import groups
+from pate.stages.dispatch import groups
+from pate.stages.worker import ABSTAINS, predict_group, train_group
 from pate.teachers import TeachersSpec
 
 NETWORK = """

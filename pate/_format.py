@@ -1,0 +1,185 @@
+"""Numbers and relations as people read them: an ε is never shown smaller than it is."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, Context, Decimal
+
+_STRONG, _MODERATE = 1.0, 10.0  # the limits of common practice
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_NARROW = "\u202f"  # a narrow space that does not break
+
+# By the values of pate.accounting.Neighbours, which is a layer above.
+_NEIGHBOURS = {
+    "add-remove": "one record added or removed",
+    "replace-one": "one record replaced by another",
+    "zero-out": "one record's contribution removed (zero-out; the number of records is public)",
+    "as-stated": "data sets as the sensitivity was stated",
+}
+SAME_AT_PUBLIC_RATE = (
+    "the same ε holds for one record added or removed where the sample rate does not depend on the "
+    "number of records"
+)
+
+
+def round_up(value: float, *, digits: int = 4, places: int | None = None) -> Decimal:
+    """Round a finite cost up to so many significant digits, or so many decimal places.
+
+    One part in 10¹² is taken off first: that much is below the precision of the computed value.
+
+    >>> round_up(14.37841), round_up(3.2501, places=2), round_up(3.0000000000000004, places=0)
+    (Decimal('14.38'), Decimal('3.26'), Decimal('3'))
+    """
+    exact = Decimal(value) * (1 - Decimal("1e-12"))
+    if places is not None:
+        return exact.quantize(Decimal(1).scaleb(-places), rounding=ROUND_CEILING)
+    return Context(prec=digits, rounding=ROUND_CEILING).create_decimal(exact)
+
+
+def format_epsilon(epsilon: float, digits: int = 4) -> str:
+    """Format an ε for running text: rounded up, without trailing zeros.
+
+    >>> [format_epsilon(each) for each in (14.37841, 19.2443, 12.000000000000002, 0.00123411)]
+    ['14.38', '19.25', '12', '0.001235']
+    >>> format_epsilon(12345.6), format_epsilon(1.00001e-5), format_epsilon(math.inf)
+    ('12350', '1.001e-05', '∞')
+    """
+    if not math.isfinite(epsilon):
+        return "∞"
+    up = round_up(epsilon, digits=digits)
+    return f"{float(up):.{digits}g}" if up < 10**digits else f"{up:f}"
+
+
+def format_epsilon_fixed(epsilon: float, *, places: int | None = None) -> str:
+    """Format an ε for a column: rounded up, with trailing zeros.
+
+    It has four significant digits, or as many decimal places as ``places``.
+
+    >>> [format_epsilon_fixed(each) for each in (14.37841, 0.123412, 25.0, 12345.6, math.inf, 0.0)]
+    ['14.38', '0.1235', '25.00', '12350', '∞', '0']
+    >>> format_epsilon_fixed(3.2501, places=2), format_epsilon_fixed(12.000000000000002)
+    ('3.26', '12.00')
+    """
+    if not math.isfinite(epsilon):
+        return "∞"
+    up = round_up(epsilon, places=places)
+    if places is not None:
+        return f"{up:f}"
+    return f"{up.quantize(Decimal(1).scaleb(up.adjusted() - 3)):f}" if up else "0"
+
+
+def format_factor(exponent: float) -> str:
+    """Format e to a power, rounded up.
+
+    >>> [format_factor(each) for each in (0.1, 2.0, math.log(20.041), 14.38, 400.0)]
+    ['1.11', '7.39', '20.05', '1.8 million', '5.3\\u202f·\\u202f10¹⁷³']
+    >>> format_factor(800.0)
+    'more than 10³⁰⁰'
+    """
+    if exponent > 690:
+        return "more than 10³⁰⁰"
+    value = math.exp(exponent)
+    for size, word in ((1e9, "billion"), (1e6, "million")):
+        if size <= value < 1000 * size:
+            return f"{math.ceil(value / size * 10 * (1 - 1e-12)) / 10:g} {word}"
+    if value >= 1e12:
+        power = math.floor(math.log10(value))
+        lead = math.ceil(value / 10.0**power * 10 * (1 - 1e-12)) / 10
+        return f"{lead:g}\u202f·\u202f10{str(power).translate(_SUPERSCRIPT)}"
+    if value >= 100:
+        return f"{math.ceil(value):,}".replace(",", _NARROW)
+    return f"{math.ceil(value * 100 * (1 - 1e-12)) / 100:.2f}"
+
+
+def format_number(value: float) -> str:
+    """Format a setting as it was written.
+
+    >>> format_number(8.0), format_number(0.25), format_number(1e-05), format_number(12000)
+    ('8', '0.25', '10⁻⁵', '12\\u202f000')
+    """
+    if 0 < value < 1e-3:
+        power = math.floor(math.log10(value) + 1e-9)
+        lead = value / 10.0**power
+        exponent = f"10{str(power).translate(_SUPERSCRIPT)}"
+        return exponent if abs(lead - 1) < 1e-9 else f"{lead:.6g}\u202f·\u202f{exponent}"
+    if float(value).is_integer():
+        return f"{int(value):,}".replace(",", _NARROW)
+    return f"{value:.6g}"
+
+
+def format_percent(share: float, digits: int = 1) -> str:
+    """Format a share in per cent, never rounded to all or nothing.
+
+    >>> format_percent(0.7666), format_percent(1.0), format_percent(0.9999999)
+    ('76.7\\u202f%', '100\\u202f%', '>\\u202f99.9\\u202f%')
+    """
+    if share in (0.0, 1.0):
+        return f"{100 * share:.0f}{_NARROW}%"
+    text = f"{100 * share:.{digits}f}"
+    if float(text) == 100:
+        return f">{_NARROW}{100 - 10.0**-digits:.{digits}f}{_NARROW}%"
+    if float(text) == 0:
+        return f"<{_NARROW}{10.0**-digits:.{digits}f}{_NARROW}%"
+    return f"{text}{_NARROW}%"
+
+
+def strength(epsilon: float) -> tuple[str, str]:
+    """Return one word for the strength of an ε, and a sentence that explains it.
+
+    >>> [strength(each)[0] for each in (0.5, 1.0, 3.0, 14.4)]
+    ['strong', 'strong', 'moderate', 'weak']
+    """
+    if epsilon <= _STRONG:
+        return "strong", (
+            "By common practice an ε of up to 1 counts as strong: what is published would look "
+            "nearly the same without any one record."
+        )
+    if epsilon <= _MODERATE:
+        return "moderate", (
+            "By common practice an ε above 1 and up to 10 counts as moderate: it bounds what can be"
+            " learnt of one record, and real attacks do worse than the bound; the smaller the "
+            "better."
+        )
+    return "weak", (
+        "By common practice an ε above 10 counts as weak: the bound holds, but on paper it rules "
+        "out little. More teachers, more noise or fewer queries make it stronger."
+    )
+
+
+def describe_neighbours(neighbours: str) -> str:
+    """Return how two neighbouring data sets differ, as a phrase after "for".
+
+    >>> describe_neighbours("add-remove")
+    'one record added or removed'
+    """
+    return _NEIGHBOURS.get(neighbours, neighbours)
+
+
+def compare_neighbours(pate: str, dpsgd: str) -> str:
+    """Return a sentence on comparing an ε of PATE with one of DP-SGD, given both relations.
+
+    >>> compare_neighbours("add-remove", "add-remove")
+    'Both ε are for one record added or removed and can be compared directly.'
+    """
+    if pate == dpsgd:
+        return f"Both ε are for {describe_neighbours(pate)} and can be compared directly."
+    each = f"PATE's ε is for {describe_neighbours(pate)}, DP-SGD's for {describe_neighbours(dpsgd)}"
+    if (pate, dpsgd) == ("add-remove", "zero-out"):
+        return (
+            f"{each}, since its sampling rate follows from that number. A guarantee for one record "
+            "added or removed also holds where one record's contribution is removed, so the two ε "
+            "can be compared; PATE's hides the number of records too, DP-SGD's does not."
+        )
+    return (
+        f"{each}: these are different guarantees. Restated for one record replaced, DP-SGD's ε is "
+        "up to twice as large, and its δ 1 + e^ε times."
+    )
+
+
+def printable(text: str) -> str:
+    """Replace what could move a terminal's cursor or change its colours.
+
+    >>> printable("labels" + chr(27) + "[31m")
+    'labels�[31m'
+    """
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

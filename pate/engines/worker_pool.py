@@ -1,0 +1,361 @@
+"""A pool of worker processes on this machine, each on its device; the longest task goes first.
+
+A task that ends its worker (a crash in native code, no memory left) costs that worker only: another
+takes its place. A timeout counts from the moment a running worker receives the task and ends the
+worker; it is checked whenever the next outcome is asked for.
+
+Guarantees:
+    * When the iterator is closed, raises or is dropped, its workers are killed, with whatever their
+      tasks started. When this process dies, they end themselves within a second.
+    * The output of workers is discarded: a task may print private data. Debug with ``serial``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, final
+
+from pate.devices import Device, parse_device, pinned
+from pate.engines.task import Outcome, Pending, Report, RetryPolicy, Task, TaskQueue
+from pate.engines.threads import environment, usable_cores
+from pate.engines.worker import READY, THREADS
+from pate.errors import InvalidInput, PateError
+
+_CHECK_SECONDS = 1.0
+_EXIT_SECONDS = 2.0
+_MAX_FAILED_STARTS = 3
+_MAX_WORKERS = 4096
+
+# The worker searches for modules where the driver does, the user's own plug-ins included; until
+# it knows where, -P keeps a json.py in the working directory from shadowing the real one.
+_START = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
+    "from pate.engines.worker import main; main(int(sys.argv[1]))"
+)
+
+
+def check_worker_count(name: str, workers: int) -> None:
+    """Reject a number of workers that is none, or more than a machine can start."""
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise InvalidInput(f"{name} is {workers!r}; it must be a whole number, 1 or more")
+    if workers > _MAX_WORKERS:
+        raise InvalidInput(f"{workers} workers are more than a machine can start; use fewer")
+
+
+class WorkerPoolEngine(ABC):
+    """An engine of worker processes on this machine; subclasses name their devices."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def devices(self) -> tuple[str, ...]:
+        """One name for each slot. Slots are filled in this order, as far as there are tasks."""
+
+    @property
+    def slots(self) -> int:
+        """The largest number of workers."""
+        return len(self.devices)
+
+    def run(
+        self,
+        tasks: Iterable[Task],
+        *,
+        retries: int = 0,
+        rescues: int = 0,
+        timeout: float | None = None,
+    ) -> Iterator[Outcome]:
+        """Yield outcomes in the order they finish; see :class:`pate.engines.task.Engine`."""
+        policy = RetryPolicy(retries=retries, rescues=rescues, timeout=timeout)
+        return _outcomes(tasks, [parse_device(name) for name in self.devices], policy)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ProcessEngine(WorkerPoolEngine):
+    """Run tasks in fresh interpreters on the processor, each of which takes task after task.
+
+    Parameters
+    ----------
+    workers
+        The number of processes; as many as there are cores by default.
+    """
+
+    workers: int = field(default_factory=usable_cores)
+
+    name: ClassVar[str] = "processes"
+
+    def __post_init__(self) -> None:
+        check_worker_count("workers", self.workers)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return ("cpu",) * self.workers
+
+
+def _outcomes(
+    tasks: Iterable[Task], slots: Sequence[Device], policy: RetryPolicy
+) -> Iterator[Outcome]:
+    queue = TaskQueue(tasks)
+    pool = _Pool(slots, timeout=policy.timeout)
+    try:
+        finished: list[Outcome] = []
+        while True:
+            pool.start_workers(min(len(slots), len(queue) + pool.busy))
+            pool.assign(queue)
+            yield from finished  # only now: the workers are busy while the caller reads
+            if not pool.busy and not len(queue):
+                break
+            finished = []
+            for pending, report in pool.collect():
+                if policy.tries_again(pending, report):
+                    queue.put_back(pending)
+                else:
+                    finished.append(pending.outcome(report))
+        pool.close()
+    finally:
+        pool.kill()
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A worker and its state: starting, idle, or busy with ``pending``."""
+
+    process: WorkerProcess
+    slot: int  # the index of its device
+    started: bool = False
+    pending: Pending | None = None
+    since: float = 0.0  # when it received the task
+
+
+class _Pool:
+    """The workers of one run, one for each slot; a new one takes the slot of one that is lost."""
+
+    def __init__(self, slots: Sequence[Device], *, timeout: float | None) -> None:
+        self._slots = slots
+        self._timeout = timeout
+        self._workers: list[_Worker] = []
+        self._selector = selectors.DefaultSelector()
+        self._failed_starts = 0
+        self._checked = time.monotonic()
+
+    @property
+    def busy(self) -> int:
+        """The number of tasks that workers are running."""
+        return sum(worker.pending is not None for worker in self._workers)
+
+    def start_workers(self, wanted: int) -> None:
+        """Start workers in the first free slots until there are ``wanted``."""
+        while len(self._workers) < wanted:
+            slot = min(set(range(len(self._slots))) - {worker.slot for worker in self._workers})
+            device = self._slots[slot]
+            try:
+                process = WorkerProcess(device, sharers=self._slots.count(device))
+            except OSError as error:
+                raise PateError(
+                    f"worker process {len(self._workers) + 1} of {wanted} cannot be started "
+                    f"({error.strerror}); use fewer workers, such as 'processes:2'"
+                ) from error
+            worker = _Worker(process, slot)
+            self._workers.append(worker)
+            self._selector.register(worker.process, selectors.EVENT_READ, worker)
+
+    def assign(self, queue: TaskQueue) -> None:
+        """Send every idle worker the heaviest task of the queue."""
+        for worker in self._workers:
+            if not len(queue):
+                return
+            if worker.started and worker.pending is None:
+                pending = queue.take()
+                pending.attempts += 1
+                worker.pending, worker.since = pending, time.monotonic()
+                # If the worker has died meanwhile, collect finds its closed socket.
+                worker.process.send(pending.task.encode())
+
+    def collect(self) -> list[tuple[Pending, Report]]:
+        """Wait for events and return the attempts that have ended, with their reports."""
+        ended = []
+        for key, _ in self._selector.select(self._wait_seconds()):
+            worker: _Worker = key.data
+            line = worker.process.receive()
+            if line is None:
+                ended += self._lost(worker)
+            elif worker.pending is None:
+                worker.started = worker.started or line == READY
+                self._failed_starts = 0
+            else:
+                ended.append((worker.pending, Report.decode(line)))
+                worker.pending = None
+        return ended + self._timed_out() + self._exited()
+
+    def _wait_seconds(self) -> float:
+        if self._timeout is None:
+            return _CHECK_SECONDS
+        now = time.monotonic()
+        left = [w.since + self._timeout - now for w in self._workers if w.pending is not None]
+        return max(0.0, min([_CHECK_SECONDS, *left]))
+
+    def _timed_out(self) -> list[tuple[Pending, Report]]:
+        if self._timeout is None:
+            return []
+        now, ended = time.monotonic(), []
+        for worker in list(self._workers):
+            if worker.pending is not None and now - worker.since >= self._timeout:
+                error = f"TimedOut: no result within {self._timeout:g} seconds"
+                ended.append((worker.pending, Report(error=error, seconds=now - worker.since)))
+                self._remove(worker)
+        return ended
+
+    def _exited(self) -> list[tuple[Pending, Report]]:
+        """Workers that ended while a process they had forked keeps their socket open."""
+        now = time.monotonic()
+        if now - self._checked < _CHECK_SECONDS:
+            return []
+        self._checked = now
+        exited = [worker for worker in self._workers if worker.process.exited()]
+        readable = {key.data for key, _ in self._selector.select(0)}  # a last report is read first
+        return [pair for w in exited if w not in readable for pair in self._lost(w)]
+
+    def _lost(self, worker: _Worker) -> list[tuple[Pending, Report]]:
+        """Remove a worker that died, with its task or before it had started."""
+        how = self._remove(worker)
+        if not worker.started:
+            self._failed_starts += 1
+            if self._failed_starts >= _MAX_FAILED_STARTS:
+                raise PateError(
+                    f"{self._failed_starts} worker processes in a row ended {how} before they "
+                    "could start; use the engine 'serial', or fewer workers if memory is short"
+                )
+        if worker.pending is None:
+            return []
+        error = f"WorkerDied: the worker process was ended {how}"
+        seconds = time.monotonic() - worker.since
+        return [(worker.pending, Report(error=error, seconds=seconds, lost=True))]
+
+    def _remove(self, worker: _Worker) -> str:
+        self._selector.unregister(worker.process)
+        self._workers.remove(worker)
+        return worker.process.terminate()
+
+    def close(self) -> None:
+        """Let idle workers exit by themselves."""
+        for worker in self._workers:
+            worker.process.close_input()
+        for worker in list(self._workers):
+            self._selector.unregister(worker.process)
+            worker.process.join()
+            self._workers.remove(worker)
+
+    def kill(self) -> None:
+        """Kill all remaining workers, the signals first."""
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.terminate()
+        self._workers.clear()
+        self._selector.close()
+
+
+@final
+class WorkerProcess:
+    """The driver's end of one worker process, on a device that it may share with others.
+
+    A worker is a fresh interpreter (nothing is forked, and the driver's ``__main__`` is not
+    imported again) in a process group of its own, so that whatever a task starts can
+    be ended with it, and so that Ctrl-C reaches the driver alone.
+
+    Guarantees:
+        A task may print or warn of private data, so all output is discarded.
+    """
+
+    def __init__(self, device: Device, *, sharers: int = 1) -> None:
+        settings = {**os.environ, **environment(THREADS), **pinned(device, sharers=sharers)}
+        ours, theirs = socket.socketpair()
+        path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _START, str(theirs.fileno()), path],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    env=settings,
+                    process_group=0,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        self._connection = ours
+        self._reports = ours.makefile("rb")
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there is a report or the worker is gone."""
+        return self._connection.fileno()
+
+    def send(self, request: bytes) -> None:
+        """Send an encoded task; a worker that is gone is noticed by :meth:`receive`."""
+        with contextlib.suppress(OSError):
+            self._connection.sendall(request + b"\n")
+
+    def receive(self) -> bytes | None:
+        """Return the next complete line; None if the worker is gone."""
+        try:
+            line = self._reports.readline()
+        except OSError:
+            return None
+        return line if line.endswith(b"\n") else None
+
+    def exited(self) -> bool:
+        """Return whether the process has ended, even if a process it started holds the socket."""
+        if not hasattr(os, "waitid"):
+            return self._process.poll() is not None
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT  # seen, not reaped: see kill
+        try:
+            return os.waitid(os.P_PID, self._process.pid, flags) is not None
+        except ChildProcessError:
+            return True
+
+    def kill(self) -> None:
+        """Send SIGKILL to the worker and all it started; :meth:`terminate` must follow."""
+        if self._process.returncode is None:  # not yet reaped, so the pid is still its own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def terminate(self) -> str:
+        """Kill what is left of the worker and return how it ended: ``"by signal SIGKILL"``."""
+        self.kill()
+        code = self._process.wait()
+        self._reports.close()
+        self._connection.close()
+        return f"with exit code {code}" if code >= 0 else f"by signal {_signal_name(-code)}"
+
+    def close_input(self) -> None:
+        """Ask an idle worker to exit; :meth:`join` must follow."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def join(self) -> None:
+        """Wait briefly for the worker to exit by itself, then end it."""
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while not self.exited() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        self.terminate()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -1,0 +1,236 @@
+"""Describe a problem of a recipe in one sentence: the key, its value, the rule and the line."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+KeyPath = tuple[str | int, ...]  # names of tables, and positions in lists
+
+_LONGEST_RULE = 600  # characters of a rule with the value it quotes
+_LONGEST_VALUE = 60  # characters of a value in a message
+
+
+def explain(
+    error: ValidationError, model: type[BaseModel], content: Any = None
+) -> tuple[KeyPath, str]:
+    """Return the key to correct first, and a sentence that names its value and the rule.
+
+    A misspelt key comes first, since it leaves another one missing.
+
+    Parameters
+    ----------
+    error : ValidationError
+        The problems that pydantic found.
+    model : type
+        The model that the recipe was validated against; it knows all keys.
+    content : dict, optional
+        The recipe as parsed, by which the names of types are removed from pydantic's paths.
+    """
+    problems: list[Any] = list(error.errors(include_url=False))
+    worst = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
+    where = _path_in(content, worst["loc"])
+    return where, _sentence({**worst, "loc": where}, model)
+
+
+def _path_in(content: Any, where: KeyPath) -> KeyPath:
+    """Return the path without the names of types that pydantic inserts."""
+    path: KeyPath = ()
+    for part in where:
+        known = isinstance(content, dict) and part in content
+        if part == type(content).__name__ and not known:
+            continue
+        path += (part,)
+        inside = known or (isinstance(content, list) and isinstance(part, int))
+        content = content[part] if inside else None
+    return path
+
+
+def _sentence(problem: Any, model: type[BaseModel]) -> str:
+    where, kind = problem["loc"], problem["type"]
+    key = printable(".".join(map(str, where)))
+    if kind == "extra_forbidden":
+        return _unknown(where, problem["input"], model)
+    if kind == "missing":
+        target = f"the section [{key}]" if len(where) == 1 else f"it to [{where[0]}]"
+        return f"{key} is missing; add {target}"
+    message = problem["msg"].removeprefix("Value error, ").rstrip(".")
+    message = f"{message[:1].lower()}{message[1:]}"
+    if kind in ("value_error", "assertion_error"):
+        if len(message) > _LONGEST_RULE:  # it quotes a value, and ends with the rule
+            message = f"{message[:200]}…{message[-200:]}"
+        return f"{key}: {message}" if key else message
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        message = "input should be a section, or a table in braces"
+    if kind == "invalid-json-value":
+        message = "input should be text, a number, true, false, a list or a table"
+    if kind.endswith("_parsing") or kind == "int_from_float":
+        message = message.partition(",")[0]  # the rest repeats it
+    rule = message.replace("input should be", "it should be", 1)
+    return f"{key} is {_shown(problem['input'])}; {rule}{_nearest_choice(problem)}"
+
+
+def _unknown(where: KeyPath, value: Any, model: type[BaseModel]) -> str:
+    key, known = printable(".".join(map(str, where))), _keys_at(where[:-1], model)
+    what = f"section [{key}]" if len(where) == 1 and isinstance(value, dict) else f"key {key}"
+    near = difflib.get_close_matches(str(where[-1]), known, n=1)
+    if near:
+        return f"unknown {what}; did you mean {near[0]}?"
+    above = ".".join(map(str, where[:-1]))
+    inside = [name for name in known if str(where[-1]) in _keys_at((*where[:-1], name), model)]
+    if above and inside:
+        places = " or ".join(f"{above}.{name}" for name in inside)
+        return f"unknown {what}; {where[-1]} belongs to {places}"
+    homes = [name for name in model.model_fields if str(where[-1]) in _keys_at((name,), model)]
+    if homes:
+        return f"unknown {what}; {where[-1]} belongs to [{'] or ['.join(homes)}]"
+    return f"unknown {what}; known are {', '.join(known)}"
+
+
+def _nearest_choice(problem: Any) -> str:
+    if problem["type"] != "literal_error":
+        return ""
+    choices = re.findall(r"'([^']*)'", problem["msg"])
+    near = difflib.get_close_matches(str(problem["input"]), choices, n=1)
+    return f"; did you mean {near[0]}?" if near and len(choices) > 1 else ""
+
+
+def _shown(value: Any) -> str:
+    """Return a value as TOML would write it, on one line and not too long."""
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError):
+        text = type(value).__name__
+    return printable(text, longest=_LONGEST_VALUE)
+
+
+def printable(text: str, *, longest: int = 200) -> str:
+    """Return text for one line of a message: escaped where not printable, and cut.
+
+    >>> printable("a\\x1b[31m"), len(printable("x" * 1000))
+    ('a\\\\x1b[31m', 200)
+    """
+    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[:longest])
+    cut = len(text) > longest or len(shown) > longest
+    return f"{shown[: longest - 1]}…" if cut else shown
+
+
+def _keys_at(where: KeyPath, top: type[BaseModel]) -> list[str]:
+    model: Any = top
+    for part in where:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        model = next(iter(models_in(field and field.annotation)), None)
+        if model is None:
+            return []
+    return sorted(model.model_fields)
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the pydantic models that a type is or contains, outermost first."""
+    own = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    inner = [model for part in getattr(annotation, "__args__", ()) for model in models_in(part)]
+    return [annotation, *inner] if own else inner
+
+
+def non_finite_numbers(content: Any, where: KeyPath = ()) -> Iterator[tuple[KeyPath, float]]:
+    """Yield infinite numbers and NaN with their paths: neither can be written to a manifest."""
+    if isinstance(content, float) and not math.isfinite(content):
+        yield where, content
+    entries = content.items() if isinstance(content, dict) else ()
+    for key, value in enumerate(content) if isinstance(content, list) else entries:
+        yield from non_finite_numbers(value, (*where, key))
+
+
+def booleans_read_as_numbers(
+    content: Any, read: Any, where: KeyPath = ()
+) -> Iterator[tuple[KeyPath, bool]]:
+    """Yield every true and false that validation turned into a number, with its path.
+
+    >>> list(booleans_read_as_numbers({"a": True, "b": [False]}, {"a": 1.0, "b": [False]}))
+    [(('a',), True)]
+    """
+    if isinstance(content, bool):
+        if isinstance(read, (int, float)) and not isinstance(read, bool):
+            yield where, content
+    elif isinstance(content, dict) and isinstance(read, dict):
+        for key in content.keys() & read.keys():
+            yield from booleans_read_as_numbers(content[key], read[key], (*where, key))
+    elif isinstance(content, list) and isinstance(read, (list, tuple)):
+        for number, (each, own) in enumerate(zip(content, read, strict=False)):
+            yield from booleans_read_as_numbers(each, own, (*where, number))
+
+
+def line_of(text: str, path: Sequence[str | int]) -> int | None:
+    """Return the line, from 1, that sets ``path`` or as much of it as the text sets at all.
+
+    Every statement is parsed on its own, so that dotted and quoted keys, inline tables and values
+    over several lines are found too. None if no part of the path is set.
+
+    >>> text = "[a]\\nb = 1\\n[[a.c]]\\nd = 1\\n[[a.c]]\\nd = [\\n  2,\\n]\\n"
+    >>> line_of(text, ["a", "b"]), line_of(text, ["a", "c", 1, "d"]), line_of(text, ["a", "x"])
+    (2, 6, 1)
+    """
+    found, deepest = None, 0
+    for line, table, content in _statements(text):
+        depth = _matching_parts(path, table, content)
+        if depth > deepest:
+            found, deepest = line, depth
+    return found
+
+
+def _statements(text: str) -> Iterator[tuple[int, KeyPath, dict[str, Any]]]:
+    """Yield each statement's first line, the table it is in, and its content."""
+    table: KeyPath = ()
+    lengths: dict[KeyPath, int] = {}  # of the lists of tables so far
+    start, statement = 1, ""
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        statement += line
+        try:
+            content = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            continue  # it continues on the next line
+        if content and statement.lstrip().startswith("["):
+            table, content = _opened(content, lengths), {}
+            yield start, table, content
+        elif content:
+            yield start, table, content
+        start, statement = number + 1, ""
+
+
+def _opened(header: dict[str, Any], lengths: dict[KeyPath, int]) -> KeyPath:
+    """Return the table that ``[a.b]`` or ``[[a.b]]`` opens."""
+    path: KeyPath = ()
+    content: Any = header
+    while content:
+        ((key, content),) = content.items()
+        path += (key,)
+        if isinstance(content, list):
+            lengths[path] = lengths.get(path, 0) + 1
+            content = None
+        if path in lengths:
+            path += (lengths[path] - 1,)
+    return path
+
+
+def _matching_parts(path: Sequence[str | int], table: KeyPath, content: Any) -> int:
+    """Return how many parts of the path a statement sets."""
+    for depth, part in enumerate(path):
+        if depth < len(table):
+            if table[depth] != part:
+                return depth
+        elif isinstance(content, dict) and part in content:
+            content = content[str(part)]
+        elif isinstance(content, list) and isinstance(part, int) and part < len(content):
+            content = content[part]
+        else:
+            return depth
+    return len(path)

@@ -1,0 +1,229 @@
+"""Read a recipe from TOML and ``--set``; an error names the file, the line and the nearest key."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from pate.errors import InvalidInput
+from pate.recipes.explain import (
+    KeyPath,
+    booleans_read_as_numbers,
+    explain,
+    line_of,
+    non_finite_numbers,
+    printable,
+)
+
+M = TypeVar("M", bound=BaseModel)
+
+PATE = "pate"
+COMMANDS = {PATE: "pate run", "dpsgd": "dpsgd train", "compare": "pate compare"}  # by ``kind``
+
+
+def read_recipe(name: str, settings: list[str] | None, model: type[M]) -> tuple[str, M]:
+    """Return the name of a recipe and its validated content.
+
+    Parameters
+    ----------
+    name : str
+        The name of a shipped recipe, or the path of a ``.toml`` file.
+    settings : list of str or None
+        Overrides of the form ``section.key=value``; a later one wins.
+    model : type
+        The pydantic model of this kind of recipe.
+
+    Raises
+    ------
+    InvalidInput
+        If there is no such recipe, if it belongs to another command, or if a value breaks a rule.
+    """
+    kind = kind_of_model(model)
+    path = find_recipe(name, kind=kind)
+    text, content = _load(path)
+    _check_kind(name, content, wanted=kind)
+    set_by = {_apply(content, setting): printable(setting) for setting in settings or []}
+
+    def location(where: KeyPath) -> str:
+        return _location(path, text, where, set_by)
+
+    try:
+        recipe = model.model_validate(content)
+    except ValidationError as error:
+        where, sentence = explain(error, model, content)
+        raise InvalidInput(f"{location(where)}: {sentence}") from error
+    for where, value in non_finite_numbers(content):  # ``params`` accepts any other JSON value
+        key = printable(".".join(map(str, where)))
+        raise InvalidInput(f"{location(where)}: {key} is {value}; give a finite number")
+    for where, flag in booleans_read_as_numbers(content, recipe.model_dump()):
+        key = printable(".".join(map(str, where)))
+        raise InvalidInput(f"{location(where)}: {key} is {str(flag).lower()}; give a number")
+    return path.stem, recipe
+
+
+def find_recipe(name: str, *, kind: str = PATE) -> Path:
+    """Return the file of a recipe: a path as given, a bare name among the shipped recipes.
+
+    A shipped recipe is found whatever its kind; only recipes of ``kind`` are suggested.
+    """
+    given, shipped = Path(name), shipped_recipes()
+    is_path = given.suffix == ".toml" or given.parent != Path() or name.endswith("/")
+    if not is_path and name in shipped:
+        return shipped[name]
+    try:
+        if is_path and given.is_file():
+            return given
+        if given.is_dir() and name:
+            raise InvalidInput(f"{name} is a folder; give a .toml file, or the name of a recipe")
+        if is_path and given.exists():
+            raise InvalidInput(f"{name} is a pipe or a device; give a .toml file")
+        beside = [str(file) for file in given.parent.glob("*.toml") if file.is_file()]
+    except OSError as error:
+        raise InvalidInput(f"the recipe {name} cannot be read: {error.strerror}") from error
+    shipped = shipped_recipes(kind)
+    own = f"{name}.toml"
+    beside = [file for file in beside if _may_be(Path(file), kind)]
+    near = [own] if own in beside else difflib.get_close_matches(name, [*shipped, *beside], n=1)
+    hint = f"did you mean {near[0]}?" if near else f"shipped are {', '.join(sorted(shipped))}"
+    what = "recipe file" if is_path else "recipe named"
+    raise InvalidInput(f"there is no {what} {name or repr(name)}; {hint}")
+
+
+def shipped_recipes(kind: str | None = None) -> dict[str, Path]:
+    """Return the recipes that come with the package, by name; of one kind if ``kind`` is given."""
+    package = Path(str(resources.files("pate")))
+    for folder in (package / "pipelines", package.parent / "pipelines"):  # a wheel, a checkout
+        if folder.is_dir():
+            paths = sorted(folder.glob("*.toml"))
+            return {path.stem: path for path in paths if kind is None or _may_be(path, kind)}
+    return {}
+
+
+def summary(path: Path) -> str:
+    """Return the first line of a recipe's ``notes``, which says in a sentence what it is for."""
+    lines = str(_load(path)[1].get("notes", "")).strip().splitlines()
+    return lines[0].strip() if lines else ""
+
+
+def remarks(notes: str) -> str:
+    """Return a recipe's ``notes`` below their first line, as running text.
+
+    >>> remarks("A title.\\n\\nChosen by accuracy\\non test records.")
+    'Chosen by accuracy on test records.'
+    """
+    return " ".join(notes.strip().partition("\n")[2].split())
+
+
+def kind_of_model(model: type[BaseModel]) -> str:
+    """Return the kind of recipe that a model describes: the value of its field ``kind``.
+
+    >>> from typing import Literal
+    >>> from pydantic import create_model
+    >>> kind_of_model(create_model("Recipe", kind=(Literal["dpsgd"], ...)))
+    'dpsgd'
+    >>> kind_of_model(BaseModel)
+    'pate'
+    """
+    field = model.model_fields.get("kind")
+    return PATE if field is None else str(get_args(field.annotation)[0])
+
+
+def _kind(content: Mapping[str, Any]) -> str | None:
+    """Return the kind that a recipe states; None if no command knows it.
+
+    >>> _kind({"kind": "dpsgd"}), _kind({"data": {}}), _kind({"kind": 3})
+    ('dpsgd', 'pate', None)
+    """
+    kind = content.get("kind", PATE)
+    return kind if isinstance(kind, str) and kind in COMMANDS else None
+
+
+def _check_kind(name: str, content: Mapping[str, Any], *, wanted: str) -> None:
+    """Refuse a recipe of another command, and name that command."""
+    found = _kind(content)
+    if found is None or found == wanted or not content:
+        return  # validation reports an unknown kind, and an empty file
+    message = f"{name} is a recipe for `{COMMANDS[found]}`, not for `{COMMANDS[wanted]}`"
+    if found != PATE:
+        raise InvalidInput(f"{message}; run `{COMMANDS[found]} {name}`")
+    raise InvalidInput(
+        f'{message}; run `{COMMANDS[found]} {name}`, or write kind = "{wanted}" at its top if it '
+        "is meant for this command"
+    )
+
+
+def _may_be(path: Path, kind: str) -> bool:
+    """Return whether a file is a recipe of this kind; a damaged file may be one."""
+    try:
+        return _kind(tomllib.loads(path.read_text(encoding="utf-8-sig"))) == kind
+    except (OSError, ValueError, RecursionError):
+        return True
+
+
+def _load(path: Path) -> tuple[str, dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        return text, tomllib.loads(text)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not a text file in UTF-8; save it as one") from error
+    except (ValueError, RecursionError) as error:  # also numbers too long and lists too deep
+        what, _, where = str(error).rstrip(")").partition(" (at ")
+        line = re.match(r"line (\d+), (column \d+)", where)
+        if line:
+            raise InvalidInput(
+                f"{path}:{line[1]}: not TOML at {line[2]}: {what[:1].lower()}{what[1:]}"
+            ) from error
+        raise InvalidInput(f"{path} is not TOML: {error}") from error
+
+
+def _apply(content: dict[str, Any], setting: str) -> KeyPath:
+    """Override one key of a recipe in place; return the path of that key."""
+    key, equals, value = setting.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) < 2 or not all(parts):
+        raise InvalidInput(f"--set {printable(setting)} is not of the form section.key=value")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except (ValueError, RecursionError):
+        parsed = value  # a word without quotation marks
+    holder: Any = content
+    path: KeyPath = ()
+    for depth, part in enumerate(parts, start=1):
+        own: str | int = part
+        above = printable(".".join(map(str, path)))
+        if isinstance(holder, list):
+            if not (part.isascii() and part.isdecimal() and int(part) < len(holder)):
+                raise InvalidInput(
+                    f"--set {printable(setting)}: {above} is a list of {len(holder)}; "
+                    f"name one by its number, 0 to {len(holder) - 1}"
+                )
+            own = int(part)
+        elif isinstance(holder, dict):
+            holder.setdefault(part, {})
+        else:
+            raise InvalidInput(f"--set {printable(setting)}: {above} is not a section")
+        path += (own,)
+        if depth == len(parts):
+            holder[own] = parsed
+        holder = holder[own]
+    return path
+
+
+def _location(path: Path, text: str, where: KeyPath, set_by: Mapping[KeyPath, str]) -> str:
+    """Return the setting that gave a value, or its line; both where they conflict."""
+    for key, setting in reversed(list(set_by.items())):
+        if where[: len(key)] == key:
+            return f"--set {setting}"
+    line = line_of(text, where)
+    place = f"{path}:{line}" if line else str(path)
+    involved = [setting for key, setting in set_by.items() if key[: len(where)] == where]
+    return " with ".join([place, *(f"--set {setting}" for setting in involved)])
