@@ -21,6 +21,17 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_exist(page):
+    if page.name == "CHANGELOG.md":  # it names files that are gone
+        return
+    named = re.findall(
+        r"`((?:pate|dpsgd|tests|benchmarks|examples|pipelines)/[\w./-]+)`", page.read_text()
+    )
+    for name in named:
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     failed, _ = doctest.testfile(str(page), module_relative=False)
