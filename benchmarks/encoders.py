@@ -61,8 +61,8 @@ def main() -> None:
     import torch
 
     from pate.encoders.pca import PCA
+    from pate.encoders.scaling import Normalise, Standardise
     from pate.encoders.scattering import Scattering
-    from pate.encoders.statistics import Normalise, Standardise
 
     torch.set_num_threads(options.threads)
     side = options.side

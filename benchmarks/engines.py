@@ -98,13 +98,13 @@ def measure(order: dict[str, Any]) -> list[dict[str, float]]:
 
     engine = make_engine(order["engine"])
     if order["engine"] == "ray":
-        session: Any = importlib.import_module("pate.engines.on_ray.session")
+        session: Any = importlib.import_module("pate.engines.ray")
         session.usable_cores = lambda: order["cpus"]
     if order["alone"]:
-        from pate.stages import groups
+        from pate.stages import dispatch
 
-        groups._MOST = 1
-        groups._LINEAR.clear()
+        dispatch._MAX_SIZE = 1
+        dispatch._MAX_LINEAR.clear()
     warm = [Task(key=str(n), function="builtins:dict", payload={}) for n in range(8)]
     assert not any(each.error for each in engine.run(warm))  # Ray is there, with its workers
     found = []
@@ -331,7 +331,7 @@ def plan(*, quick: bool) -> None:
 
 def group_sizes(model: str, timeout: float | None) -> list[int]:
     from pate.stages.dispatch import groups
-    from pate.teachers import TeachersSpec
+    from pate.teachers.spec import TeachersSpec
 
     spec = TeachersSpec(count=PLAN_TEACHERS, model=model, timeout=timeout)
     return [len(group) for group in groups(spec)]

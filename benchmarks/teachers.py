@@ -61,8 +61,8 @@ def linear(teachers: int, records: int, *, rounds: int, clock: Clock) -> None:
     import numpy as np
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
 
+    from pate.teachers.linear import RidgeTeacher
     from pate.teachers.logistic import LogisticTeacher
-    from pate.teachers.ridge import RidgeTeacher
 
     data = shards(teachers, records, (FEATURES,))
     queries = np.concatenate([X for X, _ in shards(1, QUERIES, (FEATURES,))])

@@ -1,4 +1,4 @@
-"""DP-SGD on its own: any torch model and optimiser, trained with noise, and an account of it.
+"""DP-SGD: any torch model and optimiser, trained with noise and accounted for.
 
 >>> import torch, dpsgd
 >>> model = torch.nn.Linear(4, 2)
@@ -10,7 +10,7 @@
 >>> round(guarantee.epsilon, 2), guarantee.publishable
 (2.23, True)
 
-``guarantee.neighbours`` names the data sets between which it holds: ``zero-out`` (one record's
+``guarantee.neighbours`` names the relation for which it holds: ``zero-out`` (one record's
 contribution removed; the number of records is public), or ``add-remove`` where a public
 ``Trainer(records=…)`` takes the place of the true number.
 
@@ -23,13 +23,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpsgd.activations import TemperedSigmoid as TemperedSigmoid
     from dpsgd.clipping import AdaptiveQuantile as AdaptiveQuantile
     from dpsgd.clipping import Automatic as Automatic
     from dpsgd.clipping import Flat as Flat
     from dpsgd.clipping import PerLayer as PerLayer
     from dpsgd.curves import Row as Row
     from dpsgd.curves import write_curve as write_curve
+    from dpsgd.models import TemperedSigmoid as TemperedSigmoid
     from dpsgd.pca import PrivatePCA as PrivatePCA
     from dpsgd.private import make_private as make_private
     from dpsgd.schedules import Constant as Constant
@@ -52,7 +52,7 @@ _HOMES = {
     "Piecewise": "dpsgd.schedules",
     "PrivatePCA": "dpsgd.pca",
     "Row": "dpsgd.curves",
-    "TemperedSigmoid": "dpsgd.activations",
+    "TemperedSigmoid": "dpsgd.models",
     "Trainer": "dpsgd.trainer",
     "fix": "dpsgd.validation",
     "make_private": "dpsgd.private",
@@ -61,25 +61,7 @@ _HOMES = {
     "write_curve": "dpsgd.curves",
 }
 
-__all__ = [
-    "AdaptiveQuantile",
-    "Automatic",
-    "Constant",
-    "Exponential",
-    "Flat",
-    "Linear",
-    "PerLayer",
-    "Piecewise",
-    "PrivatePCA",
-    "Row",
-    "TemperedSigmoid",
-    "Trainer",
-    "fix",
-    "make_private",
-    "problems",
-    "validate",
-    "write_curve",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,9 +1,8 @@
-"""A run on disk: one safetensors file that is whole, or is the one before.
+"""A run on disk: one safetensors file, replaced atomically.
 
-Tensors (weights, buffers, the optimiser's memory) are stored as tensors, everything else as JSON in
+Tensors (weights, buffers, the optimiser's state) are stored as tensors, everything else as JSON in
 the file's header. Nothing is pickled. The weights in it cost what the steps cost, but a *seeded*
-run stores its generators too, and a run that is under way is nobody's business: the file can be
-read by its owner only.
+run stores its generators too, and an unfinished run is private: only its owner can read the file.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _OPTIMIZER = "optimizer"
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """Puts a checkpoint in the place of the one before, in one step."""
+    """Replace a checkpoint atomically."""
     from safetensors.torch import save
 
-    # Copies: every tensor whole and in memory of its own, also tied weights.
+    # Copies: every tensor contiguous and in memory of its own, tied weights too.
     stored = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
     header = {
         "version": str(_VERSION),
@@ -44,7 +43,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) 
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the record of a checkpoint; a damaged file is refused."""
+    """Return the tensors and the record of a checkpoint; refuse a damaged file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -64,17 +63,17 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def revision(path: Path) -> str | None:
-    """Which writing of a checkpoint is on disk; None where there is none."""
+    """Return the revision of a checkpoint on disk; None if there is none."""
     return str(_noted(path, "revision")) if path.exists() else None
 
 
 def releases(path: Path) -> set[str]:
-    """The names under which the ledger was charged for what a checkpoint holds."""
+    """Return the names of the charges for what a checkpoint holds."""
     return Plans.from_json(_noted(path, "plans")).releases
 
 
 def _noted(path: Path, key: str) -> Any:
-    """What stands in the record of a checkpoint, whose tensors are not read."""
+    """Return one entry of a checkpoint's record without reading its tensors."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -86,9 +85,9 @@ def _noted(path: Path, key: str) -> Any:
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Inside, no other trainer that uses the same checkpoint takes a step.
+    """Keep other trainers of the same checkpoint from taking a step inside the block.
 
-    Two that did would draw the noise of one step twice and pay for it once.
+    Two of them would draw the noise of one step twice and pay for it once.
     """
     busy = StoreError(
         f"another process is training with the checkpoint {path}; wait for it, or give this run a "
@@ -104,7 +103,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def require_same(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuses a checkpoint of another configuration, and names what differs.
+    """Refuse a checkpoint of another configuration, and name what differs.
 
     >>> require_same(Path("run"), {"delta": 1e-5, "loss": "a"}, {"delta": 1e-5, "loss": "a"})
     """
@@ -112,8 +111,8 @@ def require_same(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]
     if differs:
         raise InvalidInput(
             f"the checkpoint {path} belongs to another run: {', '.join(sorted(differs))} "
-            f"{'differs' if len(differs) == 1 else 'differ'}; give the same settings to go on, or "
-            "another checkpoint to begin anew"
+            f"{'differs' if len(differs) == 1 else 'differ'}; give the same settings to resume, or "
+            "another checkpoint to start again"
         )
 
 
@@ -121,7 +120,7 @@ def require_same(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]
 
 
 def pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimiser's memory as tensors and plain values."""
+    """Return an optimiser's state as tensors and plain values."""
     state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, dict[str, Any]] = {}
@@ -141,7 +140,7 @@ def pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, A
 def unpack_optimizer(
     optimizer: Optimizer, tensors: Mapping[str, Tensor], record: Mapping[str, Any]
 ) -> None:
-    """Brings back what :func:`pack_optimizer` took, into an optimiser of the same kind."""
+    """Restore what :func:`pack_optimizer` returned, into an optimiser of the same kind."""
     fresh = optimizer.state_dict()
     groups = [
         {key: _like(now.get(key), value) for key, value in stored.items()}
@@ -170,14 +169,14 @@ def _plain(value: Any, optimizer: Optimizer) -> Any:
 
 
 def _like(now: Any, value: Any) -> Any:
-    """A stored value in the type that the optimiser itself has for it."""
+    """Return a stored value in the type that the optimiser uses for it."""
     if isinstance(value, dict):
         return torch.tensor(value["tensor"], dtype=now.dtype if isinstance(now, Tensor) else None)
     return tuple(value) if isinstance(now, tuple) else value
 
 
 def _digest(tensors: Mapping[str, Tensor], record: str) -> str:
-    """Of names, shapes, types and bytes: safetensors itself has no check of what it holds."""
+    """Return a digest of names, shapes, types and bytes: safetensors has no checksum."""
     found = hashlib.sha256(record.encode())
     for name in sorted(tensors):
         value = tensors[name]
@@ -188,6 +187,6 @@ def _digest(tensors: Mapping[str, Tensor], record: str) -> str:
 
 def _damaged(path: Path) -> InvalidInput:
     return InvalidInput(
-        f"the checkpoint {path} is damaged or not one of dpsgd; remove it to begin anew, which "
-        "costs anew"
+        f"the checkpoint {path} is damaged or not one of dpsgd; remove it to start again, which "
+        "costs again"
     )

@@ -1,7 +1,7 @@
-"""How far one example may pull, and how much noise that takes.
+"""Clipping rules: bounds on the influence of one example, and the noise that they require.
 
-A rule (a frozen value) is fixed before training; ``rule.start(groups)`` gives the clipper that
-follows it through a run. Examples' gradients are clipped as a whole, or layer by layer; "group"
+A rule (a frozen value) is fixed before training; ``rule.start(groups)`` returns the clipper that
+applies it during a run. Examples' gradients are clipped as a whole, or layer by layer; "group"
 below is either all parameters or one layer.
 
 Guarantees:
@@ -25,25 +25,25 @@ from torch import Tensor
 from dpsgd.schedules import Schedule, as_schedule
 from pate.errors import InvalidInput
 
-_FARTHEST = 1e8  # of an adaptive norm from where it began, as a factor
+_FARTHEST = 1e8  # the largest factor between an adaptive norm and its initial value
 
 
 class Clipper(Protocol):
-    """A clipping rule at work; what it learns it learns with noise, so its state is public."""
+    """The state of a clipping rule during a run; it learns only noised values, so it is public."""
 
     per_layer: bool
 
     def bounds(self, step: int) -> tuple[float, ...]:
-        """The most that one example adds to each group, in L2 norm."""
+        """Return the most that one example adds to each group, in L2 norm."""
 
     def factors(self, norms: Tensor, step: int) -> Tensor:
-        """What to multiply each example's gradient with: (groups, examples) for the same norms."""
+        """Return the factor of each example's gradient: (groups, examples), as the norms."""
 
     def noise_stds(self, step: int, noise_multiplier: float) -> tuple[float, ...]:
-        """Noise on each group's sum such that the lot costs ``noise_multiplier``."""
+        """Return the noise of each group's sum such that the lot costs ``noise_multiplier``."""
 
     def end_lot(self, step: int, *, lot_size: float, normal: Callable[[], float]) -> None:
-        """Learns from the lot, where the rule does; ``normal`` draws from N(0, 1)."""
+        """Learn from the lot, if the rule does; ``normal`` draws from N(0, 1)."""
 
     def state(self) -> dict[str, float]: ...
 
@@ -55,18 +55,26 @@ class Clipping(Protocol):
 
     @property
     def joint_noise_multiplier(self) -> float | None:
-        """The noise multiplier of a lot where the rule fixes it; None where the trainer does."""
+        """The noise multiplier of a lot if the rule fixes it; None if the trainer does."""
 
     def start(self, groups: int) -> Clipper:
-        """The rule at work on a model of so many layers."""
+        """Return the clipper of a model with this number of layers."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """One norm over all parameters; gradients longer than it are shortened to it.
+    """Clip the whole gradient of each example to one norm.
 
     Abadi et al. 2016, Algorithm 1: g / max(1, ‖g‖ / C).
+
+    Parameters
+    ----------
+    max_norm : float or Schedule
+        C.
+
+    >>> Flat(1.0).start(groups=3).bounds(step=0)
+    (1.0,)
     """
 
     max_norm: float | Schedule
@@ -80,11 +88,15 @@ class Flat:
 @final
 @dataclass(frozen=True, slots=True)
 class PerLayer:
-    """Each layer's gradient is shortened to its own norm (Abadi et al. 2016, Section 4).
+    """Clip the gradient of each layer to a norm of its own (Abadi et al. 2016, Section 4).
 
-    ``max_norms`` is one number (or schedule) for every layer, or one for each. The noise on layer
-    l is ``noise_multipliers[l]`` times its norm; without ``noise_multipliers`` all layers share one
-    multiplier, √layers times that of the lot.
+    Parameters
+    ----------
+    max_norms : float, Schedule or tuple of float
+        One norm for every layer, or one for each.
+    noise_multipliers : tuple of float, optional
+        The noise of each layer over its norm. By default all layers share one multiplier, √layers
+        times that of the lot.
 
     >>> PerLayer(4.0, noise_multipliers=(2.0, 2.0)).joint_noise_multiplier
     1.414213562373095
@@ -119,10 +131,19 @@ class PerLayer:
 @final
 @dataclass(frozen=True, slots=True)
 class Automatic:
-    """Every gradient is brought to about one length: C·g / (‖g‖ + stability).
+    """Scale every gradient to about one length: C·g / (‖g‖ + stability).
 
-    Bu, Wang, Zha & Karypis 2023 (AUTO-S): no clipping norm to tune; ``max_norm`` scales the
-    learning rate alone.
+    Bu, Wang, Zha & Karypis 2023 (AUTO-S): there is no clipping norm to tune.
+
+    Parameters
+    ----------
+    max_norm : float, default=1.0
+        C; it only scales the learning rate.
+    stability : float, default=0.01
+        Added to the norm; keeps small gradients small.
+
+    >>> Automatic().start(groups=3).bounds(step=0)
+    (1.0,)
     """
 
     max_norm: float = 1.0
@@ -142,18 +163,32 @@ class Automatic:
 @final
 @dataclass(frozen=True, slots=True)
 class AdaptiveQuantile:
-    """C follows a quantile of the gradients' norms, found with noise and paid for.
+    """Clip to a norm C that follows a quantile of the gradients' norms, estimated with noise.
 
     Andrew, Thakkar, McMahan & Ramaswamy 2021, Algorithm 1 and Theorem 1: each lot also releases how
     many of its gradients are at most C long, as Σ(bᵢ − ½) plus N(0, count_noise²). One example
     moves that by ½. Gradients and count together cost the lot's noise multiplier z, which leaves
     the gradients (z⁻² − (2·count_noise)⁻²)^(−½).
+
+    Parameters
+    ----------
+    initial : float, default=1.0
+        C of the first step.
+    quantile : float, default=0.5
+        The share of gradients that are to be at most C long.
+    learning_rate : float, default=0.2
+        How fast C follows the quantile.
+    count_noise : float, optional
+        The noise of the count; by default 10, or z if that is larger.
+
+    >>> AdaptiveQuantile(initial=0.5, quantile=0.8).start(groups=3).bounds(step=0)
+    (0.5,)
     """
 
     initial: float = 1.0
     quantile: float = 0.5
     learning_rate: float = 0.2
-    count_noise: float | None = None  # None: 10, or z where that is more
+    count_noise: float | None = None
 
     joint_noise_multiplier = None
 
@@ -169,9 +204,36 @@ class AdaptiveQuantile:
         return _Adapt(rule=self, max_norm=self.initial)
 
 
+def choose_clipping(max_grad_norm: float | Schedule | None, clipping: Clipping | None) -> Clipping:
+    """Return flat clipping to one norm, or the given rule.
+
+    >>> choose_clipping(1.0, None)
+    Flat(max_norm=Constant(value=1.0))
+    """
+    if max_grad_norm is not None and clipping is None:
+        return Flat(as_schedule(max_grad_norm))
+    if max_grad_norm is None and clipping is not None:
+        return clipping
+    raise InvalidInput("give exactly one of max_grad_norm and clipping")
+
+
+def choose_multiplier(noise_multiplier: float | Schedule | None, rule: Clipping) -> Schedule:
+    """Return the noise multiplier of a lot: the trainer's, or that of a rule which fixes it."""
+    joint = rule.joint_noise_multiplier
+    if noise_multiplier is None:
+        if joint is None:
+            raise InvalidInput("give a noise_multiplier, or a clipping rule that brings its own")
+        return as_schedule(joint)
+    if joint is not None:
+        raise InvalidInput(
+            "the clipping rule brings noise multipliers of its own; leave out noise_multiplier"
+        )
+    return as_schedule(noise_multiplier)
+
+
 @dataclass(kw_only=True)
 class _Shorten:
-    """Clips to fixed norms, or to norms on a schedule."""
+    """Clips to norms that are fixed or follow a schedule."""
 
     norms: tuple[Schedule, ...]
     per_layer: bool
@@ -194,18 +256,18 @@ class _Shorten:
         )
 
     def end_lot(self, step: int, *, lot_size: float, normal: Callable[[], float]) -> None:
-        """Nothing is learned."""
+        """Learn nothing."""
 
     def state(self) -> dict[str, float]:
         return {}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Nothing was learned."""
+        """Restore nothing."""
 
 
 @dataclass(kw_only=True)
 class _Normalise(_Shorten):
-    """Brings every gradient to a length just below the bound."""
+    """Scales every gradient to a length just below the bound."""
 
     stability: float
 
@@ -227,7 +289,7 @@ class _Adapt:
         return (self.max_norm,)
 
     def factors(self, norms: Tensor, step: int) -> Tensor:
-        # An example without a finite gradient is not here: it moves the count by nothing at all.
+        # An example without a finite gradient is left out: it does not move the count.
         self._excess = self._excess + ((norms <= self.max_norm).to(norms.dtype) - 0.5).sum()
         return _shortened(norms, self.bounds(step))
 
@@ -266,7 +328,7 @@ def _shortened(norms: Tensor, bounds: tuple[float, ...]) -> Tensor:
 
 
 def _joint(noise_multipliers: tuple[float, ...]) -> float:
-    """Of Gaussian releases together: 1/z² adds up."""
+    """Return the noise multiplier of Gaussian releases together: 1/z² adds up."""
     return 1 / math.sqrt(math.fsum(value**-2 for value in noise_multipliers))
 
 

@@ -1,4 +1,4 @@
-"""Curves: accuracy and ε by epoch, as a table and as a picture."""
+"""The learning curve: accuracy and ε by epoch, as a table and a figure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import final
 
 from pate._files import write_atomically
+from pate._format import format_epsilon
 from pate.errors import InvalidInput
 
 _BLUE, _ORANGE = "#1f5fa8", "#c4570b"
@@ -19,10 +20,26 @@ _BLUE, _ORANGE = "#1f5fa8", "#c4570b"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Where a run stood at the end of an epoch (or of a fit that ended within one).
+    """The state of a run at the end of an epoch, or of a fit that ended within one.
 
-    ``epsilon`` is that of the steps up to here, had the run been planned to end here. ``accuracy``
-    is what ``evaluate`` returned: of a test set, never of the training data.
+    Parameters
+    ----------
+    epoch, step : int
+        The number of epochs and steps so far.
+    epsilon : float
+        ε of the steps so far, had the run been planned to end here.
+    accuracy : float or None
+        The number that ``evaluate`` returned: of a test set, never of the training data.
+    learning_rate : float
+        The learning rate of the last step.
+    clip_bound : float
+        The clipping norm of the last step, over all layers.
+    seconds : float
+        The duration of the epoch. Private: it depends on the sizes of the lots.
+
+    >>> Row(epoch=1, step=10, epsilon=0.5, accuracy=0.9, learning_rate=0.1, clip_bound=1.0,
+    ...     seconds=2.0).epsilon
+    0.5
     """
 
     epoch: int
@@ -35,12 +52,30 @@ class Row:
 
 
 def write_curve(history: Sequence[Row], folder: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """Writes ``curve.csv`` and ``curve.png`` into a folder; each appears whole or not at all."""
+    """Write ``curve.csv`` and ``curve.png`` into a folder, each atomically.
+
+    Parameters
+    ----------
+    history : sequence of Row
+        ``Trainer.history``; not empty.
+    folder : path
+        The folder; it is created if missing.
+
+    Returns
+    -------
+    tuple of pathlib.Path
+        The two files.
+
+    >>> import tempfile
+    >>> row = Row(epoch=1, step=10, epsilon=0.5, accuracy=0.9, learning_rate=0.1, clip_bound=1.0,
+    ...           seconds=0.0)
+    >>> [file.name for file in write_curve([row], tempfile.mkdtemp())]
+    ['curve.csv', 'curve.png']
+    """
     if not history:
-        raise InvalidInput("there is no epoch to draw yet; train first")
-    place = Path(folder)
-    files = place / "curve.csv", place / "curve.png"
-    for file, content in zip(files, (_table(history), _picture(history)), strict=True):
+        raise InvalidInput("there is no epoch to plot yet; train first")
+    files = Path(folder, "curve.csv"), Path(folder, "curve.png")
+    for file, content in zip(files, (_table(history), _plot(history)), strict=True):
         write_atomically(file, content, mode=0o666, name=f"the curve {file}", make_parents=True)
     return files
 
@@ -53,7 +88,7 @@ def _table(history: Sequence[Row]) -> bytes:
     return text.getvalue().encode()
 
 
-def _picture(history: Sequence[Row]) -> bytes:
+def _plot(history: Sequence[Row]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure  # the object API: nothing global is touched
     from matplotlib.ticker import MaxNLocator
@@ -75,7 +110,7 @@ def _picture(history: Sequence[Row]) -> bytes:
         axis.grid(color="#dddddd", linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
         axis.annotate(
-            f"{ys_[-1]:.4g}",
+            format_epsilon(ys_[-1]) if axis is axes[-1] else f"{ys_[-1]:.4g}",
             (xs_[-1], ys_[-1]),
             xytext=(5, 0),
             textcoords="offset points",

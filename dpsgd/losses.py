@@ -1,4 +1,4 @@
-"""Losses, one number for each example.
+"""Losses that return one number for each example.
 
 A mean over the batch would hide whose gradient is whose, so every loss here has the shape
 (examples,). Several outputs of one example (the words of a sentence) are added up within it.
@@ -21,7 +21,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """−log softmax at the class; outputs (examples, classes, …), targets (examples, …).
+    """Return −log softmax at the class; outputs (examples, classes, …), targets (examples, …).
 
     >>> import torch
     >>> cross_entropy(torch.zeros(3, 4), torch.tensor([0, 1, 2])).tolist()
@@ -31,13 +31,13 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The same for two classes, from one logit; targets 0 or 1."""
+    """Return the cross entropy of two classes, from one logit; targets 0 or 1."""
     targets = targets.to(outputs.dtype).reshape(outputs.shape)
     return _within(functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none"))
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """(output − target)²."""
+    """Return (output − target)²."""
     targets = targets.to(outputs.dtype).reshape(outputs.shape)
     return _within(functional.mse_loss(outputs, targets, reduction="none"))
 
@@ -50,7 +50,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def per_example_loss(loss: str | Loss) -> Loss:
-    """A loss by name, or the user's own function of (outputs, targets) → (examples,).
+    """Return a loss by name, or the user's own function of (outputs, targets) → (examples,).
 
     >>> per_example_loss("cross_entropy") is cross_entropy
     True
@@ -65,7 +65,7 @@ def per_example_loss(loss: str | Loss) -> Loss:
 
 
 def checked_losses(losses: Tensor, examples: int) -> Tensor:
-    """The losses, if there is one for each example; a mean would tie the examples together."""
+    """Return the losses; refuse a mean, which would mix the examples."""
     if losses.shape != (examples,):
         raise InvalidInput(
             f"the loss returned shape {tuple(losses.shape)} for {examples} examples; it must "
@@ -75,11 +75,11 @@ def checked_losses(losses: Tensor, examples: int) -> Tensor:
 
 
 def require_apart(loss: Loss, outputs: Any, targets: Tensor, losses: Tensor) -> None:
-    """Refuses a user's loss in which one example's loss depends on the others.
+    """Refuse a user's loss in which one example's loss depends on the others.
 
-    Weights by class frequency, or a mean that was multiplied back, have the right shape; clipping
-    would not bound what one example does through the others' losses. Part of the batch must give
-    the same losses. Ours are known to.
+    Weights by class frequency, or a mean multiplied by the batch size, have the right shape, but
+    clipping would not bound the influence of one example through the others' losses. So part of the
+    batch must give the same losses. The built-in losses need no check.
     """
     if loss in LOSSES.values() or len(targets) < 2:
         return
@@ -96,7 +96,7 @@ def require_apart(loss: Loss, outputs: Any, targets: Tensor, losses: Tensor) -> 
 
 
 def _part(outputs: Any, part: slice, examples: int) -> Any:
-    """Some examples' outputs, in whatever a model returns."""
+    """Return the outputs of some examples, in whatever structure a model returns."""
 
     def rows(leaf: Any) -> Any:
         own = isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == examples

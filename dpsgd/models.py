@@ -1,4 +1,4 @@
-"""The model and the optimiser that a recipe asks for."""
+"""The models, activations and optimisers of a recipe."""
 
 from __future__ import annotations
 
@@ -6,28 +6,100 @@ import copy
 import inspect
 import math
 import os
+from collections.abc import Callable
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
 
-from dpsgd.activations import activation
 from dpsgd.recipe import ModelSpec, TrainingSpec
 from pate.errors import InvalidInput
 from pate.plugins import resolve
 from pate.untrusted import make_untrusted
 
+
+@final
+class TemperedSigmoid(nn.Module):
+    """Apply ``scale · sigmoid(temperature · x) − offset`` elementwise; by default tanh.
+
+    Papernot, Thakurta, Song, Chien & Erlingsson 2021: bounded activations keep per-example
+    gradients small, so clipping removes less of them than with ReLU.
+
+    Parameters
+    ----------
+    scale : float, default=2.0
+        The range of the values; above zero.
+    temperature : float, default=2.0
+        The steepness; above zero.
+    offset : float, default=1.0
+        Subtracted from every value.
+
+    >>> x = torch.tensor([-1.0, 0.0, 2.0])
+    >>> torch.allclose(TemperedSigmoid()(x), torch.tanh(x))
+    True
+    """
+
+    def __init__(self, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0) -> None:
+        super().__init__()
+        for name, value in (("scale", scale), ("temperature", temperature)):
+            if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise InvalidInput(f"{name} is {value!r}; it must be a finite number above zero")
+        if not isinstance(offset, (int, float)) or not math.isfinite(offset):
+            raise InvalidInput(f"offset is {offset!r}; it must be a finite number")
+        self.scale = scale
+        self.temperature = temperature
+        self.offset = offset
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * torch.sigmoid(self.temperature * x) - self.offset
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale}, temperature={self.temperature}, offset={self.offset}"
+
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky-relu": nn.LeakyReLU,
+    "elu": nn.ELU,
+    "selu": nn.SELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "softplus": nn.Softplus,
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "tempered-sigmoid": TemperedSigmoid,
+}
+
+
+def activation(name: str) -> nn.Module:
+    """Return a new activation layer by its name in a recipe.
+
+    >>> activation("tanh")
+    Tanh()
+    >>> activation("tempered_sigmoid")
+    Traceback (most recent call last):
+    pate.errors.InvalidInput: there is no activation named 'tempered_sigmoid'; did you mean \
+tempered-sigmoid?
+    """
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        near = get_close_matches(str(name).lower(), ACTIVATIONS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(ACTIVATIONS)}"
+        raise InvalidInput(f"there is no activation named {name!r}; {hint}")
+    return ACTIVATIONS[name]()
+
+
 _HIDDEN = (1000,)
 _COPIES, _BYTES = 3, 4  # weights, their gradient and the noise, in float32
-_SMALLEST_IMAGE = 14  # pixels a side that the convolutional network can do with
+_SMALLEST_IMAGE = 14  # pixels a side that the convolutional network needs
 
 
 def build_model(
     spec: ModelSpec, *, shape: tuple[int, ...], classes: int, plugin_path: Path | None = None
 ) -> nn.Module:
-    """A model for records of this shape; equal settings give equal first weights.
+    """Return a model for records of this shape; equal settings give equal initial weights.
 
     The state of torch's own generator is left as it was.
 
@@ -50,7 +122,7 @@ def build_model(
 
 
 def build_optimizer(spec: TrainingSpec, model: nn.Module) -> torch.optim.Optimizer:
-    """Steps over the model's trainable weights."""
+    """Return the recipe's optimiser of the model's trainable weights."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     rate = spec.learning_rate.start
     if spec.optimizer == "adam":
@@ -59,10 +131,10 @@ def build_optimizer(spec: TrainingSpec, model: nn.Module) -> torch.optim.Optimiz
 
 
 def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """One layer without biases that begins at zero: for features, as ``entry`` of a recipe.
+    """Return one layer without biases, initialised to zero: for features, as a recipe's ``entry``.
 
-    The loss is convex, so there is nothing for chance to break; first weights of features that many
-    would be noise that no step takes away.
+    The loss is convex, so there is no symmetry for random weights to break; random weights of many
+    features would be noise that no step removes.
 
     >>> model = linear(shape=(3,), classes=2)
     >>> model(torch.ones(1, 3))
@@ -86,7 +158,7 @@ def _layers(
 
 
 def _require_room(widths: tuple[int, ...]) -> None:
-    """Refuses a network that no step could be taken with on this machine."""
+    """Refuse a network that this machine has not the memory to train."""
     weights = sum((wide + 1) * next_wide for wide, next_wide in pairwise(widths))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if _COPIES * _BYTES * weights > memory:
@@ -97,7 +169,7 @@ def _require_room(widths: tuple[int, ...]) -> None:
 
 
 def _small_cnn(name: str, *, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The network of Papernot, Thakurta, Song, Chien & Erlingsson 2021 for images of digits."""
+    """Return the network of Papernot, Thakurta, Song, Chien & Erlingsson 2021 for digits."""
     if len(shape) != 3 or min(shape[1:]) < _SMALLEST_IMAGE:
         raise InvalidInput(
             f'model.kind "cnn" is for images of {_SMALLEST_IMAGE} by {_SMALLEST_IMAGE} pixels or '
@@ -120,7 +192,7 @@ def _small_cnn(name: str, *, shape: tuple[int, ...], classes: int) -> nn.Module:
 def _own(
     spec: ModelSpec, *, shape: tuple[int, ...], classes: int, plugin_path: Path | None
 ) -> nn.Module:
-    """The user's module, or what their class or function makes; never the shared original."""
+    """Return a copy of the user's module, or the result of their class or function."""
     assert spec.entry is not None
     found = resolve(spec.entry, path=plugin_path)
     if isinstance(found, nn.Module):
@@ -138,7 +210,7 @@ def _own(
 
 
 def call_with(maker: Any, params: dict[str, Any], *, offered: dict[str, Any], what: str) -> Any:
-    """Calls what a recipe names with its params, and with what is offered if it asks for it."""
+    """Call what a recipe names with its params, and with those offered that it accepts."""
     if not callable(maker):
         raise InvalidInput(f"{what} is a {type(maker).__name__}; it must be a class or a function")
     try:

@@ -1,20 +1,20 @@
-"""Noise for gradients: where it comes from, and what its digits can and cannot promise.
+"""Noise for gradients: its sources, and what its digits can and cannot guarantee.
 
 Secure noise turns bytes of OpenSSL's generator (AES-256 in counter mode as in NIST SP 800-90A,
 seeded by the operating system, reseeded as it goes and after a fork, its key replaced after every
 request so that the past cannot be recovered) into Gaussian numbers by the transform of Box & Muller
 1958. The generator of :mod:`pate.randomness` (ChaCha20 through numpy) is as safe; 800 000 numbers
-took it 14 ms on one thread, where this took 8 and torch's own fast generator 3.
+took it 14 ms on one thread, this one 8 ms and torch's own fast generator 3 ms.
 
-Floating point. The noised sum of a lot does leave, through the published weights, unlike the noised
-counts of PATE; so one must say what its digits are worth.
+Floating point. The noised sum of a lot is published, through the weights, unlike the noised counts
+of PATE; hence these notes on its digits.
 
 * **Tails.** The radius comes from 64 bits, and reaches 9.4 standard deviations; what a true
   Gaussian pair has beyond that is 2⁻⁶⁴, so that even 10¹² numbers leave out less than 10⁻⁷ in all.
   A generator with 24 bits, as in single precision, ends at 5.8.
-* **Steps.** Numbers are worked out in doubles and rounded once to the precision of the parameters,
-  so that no value of single precision near the noise is left out for want of random bits.
-* **Not covered.** The theorems speak of real numbers. A sum of gradients and noise in single
+* **Steps.** Numbers are computed in doubles and rounded once to the precision of the parameters, so
+  that no value of single precision near the noise is left out for lack of random bits.
+* **Not covered.** The theorems are about real numbers. A sum of gradients and noise in single
   precision is rounded, and which of the possible roundings occurs can depend on the gradients in
   the last bits (Mironov 2012 shows it for Laplace noise, Jin et al. 2022 for Gaussian noise in
   DP-SGD, each attacking one noised value). Here a gradient is added to noise that was rounded
@@ -25,10 +25,11 @@ counts of PATE; so one must say what its digits are worth.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -40,23 +41,24 @@ from pate.errors import InvalidInput
 from pate.randomness import insecure_generator
 
 SEEDED = "seeded noise: not private"
-_BLOCK = 1 << 15  # pairs of numbers worked out at a time: doubles that stay in the cache
+_NOISE, _DROPOUT = 1, 2  # purposes of derived seeds; the sampler uses the seed itself
+_BLOCK = 1 << 15  # pairs of numbers computed at a time: doubles that stay in the cache
 
 
 class Noise(Protocol):
-    """Fills tensors with Gaussian noise; ``caveat`` says what stands against calling it private."""
+    """A source of Gaussian noise; ``caveat`` is the reason why it is not private, if any."""
 
     @property
     def caveat(self) -> str | None: ...
 
     def fill(self, tensors: Sequence[Tensor], stds: Sequence[float]) -> None:
-        """Each tensor becomes independent N(0, std²)."""
+        """Fill each tensor with independent N(0, std²)."""
 
     def normal(self) -> float:
-        """One number from N(0, 1)."""
+        """Draw one number from N(0, 1)."""
 
     def state(self) -> dict[str, Any]:
-        """Of a seeded source, to go on from; empty for a secure one, which is never stored."""
+        """Return the state of a seeded source; empty for a secure one, which is never stored."""
 
     def restore(self, state: dict[str, Any]) -> None: ...
 
@@ -91,7 +93,7 @@ class _FromBytes:
             uniform = self._uniform[: 2 * pairs]
             np.multiply(words, 2.0**-63, out=uniform.numpy())  # uniform on [−1, 1]
             radius, angle = uniform[:pairs], uniform[pairs:].mul_(math.pi)
-            # |0| would have an infinite radius; half a step stands for it.
+            # |0| would have an infinite radius; half a step replaces it.
             radius.abs_().clamp_(min=2.0**-64).log_().mul_(-2.0).sqrt_().mul_(std)
             cosine = torch.cos(angle, out=self._cosine[:pairs])
             block[:pairs] = cosine.mul_(radius)
@@ -100,11 +102,12 @@ class _FromBytes:
 
 @final
 class SecureNoise(_FromBytes):
-    """Noise that nobody can guess or repeat; the default.
+    """Noise that nobody can predict or repeat; the default.
 
     Guarantees:
         Bytes come from OpenSSL's deterministic generator over the operating system's entropy. A
-        program that tells its output from chance breaks AES-256. Nothing of its state is stored.
+        program that distinguishes its output from randomness breaks AES-256. Its state is never
+        stored.
 
     >>> weights = torch.empty(3)
     >>> SecureNoise().fill([weights], [2.0])
@@ -121,7 +124,7 @@ class SecureNoise(_FromBytes):
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """A resumed run opens a new source: the old one is gone, and that is as it should be."""
+        """Restore nothing: a resumed run opens a new source; the old state is never stored."""
 
 
 @final
@@ -147,9 +150,9 @@ class SeededNoise(_FromBytes):
 
 @final
 class FastNoise:
-    """Noise from torch's own generator: quick, of good statistics, and not cryptographic.
+    """Noise from torch's own generator: fast, statistically good, and not cryptographic.
 
-    Whoever sees enough of its output can work out the rest; the guarantee says so. It starts from
+    Who sees enough of its output can compute the rest; guarantees carry that caveat. It starts from
     the operating system's entropy, or from a seed in tests.
     """
 
@@ -187,3 +190,29 @@ class FastNoise:
             raise InvalidInput(
                 f"the state of the generator is damaged ({type(error).__name__})"
             ) from None
+
+
+def choose_noise(noise: str, *, seed: int | None, device: torch.device) -> Noise:
+    """Return the source of noise of this name, seeded in tests."""
+    own = None if seed is None else derived_seed(seed, _NOISE)
+    if noise == "secure":
+        return SecureNoise() if own is None else SeededNoise(own)
+    if noise == "fast":
+        return FastNoise(seed=own, device=device)
+    raise InvalidInput(f"noise is {noise!r}; it must be one of secure, fast")
+
+
+@contextlib.contextmanager
+def seeded_dropout(seed: int | None, step: int) -> Iterator[None]:
+    """Make dropout of a seeded run depend on seed and step alone."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derived_seed(seed, _DROPOUT, step))
+        yield
+
+
+def derived_seed(seed: int, *purpose: int) -> int:
+    """Return a seed for one purpose, derived from the seed of the run."""
+    return int(np.random.SeedSequence([seed, *purpose]).generate_state(1, np.uint64)[0] >> 1)

@@ -1,9 +1,9 @@
-"""Private principal components: the directions in which records vary, with noise on their matrix.
+"""Private principal components: eigenvectors of the noised matrix of the records' products.
 
 A projection to few dimensions before training means fewer weights, so less noise in every step.
-The eigenvalues of the *noised* matrix leave with its eigenvectors at no further cost, and can bring
-the components to a like scale, which spares training many steps. The share of variance that the
-components explain is not given: it would be one more answer about the records.
+The eigenvalues of the *noised* matrix are released with its eigenvectors at no further cost, and
+can scale the components alike, which saves many training steps. The share of variance that the
+components explain is not reported: it would be one more query of the records.
 """
 
 from __future__ import annotations
@@ -44,9 +44,19 @@ Projection = NDArray[np.float32]
 class PrivatePCA:
     """The leading eigenvectors of AᵀA plus noise, where A holds a sample of unit-norm records.
 
-    One object makes one release: a second ``fit`` is refused, for it would cost a second time.
-    ``whiten`` from 0 (projections as they are) to 1 (all components of about one size) scales
-    component j by (eigenvalue 1 / eigenvalue j)^(whiten/2), from the noised eigenvalues.
+    One object makes one release: a second ``fit`` is refused, since it would cost a second time.
+
+    Parameters
+    ----------
+    dimension : int
+        The number of components.
+    noise_multiplier : float
+        The standard deviation of the noise on the matrix, whose sensitivity is 1.
+    sample_rate : float, default=1.0
+        The probability of each record to be used.
+    whiten : float, default=0.0
+        From 0 (projections as they are) to 1 (all components of about one size): component j is
+        scaled by (eigenvalue 1 / eigenvalue j)^(whiten/2), from the noised eigenvalues.
 
     Guarantees:
         * Abadi et al. 2016, Section 4, after Dwork, Talwar, Thakurta & Zhang 2014 ("Analyze
@@ -54,15 +64,15 @@ class PrivatePCA:
           every entry on and above the diagonal gets its own N(0, noise_multiplier²).
         * A record x more or less changes the released triangle by that of xxᵀ, and
           ‖triu(xxᵀ)‖₂ ≤ ‖xxᵀ‖₂ = ‖x‖² ≤ 1 (reached by a record with one feature), so a fit
-          costs one ``SampledGaussian``. The sampling rate is given, and nothing that is released
-          depends on the number of records, so it holds for one record added or removed.
+          costs one ``SampledGaussian``. The sampling rate is given, and nothing released depends
+          on the number of records, so it holds for one record added or removed.
         * Every record is scaled to norm one, whatever its size; one that is zero stays zero, and
           one that is not finite counts as zero. Coordinates are cut towards zero to multiples of
           2⁻¹⁴, so ‖x‖ ≤ 1 holds to the last bit, and sums of up to 2²⁵ records are exact: no
           rounding depends on who else is in the data.
-        * Directions and scales are worked out from the noised matrix alone: post-processing.
-        * The noise is drawn in doubles. Eigenvectors rounded to single precision leave, not the
-          noised sums; that the gaps between doubles give nothing away (Mironov 2012) is
+        * Directions and scales are computed from the noised matrix alone: post-processing.
+        * The noise is drawn in doubles. Eigenvectors rounded to single precision are released, not
+          the noised sums; that the gaps between doubles reveal nothing (Mironov 2012) is
           believed, not proved.
 
     >>> rows = np.random.default_rng(0).normal(size=(5000, 20)) * np.linspace(3.0, 0.1, 20)
@@ -94,12 +104,12 @@ class PrivatePCA:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What the one fit costs; known before it happens."""
+        """The cost of the one fit; known before it happens."""
         return (self._event,)
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Why the guarantee does not hold, if it does not; () for a secure fit."""
+        """The reasons why the guarantee does not hold; () for a secure fit."""
         return self._caveats
 
     @property
@@ -115,7 +125,7 @@ class PrivatePCA:
 
     @property
     def scales_(self) -> Projection:
-        """What each component is multiplied with; released like the components."""
+        """The factor of each component; released like the components."""
         largest = self._eigenvalues[0]
         if largest <= 0:  # nothing but noise
             return np.ones(self.dimension, dtype=np.float32)
@@ -123,9 +133,19 @@ class PrivatePCA:
         return np.asarray(shares ** (-self.whiten / 2), dtype=np.float32)
 
     def fit(self, X: ArrayLike, *, insecure_seed: int | None = None) -> Self:
-        """Finds the directions in records (n, …); of a memory-mapped file a part at a time.
+        """Find the directions, once.
 
-        With a seed the result repeats on one machine, and is marked as not private.
+        Parameters
+        ----------
+        X : array-like of shape (n_records, …)
+            The private records; a memory-mapped file is read in parts.
+        insecure_seed : int, optional
+            Draw the noise from this seed, for tests. The result is not private.
+
+        Returns
+        -------
+        PrivatePCA
+            The object itself.
         """
         if self._components is not None:
             raise InvalidInput("this PCA is fitted; another fit costs again: make a new PrivatePCA")
@@ -151,7 +171,7 @@ class PrivatePCA:
         return self
 
     def transform(self, X: ArrayLike) -> Projection:
-        """Projects records as they are, not brought to norm one; of private records it is private.
+        """Return projections of records, not scaled to norm one; of private records, private.
 
         A record that is not finite has a projection that is not finite.
         """
@@ -162,7 +182,7 @@ class PrivatePCA:
                 f"records have {width} features; this PCA was fitted on {len(components)}"
             )
         projected = np.empty((len(records), self.dimension), dtype=np.float32)
-        # A warning would tell of a private record; clipping leaves out those that are not finite.
+        # A warning would reveal a private record; clipping leaves out those that are not finite.
         with np.errstate(over="ignore", invalid="ignore"):
             for rows in _chunks(len(records), width):
                 part = np.asarray(records[rows], dtype=np.float32).reshape(-1, width)
@@ -170,7 +190,7 @@ class PrivatePCA:
         return projected
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the components and their cost as npz, without pickle; whole or not at all."""
+        """Write the components and their cost atomically as npz, without pickle."""
         stored = io.BytesIO()
         np.savez(
             stored,
@@ -185,10 +205,10 @@ class PrivatePCA:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The fitted PCA that ``save`` wrote; anything else is refused."""
-        place = Path(path)
+        """Return the fitted PCA that ``save`` wrote; refuse any other file."""
+        file_path = Path(path)
         try:
-            with place.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            with file_path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 components = np.asarray(stored["components"])
                 eigenvalues = np.asarray(stored["eigenvalues"], dtype=np.float64)
                 whiten = float(stored["whiten"])
@@ -204,15 +224,15 @@ class PrivatePCA:
             pca = cls(components.shape[1], noise_multiplier=noise, sample_rate=rate, whiten=whiten)
         except OSError as error:
             why = error.strerror or "it is damaged"
-            raise InvalidInput(f"{place} cannot be read: {why.lower()}") from None
+            raise InvalidInput(f"{file_path} cannot be read: {why.lower()}") from None
         except _UNREADABLE:
-            raise InvalidInput(f"{place} is not a saved PCA; fit and save it again") from None
+            raise InvalidInput(f"{file_path} is not a saved PCA; fit and save it again") from None
         pca._components, pca._eigenvalues, pca._caveats = components, eigenvalues, caveats
         return pca
 
 
 def add_symmetric_noise(matrix: FloatMatrix, *, std: float, generator: np.random.Generator) -> None:
-    """Adds N(0, std²) to every entry on and above the diagonal, and mirrors them below it."""
+    """Add N(0, std²) to every entry on and above the diagonal, and mirror them below it."""
     for i in range(len(matrix)):
         matrix[i, i:] += std * generator.standard_normal(len(matrix) - i)
         matrix[i + 1 :, i] = matrix[i, i + 1 :]
@@ -221,13 +241,13 @@ def add_symmetric_noise(matrix: FloatMatrix, *, std: float, generator: np.random
 def _sum_of_products(
     records: NDArray[Any], width: int, *, sample_rate: float, generator: np.random.Generator
 ) -> FloatMatrix:
-    """AᵀA of a Poisson sample of the records, each of norm at most one."""
+    """Return AᵀA of a Poisson sample of the records, each of norm at most one."""
     total = np.zeros((width, width))
     for rows in _chunks(len(records), width):
         part = records[rows]
         if sample_rate < 1:
             part = part[generator.random(len(part)) < sample_rate]
-        with np.errstate(over="ignore"):  # a warning would tell of a private record
+        with np.errstate(over="ignore"):  # a warning would reveal a private record
             doubles = np.array(part, dtype=np.float64)
         units = _unit_rows(doubles.reshape(len(part), width))
         total += units.T @ units
@@ -235,7 +255,7 @@ def _sum_of_products(
 
 
 def _unit_rows(rows: FloatMatrix) -> FloatMatrix:
-    """Rows scaled to norm one, in whole multiples of 1/_GRID, changed in place.
+    """Scale rows to norm one, in whole multiples of 1/_GRID, in place.
 
     Scaling is off by some 1e-12 at most, and the squared norm in units of the grid is a whole
     number below _GRID² · (1 + 1e-12) < _GRID² + 1: it is at most _GRID².
@@ -252,7 +272,7 @@ def _unit_rows(rows: FloatMatrix) -> FloatMatrix:
 
 
 def _leading_eigenvectors(matrix: FloatMatrix, count: int) -> tuple[FloatMatrix, Projection]:
-    """Eigenvalues, largest first, and vectors as columns, whose largest entry is positive."""
+    """Return eigenvalues, largest first, and vectors as columns, largest entry positive."""
     from scipy.linalg import eigh
 
     width = len(matrix)
@@ -265,9 +285,9 @@ def _leading_eigenvectors(matrix: FloatMatrix, count: int) -> tuple[FloatMatrix,
 
 
 def _records(X: ArrayLike) -> tuple[NDArray[Any], int]:
-    """The records as they are stored, and how many features one has when it is flat."""
+    """Return the records as they are stored, and the number of features of one, flattened."""
     try:
-        records = np.asanyarray(X)  # a map of a file stays one
+        records = np.asanyarray(X)  # a memory map stays one
     except (TypeError, ValueError, RuntimeError):  # rows of different lengths, a tensor with grad
         raise InvalidInput("records are not a table of real numbers") from None
     if isinstance(records, np.ma.MaskedArray):

@@ -1,39 +1,257 @@
-"""What a run set out to do, and paid for, before it did it.
+"""Plans of a run, and their cost: fixed, and paid for, before the first step.
 
 Every call of ``fit`` is one plan with a random name of its own. The plan is written down, then
-charged to the ledger under its name, then carried out. So a charge belongs to one drawing of noise:
-a run that was killed goes on with what it paid for, and nothing is paid twice.
+charged to the ledger under its name, then carried out. So a charge belongs to one draw of noise: a
+killed run resumes what it paid for, and nothing is paid twice.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any, Self, final
 
-from dpsgd.spending import MOST_STEPS, Spending
-from pate.accounting import Event, Ledger
+from dpsgd.schedules import Constant, Piecewise, Schedule
+from pate._format import format_epsilon
+from pate._validate import check_delta
+from pate.accounting import (
+    Event,
+    Guarantee,
+    Ledger,
+    Repeated,
+    compose,
+    odometer_epsilon,
+    smallest_noise,
+)
+from pate.accounting.calibrate import DpsgdAccountant, Method, dpsgd_step
+from pate.accounting.guarantee import Conversion
+from pate.accounting.ledger.terms import moment_for
 from pate.errors import InvalidInput
 
+_FINE = math.log(1.01)  # the grid of a noise multiplier that changes at every step
+MOST_STEPS = 10_000_000
 BARE = "step"  # the request behind Trainer.step()
+
+# Relative tolerance of calibrated noise: never too small, and at most this much too large. Loss
+# distributions take half a second for each guess.
+_TOLERANCE = {Method.MOMENTS: 1e-4, Method.ABADI: 1e-4, Method.PLD: 1e-3}
+
+
+def method_named(accountant: str) -> Method:
+    """Return the accountant of this name.
+
+    >>> method_named("pld")
+    <Method.PLD: 'pld'>
+    """
+    if accountant not in list(Method):
+        known = ", ".join(method.value for method in Method)
+        raise InvalidInput(f"accountant is {accountant!r}; it must be one of {known}")
+    return Method(accountant)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spending:
+    """The cost of step 0, 1, 2, … of a run whose sampling and noise are fixed in advance.
+
+    Parameters
+    ----------
+    sample_rate : float
+        The probability of an example to be in a lot.
+    noise_multiplier : Schedule
+        The noise over the clipping norm, by step.
+    delta : float
+        δ of every guarantee.
+    accountant : {"moments", "pld", "abadi"}, default="moments"
+        The accountant.
+    prior : tuple of Event, default=()
+        Costs paid beside the steps, such as those of a private PCA.
+    caveats : tuple of str, default=()
+        Caveats of every guarantee.
+    moment : float, optional
+        λ of the odometer, fixed in advance; by default the best one for ε = 1.
+    public_rate : bool, default=False
+        True if ``sample_rate`` does not depend on the number of records: costs are then for one
+        record added or removed, else for zero-out (see ``SampledGaussian``).
+
+    Guarantees:
+        * A step is a Poisson sample and a Gaussian mechanism: ``SampledGaussian``, composed by
+          Abadi et al. 2016, Theorem 2.1 (moments) or by privacy loss distributions. The best λ may
+          be used because noise and sampling of every step are fixed before the first.
+        * :meth:`guarantee` holds for a number of steps that was fixed in advance. If results
+          decided to end training early, the ε of the whole plan holds (dropping the rest is
+          post-processing). :meth:`odometer` holds at any stopping time.
+
+    >>> spending = Spending(sample_rate=0.01, noise_multiplier=Constant(4.0), delta=1e-5)
+    >>> round(spending.guarantee(10_000).epsilon, 3), spending.most_steps(1.0, at_most=100_000)
+    (1.035, 9376)
+    """
+
+    sample_rate: float
+    noise_multiplier: Schedule
+    delta: float
+    accountant: str = "moments"
+    prior: tuple[Event, ...] = ()
+    caveats: tuple[str, ...] = ()
+    moment: float | None = None
+    public_rate: bool = False
+
+    def __post_init__(self) -> None:
+        check_delta(self.delta)
+        method_named(self.accountant)
+        self._step(self.multiplier(0))
+
+    def multiplier(self, step: int) -> float:
+        """Return the noise multiplier that a step uses and is charged for.
+
+        A multiplier that changes at every step is rounded up to a hundredth of itself, in the noise
+        and in the account alike: the account stays exact, and has tens of terms, not thousands.
+        """
+        value = self.noise_multiplier(step)
+        if isinstance(self.noise_multiplier, (Constant, Piecewise)):
+            return value
+        return math.exp(math.ceil(math.log(value) / _FINE - 1e-6) * _FINE)
+
+    def events(self, steps: int, *, first: int = 0) -> tuple[Event, ...]:
+        """Return the events of the steps ``first`` … ``steps`` − 1, without ``prior``."""
+        if isinstance(self.noise_multiplier, Constant):
+            runs = [(self.noise_multiplier.value, max(0, steps - first))]
+        else:
+            noise = map(self.multiplier, range(first, steps))
+            runs = [(value, sum(1 for _ in run)) for value, run in groupby(noise)]
+        return tuple(Repeated(self._step(value), count) for value, count in runs if count)
+
+    def _step(self, noise_multiplier: float) -> Event:
+        return dpsgd_step(self.sample_rate, public_rate=self.public_rate)(noise_multiplier)
+
+    def guarantee(self, steps: int) -> Guarantee:
+        """Return (ε, δ) of the first ``steps`` steps and of ``prior``."""
+        return self.guarantee_of((*self.prior, *self.events(steps)))
+
+    def guarantee_of(self, events: tuple[Event, ...]) -> Guarantee:
+        """Return (ε, δ) of any events, by this accountant and with these caveats."""
+        if not events:
+            return Guarantee(epsilon=0.0, delta=self.delta, caveats=self.caveats)
+        accountant = DpsgdAccountant(delta=self.delta, method=method_named(self.accountant))
+        return dataclasses.replace(accountant.guarantee(list(events)), caveats=self.caveats)
+
+    def most_steps(self, epsilon: float, *, at_most: int = MOST_STEPS) -> int:
+        """Return the largest number of steps, up to ``at_most``, that stays within ``epsilon``.
+
+        0 if not even one does. More steps never cost less, so a bisection is exact.
+        """
+        if not epsilon > 0:
+            raise InvalidInput(f"the epsilon to stay within is {epsilon}; it must be above zero")
+        start = 1
+        if self.accountant == Method.PLD and at_most > 1:
+            # A quick start: the moments accountant allows slightly fewer steps.
+            near = dataclasses.replace(self, accountant=Method.MOMENTS.value)
+            start = max(1, near.most_steps(epsilon, at_most=at_most))
+        return _last(lambda steps: self.guarantee(steps).epsilon <= epsilon, start, at_most)
+
+    def odometer(self, steps: int, *, moment: float | None = None) -> Guarantee:
+        """Return (ε, δ) of the steps so far, valid also if results decide when to stop.
+
+        ``moment`` is λ, fixed before the first step; by default :attr:`moment`.
+
+        Guarantees:
+            The running sum at that λ, at any one stopping time
+            (:func:`pate.accounting.moments_epsilon`). Always by moments.
+        """
+        return self.odometer_of((*self.prior, *self.events(steps)), moment=moment)
+
+    def odometer_of(self, events: tuple[Event, ...], *, moment: float | None = None) -> Guarantee:
+        """Return the same for any events."""
+        moment = moment or self.moment or moment_for(Guarantee(epsilon=1.0, delta=self.delta))
+        total = compose(events, [moment])
+        epsilon = 0.0
+        if events:
+            epsilon = odometer_epsilon(
+                float(total.values[0]),
+                moment=moment,
+                delta=self.delta,
+                conversion=Conversion.IMPROVED,
+            )
+        return Guarantee(
+            epsilon=epsilon,
+            delta=self.delta,
+            moment=moment,
+            neighbours=total.neighbours,
+            conversion=Conversion.IMPROVED,
+            caveats=self.caveats,
+        )
+
+
+def _last(meets: Callable[[int], bool], start: int, at_most: int) -> int:
+    """Return the last number of 0 … at_most that meets a condition all smaller ones meet."""
+    if at_most < 1:
+        return 0
+    low, high, stride = 0, min(start, at_most), max(1, start // 32)
+    while meets(high):
+        low = high
+        if high == at_most:
+            return high
+        high, stride = min(high + stride, at_most), 2 * stride
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if meets(middle) else (low, middle)
+    return low
+
+
+def noise_for(
+    *,
+    target_epsilon: float,
+    delta: float,
+    sample_rate: float,
+    steps: int,
+    accountant: str = "moments",
+    prior: tuple[Event, ...] = (),
+    tolerance: float | None = None,
+) -> float:
+    """Return the smallest noise multiplier with which steps and prior events meet a target ε.
+
+    >>> z = noise_for(target_epsilon=1.0, delta=1e-5, sample_rate=0.01, steps=1000)
+    >>> round(z, 3)
+    1.513
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise InvalidInput(f"the number of steps is {steps!r}; it must be whole, 1 or more")
+    account = DpsgdAccountant(delta=delta, method=method_named(accountant))
+    before = account.epsilon(list(prior)) if prior else 0.0
+    if prior and before >= target_epsilon:
+        raise InvalidInput(
+            f"the target is ε = {target_epsilon:g}, and what comes before the steps costs "
+            f"{format_epsilon(before)} alone; raise the target, or the noise of what comes before "
+            "(of a PCA in a recipe: features.pca.noise_multiplier)"
+        )
+    return smallest_noise(
+        dpsgd_step(sample_rate),
+        count=steps,
+        target=target_epsilon,
+        epsilon=lambda events: account.epsilon([*prior, *events]),
+        tolerance=_TOLERANCE[account.method] if tolerance is None else tolerance,
+    )
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Steps ``first`` … ``end`` − 1, as asked for by ``request`` = ``value``."""
+    """Steps ``first`` … ``end`` − 1, as requested by ``request`` = ``value``."""
 
     request: str  # "epochs", "steps", "until_epsilon" or "step"
     value: float
     first: int
     end: int
     name: str
-    why: str | None = None  # it ends where it does, if that is before what was asked for
+    why: str | None = None  # the reason, if it ends before what was requested
 
     @property
     def release(self) -> str:
-        """Its name in the ledger."""
+        """The name of its charge in the ledger."""
         return f"dpsgd {self.name}"
 
     def asks_for(self, request: tuple[str, float]) -> bool:
@@ -43,7 +261,7 @@ class Plan:
 def requested(
     *, epochs: int | None, steps: int | None, until_epsilon: float | None
 ) -> tuple[str, float]:
-    """Which one of the three was asked for, and how much of it.
+    """Return the one of the three that is given, as its name and value.
 
     >>> requested(epochs=20, steps=None, until_epsilon=None)
     ('epochs', 20)
@@ -69,11 +287,11 @@ def make_plan(
     spending: Spending,
     max_epsilon: float | None,
 ) -> Plan:
-    """Works out how many steps a request comes to; from public numbers only, before any is taken.
+    """Compute the number of steps of a request, from public numbers only and before the first.
 
     Guarantees:
-        The filter: with ``max_epsilon`` no plan goes on to a step that would pass it. How many
-        steps that leaves is fixed by the schedules alone, so it holds however one stops.
+        The filter: with ``max_epsilon`` no plan contains a step that would exceed it. How many
+        steps that leaves is fixed by the schedules alone, so it holds at any stopping time.
     """
     kind, value = request
     why = None
@@ -81,7 +299,8 @@ def make_plan(
         end = max(first, spending.most_steps(value))
         if end >= MOST_STEPS:
             raise InvalidInput(
-                f"more than {MOST_STEPS} steps stay within epsilon {value:g}; say how many steps"
+                f"more than {MOST_STEPS} steps stay within epsilon {value:g}; give the number of "
+                "steps"
             )
         why = f"one more step would pass ε = {value:g}"
     else:
@@ -97,10 +316,10 @@ def make_plan(
 
 @final
 class Plans:
-    """The plans of one run, in order; the last may be under way.
+    """The plans of one run, in order; the last may be unfinished.
 
-    After a resume ``fit`` is answered from the plans on record as long as it is called as before,
-    so that a program which is simply started again ends up where it would have.
+    After a resume, calls of ``fit`` are matched with the recorded plans as long as they are made as
+    before, so that a program which is simply started again ends as it would have.
     """
 
     def __init__(self, plans: tuple[Plan, ...] = ()) -> None:
@@ -124,16 +343,16 @@ class Plans:
 
     @property
     def fixed_in_advance(self) -> bool:
-        """Whether all of it was asked for before the first step, and could follow from no result"""
+        """True if all of it was requested before the first step, when no result was known."""
         return not self._all or (len(self._all) == 1 and self._all[0].request != BARE)
 
     @property
     def releases(self) -> set[str]:
-        """Their names in the ledger."""
+        """The names of their charges in the ledger."""
         return {each.release for each in self._all}
 
     def known(self, request: tuple[str, float], *, steps: int) -> Plan | None:
-        """The plan that a call of ``fit`` goes on with; None if it asks for something new."""
+        """Return the plan that a call of ``fit`` continues; None if it requests something new."""
         if self._to_replay:
             plan = self._to_replay.pop(0)
             if plan.asks_for(request):
@@ -154,7 +373,7 @@ class Plans:
         self._all[-1] = replace(self._all[-1], end=self._all[-1].end + 1)
 
     def events(self, spending: Spending) -> tuple[Event, ...]:
-        """Everything that was planned, and what was paid beside it."""
+        """Return the events of everything planned, and of ``prior``."""
         parts = [spending.events(each.end, first=each.first) for each in self._all]
         return (*spending.prior, *(event for part in parts for event in part))
 
@@ -167,14 +386,14 @@ class Plans:
         settings: Iterable[str] = (),
         again: bool = False,
     ) -> None:
-        """Charges every plan under its name; one that was charged before is not charged again.
+        """Charge every plan under its name; one that was charged before is not charged again.
 
-        What was paid beside the steps goes with the first, and so do the digests of ``settings``.
-        ``study`` is the mark of each charge.
+        ``prior`` events and the digests of ``settings`` go with the first charge, ``study`` with
+        each.
         """
         for index, plan in enumerate(self._all):
-            beside = () if index else spending.prior
-            events = (*beside, *spending.events(plan.end, first=plan.first))
+            prior = () if index else spending.prior
+            events = (*prior, *spending.events(plan.end, first=plan.first))
             ledger.charge(
                 events,
                 release=plan.release,

@@ -1,4 +1,4 @@
-"""``make_private``: a trainer from a target, with the argument names of Opacus."""
+"""``make_private``: a trainer for a target ε, with the argument names of Opacus."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from dpsgd.calibrating import noise_for
-from dpsgd.choices import check_count
-from dpsgd.records import as_records
+from dpsgd.data import as_records, check_count
+from dpsgd.plan import noise_for
 from dpsgd.sampling import rate_of
 from dpsgd.schedules import Schedule
 from dpsgd.trainer import Trainer
@@ -35,13 +34,43 @@ def make_private(
     prior_events: Iterable[Event] = (),
     **more: Any,
 ) -> Trainer:
-    """A trainer whose ``fit(epochs=epochs)`` ends within ``target_epsilon`` at ``target_delta``.
+    """Return a trainer whose ``fit(epochs=epochs)`` ends within ``target_epsilon``.
 
-    The noise is the smallest that does, with what was paid before counted in (``prior_events``);
-    or give a ``noise_multiplier``. A lot holds √examples on average unless ``lot_size`` is given
-    (Abadi et al. 2016, Section 5.3). ``records`` is an agreed number of examples to work from in
-    place of the true one; it and ``more`` go to :class:`dpsgd.trainer.Trainer` as they are. With a
-    target the trainer is a filter as well: no step beyond the target is ever taken.
+    The noise is the smallest that does, computed before training. With a target the trainer is a
+    filter as well: no step beyond the target is ever taken.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model to train, in place.
+    optimizer : torch.optim.Optimizer
+        An optimiser of the model's parameters.
+    dataset : pair of arrays or tensors, or torch.utils.data.Dataset
+        The private examples, as in :class:`dpsgd.Trainer`.
+    target_delta : float
+        δ of the guarantee.
+    epochs : int
+        The number of epochs that the noise is computed for; pass the same number to ``fit``.
+    max_grad_norm : float or Schedule, optional
+        The clipping norm; or pass ``clipping``.
+    target_epsilon : float, optional
+        ε of the whole run, ``prior_events`` included. Give it or ``noise_multiplier``.
+    noise_multiplier : float or Schedule, optional
+        The noise over the clipping norm.
+    lot_size : float, optional
+        The expected size of a lot; by default √examples (Abadi et al. 2016, Section 5.3).
+    records : int, optional
+        An agreed, public number of examples, as in :class:`dpsgd.Trainer`.
+    accountant : {"moments", "pld", "abadi"}, default="moments"
+        The accountant.
+    prior_events : iterable of Event, optional
+        Costs paid beside the steps, such as those of :class:`dpsgd.PrivatePCA`.
+    **more
+        Further arguments of :class:`dpsgd.Trainer`.
+
+    Returns
+    -------
+    Trainer
 
     >>> import numpy as np, torch
     >>> model = nn.Linear(2, 2)

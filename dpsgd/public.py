@@ -1,10 +1,10 @@
-"""Public help: what is learned without private records costs nothing, and lightens what does.
+"""Public data: what is learned without private records costs no privacy.
 
 Guarantees:
     Differential privacy is closed under post-processing, and what is fixed before any private
-    record is read is part of the mechanism, not of its answer (Dwork & Roth 2014, Proposition
+    record is read is part of the mechanism, not of its output (Dwork & Roth 2014, Proposition
     2.1). So weights and features from public data cause no event, on one condition that no code
-    can check: no private record was used in making them.
+    can check: no private record was used to make them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
+from dpsgd.gradients import mode
 from pate.errors import InvalidInput
+
+__all__ = ["Frozen", "encode", "freeze", "pretrain"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -31,8 +34,13 @@ class Frozen(nn.Module):
 
     It belongs in front of the layers that are trained: no gradient passes through it.
 
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The module to freeze, in place.
+
     Guarantees:
-        The inner module stays in evaluation mode whatever ``train()`` says, so BatchNorm takes
+        The inner module stays in evaluation mode whatever ``train()`` is given, so BatchNorm takes
         no statistics from private records and dropout is off; each record is treated on its own
         if the inner module in evaluation mode does so.
 
@@ -51,18 +59,32 @@ class Frozen(nn.Module):
 
     @torch.no_grad()
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        self.module.eval()  # also after somebody walked through all modules() with train()
+        self.module.eval()  # also after train() was called on it directly
         return self.module(*inputs, **named)
 
 
 def freeze(
     model: Model, *, except_last: int | None = None, except_names: Collection[str] | None = None
 ) -> Model:
-    """Freezes a model but for its last layers, or the parts named; returns the same model.
+    """Freeze a model except for its last layers, or the parts named; return the same model.
 
-    ``except_last`` counts layers that own parameters, in the order in which they were
-    registered; a name is that of a module, with all in it, or of a parameter. Only weights are
-    frozen: a layer that keeps statistics, as BatchNorm does, belongs in :class:`Frozen`.
+    Only weights are frozen: a layer that keeps statistics, as BatchNorm does, belongs in
+    :class:`Frozen`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model, changed in place.
+    except_last : int, optional
+        The number of layers to keep trained, counted from the last one registered; only layers
+        that own parameters count. Give it or ``except_names``.
+    except_names : collection of str, optional
+        The names of the modules, with all in them, or parameters to keep trained.
+
+    Returns
+    -------
+    torch.nn.Module
+        The model.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     >>> [p.requires_grad for p in freeze(model, except_last=1).parameters()]
@@ -119,13 +141,35 @@ def pretrain(
     learning_rate: float,
     seed: int,
 ) -> Model:
-    """Trains a classifier in the ordinary way, by AdamW and cross entropy; returns the model.
+    """Train a classifier without privacy, by AdamW and cross entropy; return the model.
 
-    The data must be public: nothing here is private, and nothing is accounted.
+    The data must be public: nothing here is private, and nothing is accounted for. Frozen
+    parameters stay as they are, and so does torch's own random state.
 
-    A tensor is given to the model as it is, an array as float32. Frozen parameters stay as they
-    are. The same seed gives the same weights on one thread of one machine; torch's own random
-    state is left as it was.
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model, trained in place.
+    inputs : array-like or torch.Tensor of shape (n_records, …)
+        Public inputs; a tensor is passed to the model as it is, an array as float32.
+    labels : array-like or torch.Tensor of shape (n_records,)
+        Their classes, counted from 0.
+    epochs, batch_size : int
+        The number of passes over the data, and of records in a batch.
+    learning_rate : float
+        The learning rate of AdamW.
+    seed : int
+        The same seed gives the same weights on one thread of one machine.
+
+    Returns
+    -------
+    torch.nn.Module
+        The model.
+
+    >>> model = pretrain(nn.Linear(2, 2), np.eye(2).repeat(50, 0), np.arange(100) // 50,
+    ...                  epochs=20, batch_size=10, learning_rate=0.1, seed=0)
+    >>> model(torch.eye(2)).argmax(dim=1).tolist()
+    [0, 1]
     """
     records, classes = _as_tensor(inputs, "inputs"), _as_classes(labels)
     if not len(records) == len(classes) >= 1:
@@ -147,7 +191,7 @@ def pretrain(
     optimizer = torch.optim.AdamW(trained, lr=learning_rate)
     order = torch.Generator().manual_seed(seed)
     device = trained[0].device
-    with _mode(model, training=True), _own_random_state(seed, device):
+    with mode(model, training=True), _own_random_state(seed, device):
         for epoch in range(epochs):
             total = 0.0
             for batch in _batches(torch.randperm(len(classes), generator=order), batch_size):
@@ -166,15 +210,28 @@ def pretrain(
 
 
 def encode(encoder: Any, X: ArrayLike, *, batch_size: int = 1024) -> NDArray[np.float32]:
-    """Features of records by a public encoder, a batch at a time; of private records, private.
+    """Return features of records by a public encoder; of private records, they are private.
 
-    An encoder is a torch module (run in evaluation mode, without gradients, on float32), an
-    object with ``transform``, or a function from an array of records to one of features.
+    Parameters
+    ----------
+    encoder : torch.nn.Module, object with ``transform``, or callable
+        A module is run in evaluation mode, without gradients, on float32; a function takes an
+        array of records and returns an array of features.
+    X : array-like of shape (n_records, …)
+        The records.
+    batch_size : int, default=1024
+        The number of records encoded at a time.
+
+    Returns
+    -------
+    ndarray of float32 of shape (n_records, …)
+        One row of features for each record.
 
     Guarantees:
         Free if the encoder was made without private records and treats each record on its own:
         then the features of one record depend on that record alone, and neighbouring data sets
-        stay neighbours. The components of a private PCA are not public; their cost is theirs.
+        stay neighbours. The components of a private PCA are not public; they have a cost of
+        their own.
 
     >>> encode(lambda rows: rows.mean(axis=1, keepdims=True), np.eye(3), batch_size=2).shape
     (3, 1)
@@ -191,14 +248,14 @@ def encode(encoder: Any, X: ArrayLike, *, batch_size: int = 1024) -> NDArray[np.
     run = encoder.transform if hasattr(encoder, "transform") else encoder
     with contextlib.ExitStack() as stack:
         if isinstance(encoder, nn.Module):
-            stack.enter_context(_mode(encoder, training=False))
+            stack.enter_context(mode(encoder, training=False))
             run = _Forward(encoder)
         elif not callable(run):
             raise InvalidInput(
                 f"the encoder is a {type(encoder).__name__}; it must be a torch module, a "
                 "function, or an object with a method transform"
             )
-        for start in range(0, max(len(records), 1), batch_size):  # once even if there is none
+        for start in range(0, max(len(records), 1), batch_size):  # once even without records
             rows = records[start : start + batch_size]
             part = _as_features(run(rows))
             if part.ndim < 1 or len(part) != len(rows):
@@ -236,7 +293,7 @@ class _Forward:
 
 
 def _as_features(result: Any) -> NDArray[Any]:
-    """What an encoder returned, as an array of numbers."""
+    """Return the output of an encoder as an array of numbers."""
     if isinstance(result, torch.Tensor):
         result = result.detach().cpu()
         result = (result.float() if result.is_floating_point() else result).numpy()
@@ -254,20 +311,8 @@ def _as_features(result: Any) -> NDArray[Any]:
 
 
 @contextlib.contextmanager
-def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Inside, the model is in this mode; outside, each module is in the one it had."""
-    before = [(module, module.training) for module in model.modules()]
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, was in before:
-            module.training = was
-
-
-@contextlib.contextmanager
 def _own_random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, dropout draws from ``seed``; outside, torch's generators are as they were."""
+    """Seed torch's generators inside the block, and restore them after it."""
     forked = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=forked):
         torch.default_generator.manual_seed(seed)
@@ -277,7 +322,7 @@ def _own_random_state(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def _as_tensor(data: ArrayLike | torch.Tensor, what: str) -> torch.Tensor:
-    """A tensor as it is, an array as float32; with an axis of records."""
+    """Return a tensor as it is, an array as float32; refuse one without an axis of records."""
     if not isinstance(data, torch.Tensor):
         data = torch.from_numpy(_numbers(data, what).astype(np.float32))
     if not data.ndim:
@@ -296,7 +341,7 @@ def _as_classes(labels: ArrayLike | torch.Tensor) -> torch.Tensor:
 
 
 def _numbers(data: ArrayLike, what: str) -> NDArray[Any]:
-    """A copy: torch has no read-only tensors, and data may be a read-only map of a file."""
+    """Return a copy: torch has no read-only tensors, and data may be a read-only memory map."""
     try:
         given = np.array(data)
     except (TypeError, ValueError):
@@ -316,7 +361,7 @@ def _checked(logits: torch.Tensor, classes: int) -> torch.Tensor:
 
 
 def _batches(order: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """The order cut into batches; a single record left over joins the batch before.
+    """Split the order into batches; a single record left over joins the batch before.
 
     BatchNorm has no variance of one record.
     """

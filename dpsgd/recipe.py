@@ -1,6 +1,6 @@
-"""A recipe for ``dpsgd train``: which data, which model, which noise; checked before anything runs.
+"""The recipe of ``dpsgd train``: data, model and noise, checked before anything runs.
 
-All of it is public. Nothing in a recipe is chosen by looking at private records.
+All of it is public: nothing in a recipe may be chosen by looking at private records.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Entry = Annotated[str, AfterValidator(_entry)]
 
 
 class Section(BaseModel):
-    """What all sections have in common: no key that is not known, no value of another kind."""
+    """The base of all sections, which refuses unknown keys and values of the wrong type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -61,7 +61,7 @@ class PcaSpec(Section):
 
 
 class FeaturesSpec(Section):
-    """``[features]``: what is done to each record before the model sees it, in this order."""
+    """``[features]``: what is done to each record before training, in this order."""
 
     scale: Positive = 1.0  # every input is multiplied by it
     steps: list[StepSpec] = []  # as in [encoder] of pate; fitted on public inputs: free
@@ -85,7 +85,7 @@ class FeaturesSpec(Section):
 
 
 class ModelSpec(Section):
-    """``[model]``: layers of units, the small convolutional network, or your own module."""
+    """``[model]``: a multilayer perceptron, a small convolutional network, or your own module."""
 
     kind: Literal["mlp", "cnn"] = "mlp"
     hidden: list[AtLeastOne] | None = None  # units of each hidden layer (mlp); None: 1000
@@ -108,7 +108,7 @@ class ModelSpec(Section):
 
 
 def _positive(value: Any) -> float | None:
-    """A plain number above zero; None for anything that is no number."""
+    """Return a number above zero as a float; None for anything that is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     if not value > 0:
@@ -140,7 +140,7 @@ def _rate(value: Any) -> Any:
 
 
 class TrainingSpec(Section):
-    """``[training]``: how long, in lots of which size, by which optimiser.
+    """``[training]``: length, lots and optimiser.
 
     With ``records``, a public number such as a rounded one, the sampling rate and the steps of an
     epoch follow from it, and ε is for one record added or removed. Without, they follow from the
@@ -177,7 +177,7 @@ def _norms(value: Any) -> Any:
 
 
 class ClippingSpec(Section):
-    """``[clipping]``: how far one record may pull."""
+    """``[clipping]``: the bound on the influence of one record."""
 
     rule: Rule = "flat"
     max_norm: Annotated[list[Positive], Field(min_length=1), BeforeValidator(_norms)] = [1.0]
@@ -193,11 +193,11 @@ class ClippingSpec(Section):
 
 
 class PrivacySpec(Section):
-    """``[privacy]``: what this run costs, and what the data set may cost in all.
+    """``[privacy]``: the cost of this run, and the budget of the data set.
 
     ``epsilon`` covers everything the run releases, PCA and training together: PCA's noise is given,
-    and that of the steps is worked out before training. ``budget`` is the data set's own limit over
-    all runs of ``dpsgd``; it is agreed on when its ledger is made, and never changes.
+    and that of the steps is computed before training. ``budget`` is the data set's own limit over
+    all runs of ``dpsgd``; it is fixed when its ledger is created, and never changes.
     """
 
     epsilon: Positive | None = None
@@ -222,7 +222,7 @@ class EvaluateSpec(Section):
 
 
 class Recipe(BaseModel):
-    """The whole of it.
+    """A whole recipe.
 
     >>> recipe = Recipe.model_validate(
     ...     {

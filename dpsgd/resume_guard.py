@@ -1,9 +1,9 @@
-"""How far the noise of a paid run was drawn, recorded beside the ledger.
+"""A record of how far the noise of a paid run was drawn, beside the ledger.
 
 A checkpoint can be copied, or restored from a backup. Resuming from one that is not the last, or
-from two copies at once, would draw steps a second time for a charge that paid for one drawing. So
-each plan has a file where its charge is, with a line for every checkpoint: whoever draws holds an
-exclusive lock on it, and adds a line only behind the one that was read.
+from two copies at once, would draw steps a second time for a charge that paid for one draw. So each
+plan has a file beside its charge, with a line for every checkpoint: the process that draws holds an
+exclusive lock on it, and appends a line only after the one that it read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ResumeGuard:
     """The records of all plans that were charged to one ledger, in a folder beside it.
 
     Guarantees:
-        One charge pays for one drawing of every step, however often a checkpoint is copied: the
+        One charge pays for one draw of every step, however often a checkpoint is copied: the
         charge is for one run of Abadi et al. 2016, Algorithm 1, and two would compose to more.
     """
 
@@ -34,14 +34,14 @@ class ResumeGuard:
 
     @contextlib.contextmanager
     def held(self, plan: str) -> Iterator[Mark]:
-        """The record of a plan, locked: no other process draws for it until the block ends.
+        """Lock the record of a plan: no other process draws for it until the block ends.
 
-        The operating system drops the lock of a process that is killed.
+        The operating system releases the lock of a process that is killed.
         """
         path = self._folder / plan
         busy = LedgerError(
             "another process is training this run, from its checkpoint or a copy of it, and one "
-            "charge pays for one drawing; wait for it to end"
+            "charge pays for one draw; wait for it to end"
         )
         with contextlib.ExitStack() as stack:
             try:
@@ -55,10 +55,10 @@ class ResumeGuard:
     def admit(
         self, plan: str, *, revision: str, before: str | None, paid: Callable[[], bool]
     ) -> None:
-        """Refuses to load the checkpoint ``revision`` of a plan under way unless it is the last.
+        """Refuse the checkpoint ``revision`` of an unfinished plan unless it is the last.
 
         ``before`` is the revision that it replaced. A crash may have come between the checkpoint
-        and its line here; nothing of it was shown then, and it becomes the last one now.
+        and its line in the record; nothing of it was shown then, and it becomes the last one now.
         """
         mark = Mark(self._folder / plan)
         mark.require(revision, before, paid=paid)
@@ -79,25 +79,25 @@ class Mark:
         self.last = self._prepared = self._read()
 
     def require(self, *revisions: str | None, paid: Callable[[], bool]) -> None:
-        """Refuses to resume a plan from any checkpoint but its last."""
+        """Refuse to resume a plan from any checkpoint but its last."""
         if self.last is None:
             if paid():
                 raise LedgerError(
                     f"{self.path.parent} lacks the record of how far this run was drawn; resuming "
-                    "could draw steps a second time: begin a new run, which costs again"
+                    "could draw steps a second time: start a new run, which costs again"
                 )
         elif self.last not in revisions:
             raise LedgerError(
                 "this checkpoint is not the last of its run (a copy, or an old one restored); "
                 "steps after it were drawn already, and drawing them again costs again: resume "
-                "from the last checkpoint, or begin a new run"
+                "from the last checkpoint, or start a new run"
             )
 
     def prepare(self, revision: str) -> None:
-        """Writes the line of a checkpoint that is about to be written; it counts once committed.
+        """Write the line of a checkpoint that is about to be written; it counts once committed.
 
-        Raises :class:`LedgerError`, and changes nothing, where the record is no longer as it was
-        read: somebody else has drawn for this plan.
+        Raises :class:`LedgerError`, and changes nothing, if the record is no longer as it was
+        read: another process has drawn for this plan.
         """
         try:
             with self.path.open("r+b") as file:
@@ -105,7 +105,7 @@ class Mark:
                 if _last(lines) not in (self.last, self._prepared):  # ours, if interrupted
                     raise LedgerError(
                         "another process has trained this run meanwhile, and one charge pays for "
-                        "one drawing; what was drawn here since its last checkpoint is dropped"
+                        "one draw; what was drawn here since its last checkpoint is dropped"
                     )
                 file.seek(len(lines))
                 file.truncate()
@@ -117,7 +117,7 @@ class Mark:
         self._prepared = revision
 
     def commit(self) -> None:
-        """Makes the prepared line count: its checkpoint is on disk, and may be shown from now."""
+        """Make the prepared line count: its checkpoint is on disk, and may be shown from now on."""
         try:
             with self.path.open("ab") as file:
                 file.write(b"\n")
@@ -128,7 +128,7 @@ class Mark:
         self.last = self._prepared
 
     def settle(self, revision: str) -> None:
-        """Commits the prepared line where its checkpoint is the one on disk: that is shown next."""
+        """Commit the prepared line if its checkpoint is the one on disk, which is shown next."""
         if revision == self._prepared != self.last:
             self.commit()
 
@@ -142,12 +142,12 @@ class Mark:
 
 
 def _complete(content: bytes) -> bytes:
-    """The lines that were written to their end."""
+    """Return the lines that were written completely."""
     return content[: content.rfind(b"\n") + 1]
 
 
 def _last(lines: bytes) -> str | None:
-    """The last line.
+    """Return the last line.
 
     >>> _last(b"one\\ntwo\\n"), _last(b"")
     ('two', None)

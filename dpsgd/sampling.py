@@ -1,4 +1,4 @@
-"""Lots: which examples a step looks at."""
+"""Lots: the examples that a step uses."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pate.errors import InvalidInput
 
 IntArray = NDArray[np.int64]
 
-_SPARSE = 0.25  # below this rate it is quicker to draw the gaps than to ask every example
+_SPARSE = 0.25  # below this rate it is faster to draw gaps than to draw for every example
 
 
 class Lots(Protocol):
-    """Draws lots; ``caveat`` says what the guarantee needs and the drawing does not do."""
+    """A sampler of lots; ``caveat`` is the reason why guarantees do not hold for it, if any."""
 
     @property
     def sample_rate(self) -> float: ...
@@ -25,7 +25,7 @@ class Lots(Protocol):
     def caveat(self) -> str | None: ...
 
     def lot(self) -> IntArray:
-        """The examples of the next lot, by number; maybe none."""
+        """Draw the next lot, as indices of examples; it may be empty."""
 
     def state(self) -> dict[str, Any]: ...
 
@@ -33,7 +33,7 @@ class Lots(Protocol):
 
 
 class _Drawn:
-    """Lots of records; of a public number of them, where there is one, the rate is worked out."""
+    """A sampler whose rate follows from the public number of records, if there is one."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class _Drawn:
 
 @final
 class PoissonLots(_Drawn):
-    """Every example is in a lot with probability lot_size / records, independently of all others.
+    """Poisson sampling: each example is in a lot with probability lot_size / records.
 
-    Lots therefore differ in size, and may be empty. ``lot_size`` is the expected size; it is public
-    and need not be whole. With ``public_records``, an agreed number, the probability is lot_size /
-    public_records, whatever the number of ``records`` there are: then nothing else depends on it.
+    Examples are drawn independently, so lots differ in size and may be empty. ``lot_size`` is the
+    expected size; it is public and need not be whole. With ``public_records``, an agreed number,
+    the probability is lot_size / public_records, whatever the true number of ``records`` is.
 
     Guarantees:
         This is the sampling that the moments of DP-SGD are about (Abadi et al. 2016, Section 3.1;
@@ -78,7 +78,7 @@ class PoissonLots(_Drawn):
         last = -1
         while last < self.records:
             gaps = self.generator.geometric(self.sample_rate, size=at_once)
-            # A gap beyond the end is as good as any other; cut off, the sum cannot overflow.
+            # All gaps beyond the end are equivalent; limiting them keeps the sum from overflowing.
             places = last + np.cumsum(np.minimum(gaps, self.records + 1))
             parts.append(places)
             last = int(places[-1])
@@ -89,15 +89,15 @@ class PoissonLots(_Drawn):
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Lots do not depend on one another: there is nothing to bring back but the generator."""
+        """Restore nothing: lots do not depend on one another."""
 
 
 @final
 class ShuffledLots(_Drawn):
-    """All examples in random order, lot after lot, shuffled anew in each epoch; the last is ragged.
+    """All examples in random order, lot after lot, reshuffled in each epoch.
 
-    What most training loops do, and quick to read from disk. It is here to compare speed and
-    accuracy: the accounting of DP-SGD is about another sampler.
+    Most training loops sample in this way, and it reads quickly from disk. It is provided for
+    comparisons of speed and accuracy: the accounting of DP-SGD is for Poisson sampling.
     """
 
     caveat = "guarantee does not hold for shuffling; shown for comparison only"
@@ -114,15 +114,35 @@ class ShuffledLots(_Drawn):
         return lot
 
     def state(self) -> dict[str, Any]:
-        """What is left of the epoch, in its order."""
+        """Return the rest of the epoch, in order."""
         return {"order": self._order.tolist()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._order = np.array(state["order"], dtype=np.int64)
 
 
+_SAMPLERS: dict[str, type[PoissonLots] | type[ShuffledLots]] = {
+    "poisson": PoissonLots,
+    "shuffle": ShuffledLots,
+}
+
+
+def choose_lots(
+    sampling: str,
+    *,
+    records: int,
+    public_records: int | None,
+    lot_size: float,
+    generator: np.random.Generator,
+) -> Lots:
+    """Return the sampler of this name."""
+    if sampling not in _SAMPLERS:
+        raise InvalidInput(f"sampling is {sampling!r}; it must be one of {', '.join(_SAMPLERS)}")
+    return _SAMPLERS[sampling](records, lot_size, generator, public_records=public_records)
+
+
 def largest_batch(lot_size: float, batch_size: int | None) -> int:
-    """The number of examples that a batch hardly ever exceeds: that of a large lot, or less.
+    """Return a number of examples that a batch rarely exceeds: that of a large lot, or less.
 
     >>> largest_batch(100, None), largest_batch(100, 32)
     (140, 32)
@@ -133,7 +153,7 @@ def largest_batch(lot_size: float, batch_size: int | None) -> int:
 
 
 def rate_of(records: int, lot_size: float) -> float:
-    """q = lot_size / records, where that is a probability above zero.
+    """Return q = lot_size / records; refuse anything but a probability above zero.
 
     >>> rate_of(60_000, 600)
     0.01
@@ -151,12 +171,13 @@ def rate_of(records: int, lot_size: float) -> float:
 
 
 def generator_state(generator: np.random.Generator) -> dict[str, Any]:
-    """The state of a *seeded* generator as plain values; that of a secure one is never stored."""
+    """Return the state of a *seeded* generator; that of a secure one is never stored."""
     state: dict[str, Any] = dict(generator.bit_generator.state)
     return state
 
 
 def restore_generator(generator: np.random.Generator, state: dict[str, Any]) -> None:
+    """Restore what :func:`generator_state` returned."""
     try:
         generator.bit_generator.state = state
     except (KeyError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A number that changes with the step: learning rates, clipping norms, noise multipliers.
+"""Schedules: numbers by step, for learning rates, clipping norms and noise multipliers.
 
 A schedule is fixed before training and depends on the step alone, never on data: it is public, and
 so is every value it takes.
@@ -16,7 +16,7 @@ from pate.errors import InvalidInput
 
 @runtime_checkable
 class Schedule(Protocol):
-    """Step → value, and how to say it in a few words."""
+    """A function of the step, with a short description."""
 
     def __call__(self, step: int) -> float: ...
 
@@ -27,6 +27,11 @@ class Schedule(Protocol):
 @dataclass(frozen=True, slots=True)
 class Constant:
     """The same value at every step.
+
+    Parameters
+    ----------
+    value : float
+        The value, above zero.
 
     >>> Constant(0.1)(7)
     0.1
@@ -45,7 +50,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way(ABC):
+class _Transition(ABC):
     """From ``start`` to ``end`` over ``steps``, then constant."""
 
     start: float
@@ -61,7 +66,7 @@ class _Way(ABC):
 
     @abstractmethod
     def at(self, share: float) -> float:
-        """Where a share of the way leads."""
+        """Return the value after this share of the steps."""
 
     def describe(self) -> str:
         return f"{self.start:g} to {self.end:g} over {self.steps} steps"
@@ -69,10 +74,17 @@ class _Way(ABC):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Linear(_Way):
-    """In a straight line from ``start`` to ``end`` over ``steps``, then constant.
+class Linear(_Transition):
+    """A straight line from ``start`` to ``end`` over ``steps``, then constant.
 
     Abadi et al. 2016, Section 5.2, lower the learning rate from 0.1 to 0.052 in this way.
+
+    Parameters
+    ----------
+    start, end : float
+        The first and the last value, above zero.
+    steps : int
+        The number of steps between them.
 
     >>> rate = Linear(0.5, 0.25, steps=10)
     >>> rate(0), rate(5), rate(10), rate(99)
@@ -85,8 +97,15 @@ class Linear(_Way):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Exponential(_Way):
-    """By equal factors from ``start`` to ``end`` over ``steps``, then constant.
+class Exponential(_Transition):
+    """From ``start`` to ``end`` by equal factors over ``steps``, then constant.
+
+    Parameters
+    ----------
+    start, end : float
+        The first and the last value, above zero.
+    steps : int
+        The number of steps between them.
 
     >>> Exponential(4.0, 1.0, steps=2)(1)
     2.0
@@ -102,7 +121,12 @@ class Exponential(_Way):
 @final
 @dataclass(frozen=True, slots=True)
 class Piecewise:
-    """Constant between steps: pairs of a first step and the value from there on.
+    """Constant pieces.
+
+    Parameters
+    ----------
+    pieces : tuple of (int, float)
+        Pairs of a first step and the value from there on; the first starts at step 0.
 
     >>> Piecewise(((0, 1.0), (100, 0.5)))(99), Piecewise(((0, 1.0), (100, 0.5)))(100)
     (1.0, 0.5)
@@ -124,7 +148,7 @@ class Piecewise:
 
 
 def as_schedule(value: float | Schedule) -> Schedule:
-    """A number as a schedule that never changes; a schedule as it is.
+    """Return a number as a constant schedule; a schedule as it is.
 
     >>> as_schedule(1)
     Constant(value=1.0)

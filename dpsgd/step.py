@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dpsgd import checkpoint
 from dpsgd.clipping import Clipper
-from dpsgd.gradients import ClippedGradients
+from dpsgd.data import Records
+from dpsgd.gradients import COMPARED, ClippedGradients, mode
 from dpsgd.layers import UnsuitableModel
+from dpsgd.losses import Loss, cross_entropy
 from dpsgd.noise import Noise
-from dpsgd.records import Records
 from dpsgd.sampling import Lots, generator_state, restore_generator
 from dpsgd.schedules import Schedule
 from dpsgd.validation.probe import same_values
-from pate.errors import InvalidInput
+from pate.errors import InvalidInput, PateError
 from pate.randomness import Randomness
 
 
 @final
 @dataclass(kw_only=True, eq=False)
 class PrivateStep:
-    """Takes steps of Abadi et al. 2016, Algorithm 1.
+    """The steps of Abadi et al. 2016, Algorithm 1.
 
     Guarantees:
         * The noise goes in first and once, whatever the number of batches that the lot is cut into;
           nothing but the noised sum reaches the optimiser.
         * The sum is divided by the *expected* lot size, which is public, never by the lot's own.
         * An empty lot is a step like any other: pure noise.
-        * A forward pass that changed a buffer or a parameter ends the step before the optimiser's:
-          what examples leave there is past clipping and noise.
+        * A forward pass that changes a buffer or a parameter ends the step before the optimiser's:
+          what examples leave there bypasses clipping and noise.
     """
 
     model: nn.Module
@@ -63,13 +64,14 @@ class PrivateStep:
         self._others = [each for each in self.model.parameters() if id(each) not in trained]
 
     def take(self, step: int, *, noise_multiplier: float) -> None:
+        """Draw a lot, sum its clipped gradients onto the noise, and let the optimiser step."""
         lot = self.lots.lot()
         stds = self.clipper.noise_stds(step, noise_multiplier)
         self.noise.fill(self._sums, [std / self.lot_size for std in self._spread(stds)])
         for parameter, noised in zip(self._parameters, self._sums, strict=True):
             parameter.grad = noised
         for parameter in self._others:
-            parameter.grad = None  # frozen: what an earlier training left must not move it
+            parameter.grad = None  # frozen: a gradient left by an earlier training must not move it
         size = self.batch_size or max(1, len(lot))
         before = {name: each.detach().clone() for name, each in self._tensors().items()}
         for start in range(0, len(lot), size):
@@ -89,7 +91,7 @@ class PrivateStep:
         self._apply(step)
 
     def _apply(self, step: int) -> None:
-        """Gives the noised sums to the optimiser; a failure of its own becomes one line."""
+        """Give the noised sums to the optimiser; turn its failure into a one-line error."""
         try:
             self.optimizer.step()
         except (ArithmeticError, RuntimeError, ValueError) as error:
@@ -100,7 +102,7 @@ class PrivateStep:
             ) from error
 
     def rehearse(self) -> None:
-        """Refuses a learning rate at which the optimiser fails, while nothing is paid yet.
+        """Refuse a learning rate at which the optimiser fails, before anything is paid.
 
         The first and the last rate are tried, on a copy of the optimiser with one number to train.
         """
@@ -127,9 +129,9 @@ class PrivateStep:
                 ) from error
 
     def _require_unchanged(self, before: Mapping[str, Tensor]) -> None:
-        """Refuses a model whose buffers or parameters the passes of a lot changed; undoes it.
+        """Refuse a model whose buffers or parameters a pass changed, and undo the change.
 
-        A tensor of the model that is neither is not seen.
+        A tensor of the model that is neither is not checked.
         """
         now = self._tensors()
         names = [*before, *(name for name in now if name not in before)]
@@ -156,13 +158,13 @@ class PrivateStep:
         )
 
     def forget_lot(self) -> None:
-        """Drops what an interrupted lot left behind."""
+        """Drop what an interrupted lot left behind."""
         self.clipper.restore(self.clipper.state())
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that the next step depends on, as tensors and plain values.
+        """Return everything that the next step depends on, as tensors and plain values.
 
-        The state of a secure generator is not among it: a resumed run opens a new one.
+        The state of a secure generator is not included: a resumed run opens a new one.
         """
         memory, optimizer = checkpoint.pack_optimizer(self.optimizer)
         weights = {f"model.{name}": value for name, value in self._tensors().items()}
@@ -174,7 +176,7 @@ class PrivateStep:
         return {**weights, **memory}, record
 
     def unpack(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-        """Brings back what :meth:`pack` took."""
+        """Restore what :meth:`pack` returned."""
         with torch.no_grad():
             for name, value in self._tensors().items():
                 value.copy_(tensors[f"model.{name}"])
@@ -186,7 +188,7 @@ class PrivateStep:
             self.noise.restore(record["noise"])
 
     def describe(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to fit."""
+        """Return the settings that must be the same for a checkpoint to fit."""
         settings = checkpoint.pack_optimizer(self.optimizer)[1]["param_groups"]
         return {
             "model": {k: f"{v.dtype} {list(v.shape)}" for k, v in self._tensors().items()},
@@ -200,14 +202,14 @@ class PrivateStep:
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
     def _spread(self, stds: tuple[float, ...]) -> list[float]:
-        """The noise of each group, for each of its parameters."""
+        """Return the noise of each group, once for each of its parameters."""
         per_group = stds if self.clipper.per_layer else stds * len(self.gradients.groups)
         groups = zip(per_group, self.gradients.groups, strict=True)
         return [std for std, group in groups for _ in group]
 
 
 def require_fitting(model: nn.Module, optimizer: Optimizer) -> None:
-    """Refuses an optimiser that trains something else, or needs more than a noised gradient."""
+    """Refuse an optimiser that trains something else, or needs more than a noised gradient."""
     name = type(optimizer).__name__
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -234,19 +236,52 @@ def require_fitting(model: nn.Module, optimizer: Optimizer) -> None:
         )
 
 
-@contextlib.contextmanager
-def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Inside, the model is in training or evaluation mode; after, every module is as it was."""
-    before = {module: module.training for module in model.modules()}
-    model.train(training)
+def check_first_examples(
+    model: nn.Module,
+    gradients: ClippedGradients,
+    records: Records,
+    *,
+    loss: Loss,
+    clipper: Clipper,
+    noise_multiplier: float,
+    device: torch.device,
+) -> None:
+    """Refuse, before anything is charged, what would stop the first step.
+
+    The text of torch's own errors can hold a label or a value, so it is not passed on.
+    """
+    clipper.noise_stds(0, noise_multiplier)
+    if not len(records):  # allowed where their number is private
+        return
     try:
-        yield
-    finally:
-        for module, was in before.items():
-            module.training = was
+        inputs, targets = records.take(np.arange(min(COMPARED, len(records))))
+        inputs, targets = inputs.to(device), targets.to(device)
+        if loss is cross_entropy and not targets.is_floating_point():
+            _require_classes(model, records, inputs)
+        gradients.check(inputs, targets)
+    except PateError:
+        raise
+    except Exception as error:  # model, loss and data set are arbitrary code
+        raise InvalidInput(
+            f"the model or the loss fails on the first examples ({type(error).__name__}); try "
+            "loss(model(inputs), targets) on a few of them: classes are whole numbers from 0 on, "
+            "and a loss returns one number for each example"
+        ) from None
+
+
+def _require_classes(model: nn.Module, records: Records, inputs: Tensor) -> None:
+    labels = getattr(records, "targets", None)  # set if all are in memory
+    if labels is None:
+        return
+    with mode(model, training=False, dropout=False), torch.no_grad():
+        classes = model(inputs).shape[1]
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise InvalidInput(
+            f"the model has {classes} outputs, and not all labels are among 0 … {classes - 1}"
+        )
 
 
 def float_type(model: nn.Module) -> torch.dtype:
-    """The precision that a model works in."""
+    """Return the precision of a model's parameters."""
     floats: list[Tensor] = [each for each in model.parameters() if each.is_floating_point()]
     return floats[0].dtype if floats else torch.float32

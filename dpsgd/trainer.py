@@ -1,4 +1,4 @@
-"""The trainer: any torch model and optimiser, trained with noise, and an account of it."""
+"""The trainer: any torch model and optimiser, trained by DP-SGD and accounted for."""
 
 from __future__ import annotations
 
@@ -17,30 +17,27 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dpsgd import checkpoint as files
-from dpsgd.choices import (
-    check_count,
-    choose_clipping,
-    choose_lots,
-    choose_multiplier,
-    choose_noise,
-    same_chance,
-)
-from dpsgd.clipping import Clipping
+from dpsgd.clipping import Clipping, choose_clipping, choose_multiplier
 from dpsgd.curves import Row
-from dpsgd.first_look import look_first
-from dpsgd.gradients import ClippedGradients
+from dpsgd.data import as_records, check_count, first_inputs
+from dpsgd.gradients import ClippedGradients, mode
 from dpsgd.losses import Loss, per_example_loss
-from dpsgd.plan import BARE, Plan, Plans, make_plan, requested
-from dpsgd.records import as_records, first_inputs
+from dpsgd.noise import choose_noise, seeded_dropout
+from dpsgd.plan import BARE, Plan, Plans, Spending, make_plan, requested
 from dpsgd.resume_guard import Mark, ResumeGuard
-from dpsgd.sampling import largest_batch
+from dpsgd.sampling import choose_lots, largest_batch
 from dpsgd.schedules import Schedule, as_schedule
-from dpsgd.spending import Spending
-from dpsgd.step import PrivateStep, float_type, mode, require_fitting
+from dpsgd.step import (
+    PrivateStep,
+    check_first_examples,
+    float_type,
+    require_fitting,
+)
 from dpsgd.validation import validate
+from pate._format import format_epsilon
 from pate.accounting import Event, Guarantee, Ledger, compose, event_to_json
 from pate.accounting.events import as_zero_out
-from pate.accounting.terms import moment_for
+from pate.accounting.ledger.terms import moment_for
 from pate.errors import BudgetExceeded, InvalidInput, ReleaseConflict
 from pate.randomness import Randomness
 
@@ -50,47 +47,109 @@ Report = Callable[[Row], None]
 
 @final
 class Trainer:
-    """Trains a model by DP-SGD, and says what that cost.
+    """Train a model by DP-SGD, and account for it.
 
-    ``dataset`` is a pair of arrays or tensors (inputs, targets) or a map-style torch data set of
-    such pairs. Each step draws a lot (every example with probability ``lot_size`` / ``records``),
-    shortens each example's gradient to ``max_grad_norm`` (or by another rule, ``clipping``), adds
-    Gaussian noise of ``noise_multiplier`` times that norm to their sum, and gives the result to the
-    optimiser. ``batch_size`` bounds how many examples are worked on at once; it changes nothing
-    else. An epoch is ⌈records / lot_size⌉ steps.
+    Each step draws a lot, clips each example's gradient, adds Gaussian noise to the sum of the
+    clipped gradients, and gives the result, divided by ``lot_size``, to the optimiser.
 
-    ``records`` is an agreed, public number of examples, such as a rounded one: sampling rate and
-    steps follow from it, and nothing that is shown from the true number. Without it the true number
-    of examples is used, and counts as public.
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model to train, in place. It must treat each example on its own: see
+        :func:`dpsgd.problems` and :func:`dpsgd.fix`.
+    optimizer : torch.optim.Optimizer
+        Any optimiser of the model's parameters that takes one gradient for each step.
+    dataset : pair of arrays or tensors, or torch.utils.data.Dataset
+        The private examples: (inputs, targets), or a map-style data set of such pairs.
+    lot_size : float
+        The expected number of examples in a lot. Each example is drawn with probability
+        ``lot_size`` / ``records``.
+    records : int, optional
+        An agreed, public number of examples, such as a rounded one. Sampling rate and steps follow
+        from it, and nothing that is shown depends on the true number: guarantees are for one
+        example added or removed. Without it the true number of examples is used and counts as
+        public: guarantees are for one example's contribution removed (zero-out).
+    noise_multiplier : float, Schedule or None
+        The standard deviation of the noise over the clipping norm; None if ``clipping`` fixes it.
+    delta : float
+        δ of the guarantees; well below one over the number of examples.
+    loss : str or callable, default="cross_entropy"
+        ``"cross_entropy"``, ``"binary_cross_entropy"``, ``"squared_error"``, or a function of
+        (outputs, targets) that returns one number for each example.
+    max_grad_norm : float or Schedule, optional
+        The norm to which the gradient of each example is clipped. Give it or ``clipping``.
+    clipping : Flat, PerLayer, Automatic or AdaptiveQuantile, optional
+        Another clipping rule.
+    learning_rate : float or Schedule, optional
+        The learning rate of each step; by default the optimiser's own.
+    batch_size : int, optional
+        The largest number of examples processed at once, to bound memory. It changes nothing
+        else. By default the whole lot.
+    device : str or torch.device, default="cpu"
+        The device to train on; the model is moved to it.
+    sampling : {"poisson", "shuffle"}, default="poisson"
+        Poisson sampling, to which the guarantees apply, or shuffled lots for comparison only.
+    noise : {"secure", "fast"}, default="secure"
+        Cryptographic noise, or torch's faster generator, which is not private.
+    insecure_seed : int, optional
+        Seed everything, for tests. The run is not private.
+    accountant : {"moments", "pld", "abadi"}, default="moments"
+        The accountant: a fine grid of moments, privacy loss distributions (tightest), or the
+        moments λ ≤ 32 of Abadi et al. 2016.
+    max_epsilon : float, optional
+        A filter: no step is taken that would exceed it.
+    prior_events : iterable of Event, optional
+        Costs paid beside the steps, such as those of :class:`dpsgd.PrivatePCA`.
+    ledger : pate.accounting.Ledger, optional
+        The ledger that every fit is charged to before its first step.
+    study : str, optional
+        The study that the charges belong to.
+    settings : iterable of str, optional
+        Digests of what is trained: where the ledger has paid for another run with one of them,
+        this run is refused unless ``again``.
+    again : bool, default=False
+        Pay again for settings that the ledger has paid for.
+    checkpoint : path, optional
+        The file to resume from. To resume a killed run, make the same trainer again and call
+        ``fit`` as before.
+    checkpoint_every : int, optional
+        The number of steps between checkpoints; by default an epoch.
 
-    ``max_epsilon`` is a filter: no step is taken that would pass it. ``prior_events`` are costs
-    paid beside the steps. With a ``ledger`` every fit is charged before its first step, and marked
-    with the ``study`` it belongs to, if any. ``settings`` are digests of what is trained: where the
-    ledger has paid for another run with one of them, this one is refused unless ``again``. With a
-    ``checkpoint`` a killed run goes on: make the same trainer again and call ``fit`` as before.
+    Attributes
+    ----------
+    steps : int
+        The number of steps taken.
+    steps_per_epoch : int
+        ⌈records / lot_size⌉.
+    history : list of Row
+        One row for each epoch.
+    stopped_because : str or None
+        The reason why the last ``fit`` took fewer steps than requested.
+    spending : Spending
+        The cost of each step.
 
     Guarantees:
         * Abadi et al. 2016, Algorithm 1: each step is a Poisson-sampled Gaussian mechanism
           (Mironov, Talwar & Zhang 2019). With ``records`` that holds for one example added or
-          removed. Without, one example more would change the sampling rate of all others, so it
+          removed. Without, one more example would change the sampling rate of all others, so it
           holds where one example's contribution is removed and their number stays (zero-out:
-          Kairouz et al. 2021, Definition 1.1). Every figure names its relation.
+          Kairouz et al. 2021, Definition 1.1). Every guarantee names its relation.
         * What the trainer refuses before the first step (a label beyond the model's outputs, a
           model that fails on the first examples) depends on the data, and is not covered; nor is
           how long anything takes.
-        * What the noise hides it hides once: a plan is written down, charged under a random name of
-          its own, and carried out. Whatever a fit shows (``history``, what ``evaluate`` returns and
-          sees) is shown after the checkpoint that contains it is on disk. A killed run therefore
-          never shows two drawings of one step for one charge. With a ledger, a checkpoint that is
-          not the last of its run is refused, and of several copies of the last one alone goes on
+        * Noise hides one draw: a plan is written down, charged under a random name of its own, and
+          carried out. Whatever a fit shows (``history``, what ``evaluate`` returns and sees) is
+          shown after the checkpoint that contains it is on disk. A killed run therefore never
+          shows two draws of one step for one charge. With a ledger, a checkpoint that is not the
+          last of its run is refused, and of several copies of the last only one can be resumed
           (:mod:`dpsgd.resume_guard`); without one, do not resume copies.
-        * A step counts from the moment its lot is drawn, also if it is interrupted.
+        * A step counts from the moment its lot is drawn, even if it is interrupted.
         * Nothing is measured on the training data: no loss, no accuracy.
         * That a model is refused may follow from records: it is tried on inputs of the first few
           when the trainer is made, in batches as large as a large lot, and a step ends the run if
-          its passes change a buffer or a parameter. Of the records nothing else is shown.
-        * What stands against the guarantee (another sampler, noise that can be guessed) is in
-          ``caveats`` of every figure.
+          its passes change a buffer or a parameter. Nothing else of the records is shown.
+        * What invalidates the guarantee (another sampler, noise that can be guessed) is listed in
+          ``caveats`` of every guarantee.
 
     >>> import numpy as np
     >>> model = nn.Linear(2, 2)
@@ -188,7 +247,7 @@ class Trainer:
             moment=moment_for(goal),
             public_rate=records is not None,
         )
-        look_first(
+        check_first_examples(
             self.model,
             gradients,
             data,
@@ -214,10 +273,10 @@ class Trainer:
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._checkpoint_every = checkpoint_every or self.steps_per_epoch
         self._revision: str | None = None  # of the checkpoint on disk
-        self._saved = self._progress()  # what it holds
+        self._saved = self._progress()  # its content
         self._guard = None if ledger is None or checkpoint is None else ResumeGuard(ledger.path)
-        self._locks = contextlib.ExitStack()  # while fit or step is under way
-        self._mark: Mark | None = None  # of the plan that is carried out, locked
+        self._locks = contextlib.ExitStack()  # while fit or step runs
+        self._mark: Mark | None = None  # the locked record of the plan that is carried out
         if self._checkpoint is not None and self._checkpoint.exists():
             self._resume(self._checkpoint)
 
@@ -232,13 +291,33 @@ class Trainer:
         evaluate: Evaluate | None = None,
         report: Report | None = None,
     ) -> Self:
-        """Trains for so many more epochs or steps, or for as many steps as stay within an ε.
+        """Train for more epochs or steps, or for as many steps as stay within an ε.
 
-        ``evaluate`` is called with the model at the end of every epoch, in evaluation mode and
-        without gradients; what it returns goes into ``history``, and each row of that to
-        ``report``. How many steps are taken is worked out before the first, and ``stopped_because``
-        says why where it is fewer than asked for. After a resume, a fit that is called as before
-        goes on to the end it was planned to have; one that was finished takes no step.
+        The number of steps is computed before the first. After a resume, a fit that is called as
+        before continues to its planned end; one that was finished takes no step.
+
+        Parameters
+        ----------
+        epochs, steps : int, optional
+            How long to train. Give exactly one of the three.
+        until_epsilon : float, optional
+            Take as many steps as stay within this ε, all earlier ones included.
+        evaluate : callable, optional
+            Called with the model at the end of every epoch, in evaluation mode and without
+            gradients; the number it returns goes into ``history``. Use public test data.
+        report : callable, optional
+            Called with each new row of ``history``.
+
+        Returns
+        -------
+        Trainer
+            The trainer itself; ``stopped_because`` gives the reason if it took fewer steps than
+            requested.
+
+        Raises
+        ------
+        BudgetExceeded
+            If the ledger's budget does not cover the plan; no step is taken.
         """
         request = requested(epochs=epochs, steps=steps, until_epsilon=until_epsilon)
         self._require_unchanged()
@@ -254,10 +333,15 @@ class Trainer:
         return self
 
     def step(self) -> None:
-        """Takes one step, and pays for it first; raises ``BudgetExceeded`` beyond ``max_epsilon``.
+        """Take one step, after paying for it.
 
-        With a checkpoint every such step is written to disk: whoever calls sees the model between
-        steps.
+        With a checkpoint every such step is written to disk, since the caller sees the model
+        between steps.
+
+        Raises
+        ------
+        BudgetExceeded
+            If the step would exceed ``max_epsilon`` or the ledger's budget; it is not taken.
         """
         self._require_unchanged()
         with self._alone():
@@ -279,7 +363,7 @@ class Trainer:
         )
         last = self._plans.last
         if last is not None and last.first == self.steps < last.end and not self._paid(last):
-            self._plans.drop_last()  # killed, or refused, before anything came of it
+            self._plans.drop_last()  # killed, or refused, before any step
         if plan.end > plan.first:
             self._plans.add(plan)
         return plan
@@ -292,8 +376,8 @@ class Trainer:
                     needed=needed,
                     spent=self.epsilon().epsilon,
                     budget=self.max_epsilon,
-                    why=f"one more step would bring ε to {needed:.6g}, past max_epsilon "
-                    f"{self.max_epsilon:.6g}; the step was not taken",
+                    why=f"one more step would bring ε to {format_epsilon(needed, 6)}, past "
+                    f"max_epsilon {self.max_epsilon:.6g}; the step was not taken",
                 )
         last = self._plans.last
         if last is not None and last.request == BARE and self.ledger is None:
@@ -311,12 +395,12 @@ class Trainer:
         return any(charge.release == plan.release for charge in self.ledger.charges())
 
     def _pay(self) -> None:
-        """Writes the plan down, then charges it; one that is refused untouched is forgotten again.
+        """Write the plan down, then charge it; drop it again if it is refused before any step.
 
         A plan of which steps were taken stays: no later one is carried out until it is paid for.
         """
         if self._mark is not None and self._mark.last is None:
-            self._save()  # a charge rests on the record of how far it was drawn
+            self._save()  # a charge needs the record of how far it was drawn
         self._save_if_needed()
         if self.ledger is None:
             return
@@ -336,7 +420,7 @@ class Trainer:
             raise
 
     def _require_unchanged(self) -> None:
-        """A model that was changed since could train what nobody checked."""
+        """Refuse a model whose layers changed since it was checked."""
         validate(self.model)
         require_fitting(self.model, self.optimizer)
         if not self._step.gradients.fits(self.model):
@@ -351,7 +435,7 @@ class Trainer:
             while True:
                 ended = self.steps == plan.end or self.steps % self.steps_per_epoch == 0
                 if self.steps and ended and not self._reported():
-                    self._save_if_needed()  # before anybody sees what it led to
+                    self._save_if_needed()  # before anything of it is shown
                     seconds, started = time.perf_counter() - started, time.perf_counter()
                     self.history.append(self._row(evaluate, seconds))
                     if report is not None:
@@ -363,8 +447,8 @@ class Trainer:
                     self._save_if_needed()
 
     def _take(self) -> None:
-        step, self.steps = self.steps, self.steps + 1  # it counts, whatever comes between
-        with same_chance(self._seed, step):
+        step, self.steps = self.steps, self.steps + 1  # it counts even if interrupted
+        with seeded_dropout(self._seed, step):
             self._step.take(step, noise_multiplier=self.spending.multiplier(step))
 
     def _reported(self) -> bool:
@@ -374,12 +458,12 @@ class Trainer:
         accuracy = None
         if evaluate is not None:
             with mode(self.model, training=False), torch.no_grad():
-                said: Any = evaluate(self.model)
+                result: Any = evaluate(self.model)
             try:
-                accuracy = float(said)
+                accuracy = float(result)
             except (TypeError, ValueError, RuntimeError):
                 raise InvalidInput(
-                    f"evaluate returned a {type(said).__name__}; it must return a number"
+                    f"evaluate returned a {type(result).__name__}; it must return a number"
                 ) from None
         return Row(
             epoch=math.ceil(self.steps / self.steps_per_epoch),
@@ -391,22 +475,22 @@ class Trainer:
             seconds=seconds,
         )
 
-    # --- what it cost -------------------------------------------------------------------------
+    # --- cost ---------------------------------------------------------------------------------
 
     def epsilon(self) -> Guarantee:
-        """(ε, δ) of the steps taken so far; to publish where their number was fixed in advance."""
+        """Return (ε, δ) of the steps taken so far; publishable if their number was fixed before."""
         return self.spending.guarantee(self.steps)
 
     def planned(self) -> Guarantee:
-        """(ε, δ) of everything planned, and charged: to publish where results decided the end.
+        """Return (ε, δ) of everything planned, and charged: publish it if results decided the end.
 
         Guarantees:
-            * After one ``fit`` it is the figure of its plan, which was fixed before the first step.
-            * After several, or after bare steps, results may have decided that more were asked for,
+            * After one ``fit`` it is the ε of its plan, which was fixed before the first step.
+            * After several, or after single steps, results may have decided that more were taken,
               and the λ that is best for all of them would depend on results. It is then
               ``max_epsilon``, a filter that was fixed when the trainer was made; without one it is
-              the odometer's figure, at a λ that was fixed with the first plan (Feldman & Zrnic
-              2021; Whitehouse, Ramdas, Rogers & Wu 2023).
+              the odometer's ε, at a λ that was fixed with the first plan (Feldman & Zrnic 2021;
+              Whitehouse, Ramdas, Rogers & Wu 2023).
         """
         events = self._plans.events(self.spending)
         if self._plans.fixed_in_advance:
@@ -417,22 +501,22 @@ class Trainer:
         return replace(given, epsilon=self.max_epsilon, moment=None, conversion=None)
 
     def odometer(self) -> Guarantee:
-        """(ε, δ) of the steps so far, valid whenever one stops, also because of what was seen."""
+        """Return (ε, δ) of the steps so far, valid also if results decide when to stop."""
         return self.spending.odometer(self.steps, moment=self._moment())
 
     def _moment(self) -> float | None:
-        """The λ of the odometer: the best one for the first plan, which no result has decided."""
+        """Return the λ of the odometer: the best one for the first plan, which precedes results."""
         first = self._plans.first
         if first is None or first.request == BARE:
             return None
         events = (*self.spending.prior, *self.spending.events(first.end, first=first.first))
         return compose(events).guarantee(delta=self.spending.delta).moment
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- checkpoints --------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Inside, this trainer is the only one that resumes from its checkpoint, or a copy."""
+        """Keep other trainers from resuming this checkpoint, or a copy, inside the block."""
         if self._checkpoint is None:
             yield
             return
@@ -440,7 +524,7 @@ class Trainer:
             if files.revision(self._checkpoint) != self._revision:
                 raise InvalidInput(
                     f"the checkpoint {self._checkpoint} is no longer the one this trainer wrote or "
-                    "read; make the trainer again to go on from what is there"
+                    "read; make the trainer again to resume from the file"
                 )
             last = self._plans.last
             if last is not None and self.steps < last.end:
@@ -451,7 +535,7 @@ class Trainer:
                 self._mark = None
 
     def _hold(self, plan: Plan) -> None:
-        """Locks the record of a plan until fit or step ends; of one under way, it must be ours."""
+        """Lock the record of a plan until fit or step ends; an unfinished plan must be ours."""
         if self._guard is None or (self._mark is not None and self._mark.path.name == plan.name):
             return
         mark = self._locks.enter_context(self._guard.held(plan.name))
@@ -462,7 +546,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
-        """However the block ends, what the caller can see afterwards is on disk."""
+        """Write to disk, however the block ends, what the caller can see afterwards."""
         try:
             yield
         finally:
@@ -475,7 +559,7 @@ class Trainer:
                 raise
 
     def _go_back(self, path: Path) -> None:
-        """Undoes what could not be written down: a resume would draw those steps anew."""
+        """Undo what could not be written down: a resume would draw those steps again."""
         tensors, record = files.read(path)
         if self._mark is not None:
             self._mark.settle(record["revision"])
@@ -485,7 +569,7 @@ class Trainer:
         self._saved = self._progress()
 
     def _progress(self) -> tuple[Any, ...]:
-        """Whatever makes a new checkpoint needed when it changes."""
+        """Return everything whose change requires a new checkpoint."""
         return self.steps, len(self.history), self._plans.as_json()
 
     def _save_if_needed(self) -> None:
@@ -518,7 +602,9 @@ class Trainer:
         tensors, record = files.read(path)
         files.require_same(path, record["settings"], self._settings)
         if record["charged"] and self.ledger is None:
-            raise InvalidInput(f"the run in {path} was charged to a ledger; give it to go on")
+            raise InvalidInput(
+                f"the run in {path} was charged to a ledger; give that ledger to resume it"
+            )
         plans = Plans.from_json(record["plans"])
         last = plans.last
         if self._guard is not None and last is not None and record["steps"] < last.end:

@@ -1,9 +1,9 @@
 """From a recipe to a released model: prepare in private → charge → train → publish.
 
-    FOLDER/private/NAME/     encoder, PCA and checkpoint of a run under way; open to its owner only
+    FOLDER/private/NAME/             encoder, PCA and checkpoint of a run; its owner's alone
     FOLDER/released/training/NAME/   model, guarantee, curve and recipe, once it has ended
 
-NAME is a fingerprint of the recipe alone. Nothing of the private records goes into it.
+NAME is a fingerprint of the recipe alone: nothing of the private records goes into it.
 """
 
 from __future__ import annotations
@@ -21,25 +21,31 @@ from torch import nn
 from dpsgd.checkpoint import releases
 from dpsgd.clipping import AdaptiveQuantile, Automatic, Clipping, Flat, PerLayer
 from dpsgd.curves import Row, write_curve
-from dpsgd.inputs import Inputs, prepare
-from dpsgd.ledgers import ledger_path, open_ledger
+from dpsgd.features import Inputs, prepare
 from dpsgd.models import build_model, build_optimizer
-from dpsgd.outcome import STAGE, Outcome, digest_of_settings, find_outcome, name_of_run
 from dpsgd.recipe import ClippingSpec, Recipe
-from dpsgd.run_plan import RunPlan, plan_run
-from dpsgd.trainer import Trainer
-from dpsgd.validation import validate
-from dpsgd.workplace import (
+from dpsgd.runs import (
     CHECKPOINT,
-    at_home,
-    clear,
+    STAGE,
+    Outcome,
+    RunPlan,
+    bind_to_ledger,
+    digest_of_settings,
+    discard,
+    find_outcome,
+    ledger_path,
+    locked_folder,
+    name_of_run,
+    open_ledger,
+    plan_run,
     private_folder,
     require_consent,
-    working_in,
 )
+from dpsgd.trainer import Trainer
+from dpsgd.validation import validate
 from pate.accounting import Guarantee, Ledger, event_to_json
 from pate.artifacts import Level, Store
-from pate.datasets import load
+from pate.datasets.loading import load
 from pate.errors import BudgetExceeded, InvalidInput, ReleaseConflict, SpendNeeded
 from pate.silence import Aloud
 from pate.untrusted import contained, run_untrusted
@@ -47,19 +53,19 @@ from pate.untrusted import contained, run_untrusted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to run: of these, the insecure seed alone is part of a run's fingerprint."""
+    """Options of a run; of these, only the insecure seed is part of its fingerprint."""
 
     data_root: Path
     plugin_path: Path | None = None
     insecure_seed: int | None = None
     spend: bool = False
-    study: str | None = None  # the set of runs this one was made for: a mark on all it pays for
+    study: str | None = None  # the study this run belongs to; recorded with its charges
     say: Callable[[str], None] = print
-    show: Callable[[dict[str, Any]], None] = lambda row: None  # each epoch, once it may be seen
+    show: Callable[[dict[str, Any]], None] = lambda row: None  # each epoch, once on disk
 
 
 def train(recipe: Recipe, folder: Path, options: Options) -> Outcome:
-    """Trains, or goes on where an earlier run was killed, or finds that all is done.
+    """Train a recipe, resume its killed run, or return its finished outcome.
 
     Guarantees:
         * The PCA is fitted and the plan written down in private; then everything the plan can cost
@@ -67,8 +73,8 @@ def train(recipe: Recipe, folder: Path, options: Options) -> Outcome:
           refused leaves nothing behind.
         * What the ledger has paid for, in whatever folder, is not trained again without ``spend``;
           of several processes that ask for it at once, one is charged.
-        * A run that was killed goes on from its checkpoint, under its one charge. Only one process
-          at a time works on it, so that one charge never pays for two draws of noise.
+        * A killed run resumes from its checkpoint, under its one charge. Only one process at a time
+          works on it, so that one charge never pays for two draws of noise.
         * What is published follows from noised sums, public settings and public test records.
     """
     seed, root = options.insecure_seed, options.data_root
@@ -77,13 +83,13 @@ def train(recipe: Recipe, folder: Path, options: Options) -> Outcome:
         return done
     name = name_of_run(recipe, seed)
     private = private_folder(folder, name)
-    if not options.spend and options.study is None:  # a study asked for all its settings
+    if not options.spend and options.study is None:  # a study was asked for as a whole
         require_consent(recipe, folder, private)
     splits = load(recipe.data, root=root, plugin_path=options.plugin_path)
     plan = plan_run(recipe, records=splits.private.records)
     path = ledger_path(recipe, root, seed)
-    with working_in(private, folder):
-        at_home(private, recipe, path)
+    with locked_folder(private, folder):
+        bind_to_ledger(private, recipe, path)
         store = Store(root=folder)
         store.sweep()
         inputs = prepare(
@@ -104,16 +110,16 @@ def train(recipe: Recipe, folder: Path, options: Options) -> Outcome:
 
         def work() -> None:
             with contained() as aloud:
-                heard = _heard(options, aloud)
-                validate(model)  # before there is a ledger whose terms never change
+                audible = _audible(options, aloud)
+                validate(model)  # before a ledger is created, whose terms never change
                 with open_ledger(recipe, plan, path) as ledger:
-                    trainer = _trainer(recipe, plan, inputs, heard, model, ledger, private)
-                    _announce(recipe, plan, trainer, heard)
+                    trainer = _trainer(recipe, plan, inputs, audible, model, ledger, private)
+                    _announce(recipe, plan, trainer, audible)
                     try:
-                        _fit(trainer, recipe, plan, inputs, heard)
+                        _fit(trainer, recipe, plan, inputs, audible)
                     except (BudgetExceeded, ReleaseConflict) as error:
                         if trainer.steps == 0:
-                            clear(private)
+                            discard(private)
                         if isinstance(error, ReleaseConflict):
                             raise SpendNeeded(_paid_elsewhere(path)) from error
                         raise
@@ -135,8 +141,8 @@ def _paid_elsewhere(ledger: Path) -> str:
     )
 
 
-def _heard(options: Options, aloud: Aloud) -> Options:
-    """The options, with our own words let out while the model's are dropped."""
+def _audible(options: Options, aloud: Aloud) -> Options:
+    """Return options whose output is printed while the model's own is suppressed."""
 
     def say(text: str) -> None:
         with aloud():
@@ -150,15 +156,15 @@ def _heard(options: Options, aloud: Aloud) -> Options:
 
 
 def _announce(recipe: Recipe, plan: RunPlan, trainer: Trainer, options: Options) -> None:
-    """What is about to be done and spent, in a few lines."""
+    """Report what is about to be done and spent."""
     other = options.data_root / "ledgers" / f"{recipe.data.name}.ledger"
     if other.exists():
         options.say(
-            f"what PATE released from these data is in {other}; to publish both costs both: their "
-            "ε add up, and so do their δ"
+            f"releases of PATE from these data are charged in {other}; publishing both costs both: "
+            "their ε add up, and so do their δ"
         )
     if trainer.steps:
-        options.say(f"going on after step {trainer.steps} of {plan.steps}")
+        options.say(f"resuming after step {trainer.steps} of {plan.steps}")
         return
     options.say(
         f"{plan.steps} steps in lots of {plan.lot_size} on average, noise multiplier "
@@ -213,8 +219,8 @@ def _trainer(
 
 
 def _fit(trainer: Trainer, recipe: Recipe, plan: RunPlan, inputs: Inputs, options: Options) -> None:
-    """Trains to the end of the plan, and hands on each epoch's row once a checkpoint holds it."""
-    for row in trainer.history:  # of the run that was killed: these are on disk
+    """Train to the end of the plan; show each epoch's row once a checkpoint holds it."""
+    for row in trainer.history:  # of the killed run: these are on disk
         options.show(as_public(row))
     evaluate = inputs.accuracy if recipe.evaluate.each_epoch else None
 
@@ -228,10 +234,10 @@ def _fit(trainer: Trainer, recipe: Recipe, plan: RunPlan, inputs: Inputs, option
 
 
 def as_public(row: Row) -> dict[str, Any]:
-    """An epoch without how long it took: that follows from how many records its lots held."""
-    told = dataclasses.asdict(row)
-    told.pop("seconds")
-    return told
+    """Return an epoch without its duration, which depends on the sizes of its lots."""
+    public = dataclasses.asdict(row)
+    public.pop("seconds")
+    return public
 
 
 def _release(
@@ -245,13 +251,12 @@ def _release(
     study: str | None,
     charges: list[str],
 ) -> None:
-    """Publishes what was paid for: the model, its guarantee, its curve, and the recipe.
+    """Publish what was paid for: the model, its guarantee, its curve, and the recipe.
 
-    ``study`` is the set of runs that this one was made for; its guarantee is then that of this run
-    alone, and the file says so.
+    The guarantee of a run of a ``study`` is that of this run alone, and the file names the study.
 
     Guarantees:
-        Of the encoder the files go out that were written when it was fitted, before any private
+        The encoder's published files are those written when it was fitted, before any private
         record was encoded; never the object that has seen them.
     """
     model = trainer.model.eval()
@@ -279,20 +284,20 @@ def _release(
             inputs.pca.save(draft.path / "pca.npz")
         if inputs.encoder is not None:
             shutil.copytree(encoder, draft.path / "encoder")
-        draft.facts["charges"] = charges  # names drawn at random, by which the ledger knows it
+        draft.facts["charges"] = charges  # random names in the ledger
         draft.save_json("guarantee.json", report)
         draft.save_json("recipe.json", recipe.model_dump(mode="json"))
         write_curve([dataclasses.replace(row, seconds=0.0) for row in trainer.history], draft.path)
 
 
 def _study(ledger: Ledger, checkpoint: Path) -> str | None:
-    """The study that the run was charged for, whoever brought it to its end."""
+    """Return the study that the run was charged for, whichever process finished it."""
     own = releases(checkpoint)
     marks = (study for c in ledger.charges() if c.release in own for study in c.studies)
     return next(marks, None)
 
 
 def _with_caveats(guarantee: Guarantee, inputs: Inputs) -> Guarantee:
-    """What the steps lack, and what the PCA lacks."""
+    """Return the guarantee with the caveats of the steps and of the PCA."""
     more = () if inputs.pca is None else inputs.pca.caveats
     return dataclasses.replace(guarantee, caveats=tuple(dict.fromkeys((*guarantee.caveats, *more))))

@@ -11,21 +11,56 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pate.accounting import Guarantee as Guarantee
     from pate.accounting import Ledger as Ledger
+    from pate.accounting import compose as compose
+    from pate.aggregation import aggregate_votes as aggregate_votes
+    from pate.api import Run as Run
+    from pate.api import open_run as open_run
+    from pate.api import plan as plan
+    from pate.api import run as run
+    from pate.ensemble import Ensemble as Ensemble
+    from pate.ensemble import train_teachers as train_teachers
+    from pate.ensemble import vote as vote
+    from pate.errors import BudgetExceeded as BudgetExceeded
+    from pate.errors import InvalidInput as InvalidInput
     from pate.errors import PateError as PateError
+    from pate.estimator import PATEClassifier as PATEClassifier
+    from pate.mechanisms import ConfidentGnmax as ConfidentGnmax
+    from pate.mechanisms import GaussianNoisyMax as GaussianNoisyMax
+    from pate.mechanisms import InteractiveGnmax as InteractiveGnmax
+    from pate.mechanisms import LaplaceNoisyMax as LaplaceNoisyMax
+    from pate.randomness import secure_generator as secure_generator
     from pate.release import load_student as load_student
     from pate.votes import Votes as Votes
 
 __version__ = "0.1.0"
 
+# Every public name, and the module it is loaded from.
 _HOMES = {
+    "BudgetExceeded": "pate.errors",
+    "ConfidentGnmax": "pate.mechanisms",
+    "Ensemble": "pate.ensemble",
+    "GaussianNoisyMax": "pate.mechanisms",
     "Guarantee": "pate.accounting",
+    "InteractiveGnmax": "pate.mechanisms",
+    "InvalidInput": "pate.errors",
+    "LaplaceNoisyMax": "pate.mechanisms",
     "Ledger": "pate.accounting",
+    "PATEClassifier": "pate.estimator",
+    "Run": "pate.api",
+    "aggregate_votes": "pate.aggregation",
+    "open_run": "pate.api",
+    "plan": "pate.api",
+    "run": "pate.api",
     "PateError": "pate.errors",
     "Votes": "pate.votes",
+    "compose": "pate.accounting",
     "load_student": "pate.release",
+    "secure_generator": "pate.randomness",
+    "train_teachers": "pate.ensemble",
+    "vote": "pate.ensemble",
 }
 
-__all__ = ["Guarantee", "Ledger", "PateError", "Votes", "__version__", "load_student"]
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,8 +5,8 @@ PateError
 ├── UnsupportedEvent    an event the chosen accountant has no theorem for
 ├── ConditionsFail      a theorem's conditions do not hold, so its number is not given
 ├── StoreError          a file or artifact is missing, damaged, or cannot be read or written
-├── TeacherError        a teacher cannot be trained, or breaks the rules (pate.teachers)
-├── OutOfMemory         a device is too small for one network (pate.teachers)
+├── TeacherError        a teacher cannot be trained, or breaks the rules of a teacher
+├── OutOfMemory         a device is too small for one network
 └── LedgerError         the ledger cannot be read, written or trusted
     ├── BudgetExceeded      the charge would pass the budget; nothing was spent
     ├── MixedComposition    the charge relies on another composition rule than the ledger
@@ -33,6 +33,23 @@ class UnsupportedEvent(PateError, TypeError):
 
 class ConditionsFail(PateError):
     """A theorem's conditions do not hold here; no number is better than a wrong one."""
+
+
+class TeacherError(PateError):
+    """A teacher cannot be trained, or breaks the rules of a teacher.
+
+    Guarantees:
+        The text names the rule and places in code; it holds no record, label or prediction.
+    """
+
+
+class OutOfMemory(PateError):
+    """A device is too small for one network: the run stops, and no teacher abstains.
+
+    Guarantees:
+        Never taken for a teacher's failure: otherwise whatever else uses the device would decide
+        which teachers vote.
+    """
 
 
 class StoreError(PateError):

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.errors import PateError
-from pate.teachers.adapters import build, made_by, takes_seed
+from pate.teachers.adapters import build, make_model, takes_seed
 from pate.teachers.persist import restore, save
 from pate.teachers.protocol import Teacher, checked_labels
 from pate.teachers.sklearn_teacher import SklearnTeacher
@@ -52,7 +52,7 @@ def check_teacher(
     name = getattr(factory_or_class, "__qualname__", type(factory_or_class).__qualname__)
     bench = _Bench(
         make=make,
-        raw=functools.partial(made_by, factory_or_class, training, classes=classes, seed=seed),
+        raw=functools.partial(make_model, factory_or_class, training, classes=classes, seed=seed),
         takes_seed=takes_seed(factory_or_class),
         classes=classes,
         features=features,

@@ -141,7 +141,7 @@ def is_foreign(error: BaseException) -> bool:
 def is_ours(module: str) -> bool:
     """Whether a module belongs to this project.
 
-    >>> is_ours("pate.teachers.ridge"), is_ours("pateacher")
+    >>> is_ours("pate.teachers.linear"), is_ours("pateacher")
     (True, False)
     """
     return module.partition(".")[0] in _OURS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib
 import io
 import json
 import os
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -90,6 +91,7 @@ class Project:
     sections: dict[str, dict[str, Any]] = field(default_factory=lambda: deepcopy(RECIPE))
     engine: str = "serial"
     threads: int = 1  # what libraries are told they may use
+    program: ClassVar[str] = "pate"  # "dpsgd" in a subclass
 
     @property
     def run_folder(self) -> Path:
@@ -126,7 +128,7 @@ class Project:
         return path
 
     def command(self, *words: str | Path) -> list[str]:
-        return [sys.executable, "-m", "pate", *map(str, words)]
+        return [sys.executable, "-m", self.program, *map(str, words)]
 
     def environment(self) -> dict[str, str]:
         clean = {key: value for key, value in os.environ.items() if key != "PATE_DATA"}
@@ -158,10 +160,9 @@ class Project:
 
     def call(self, *words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
         """As :meth:`pate`, but in this process: for variations, where start-up is all the time."""
-        from pate.cli import main
-
+        main = importlib.import_module(f"{self.program}.cli").main
         out, err = io.StringIO(), io.StringIO()
-        before, sys.argv = sys.argv, ["pate", *map(str, words)]
+        before, sys.argv = sys.argv, [self.program, *map(str, words)]
         try:
             with (
                 contextlib.chdir(self.folder),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from dpsgd.cli import epsilon, recipes, train
+from dpsgd.cli import epsilon, train
 from pate.console import ask_for_debugging, run_command
+
+_TEMPLATE = "digits-dpsgd"  # the recipe that ``dpsgd new`` copies
 
 app = typer.Typer(
     name="dpsgd",
@@ -13,12 +18,35 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help, without the time that loading rich takes
+    rich_markup_mode=None,  # plain help: loading rich takes time
 )
 app.command("train")(train.train)
 app.command("epsilon")(epsilon.epsilon)
-app.command("recipes")(recipes.recipes)
-app.command("new")(recipes.new)
+
+
+@app.command("recipes")
+def recipes() -> None:
+    """List the recipes that come with the package."""
+    from pate.recipes.read import shipped_recipes, summary
+
+    for name, path in sorted(shipped_recipes("dpsgd").items()):
+        typer.echo(f"{name:22} {summary(path)}")
+
+
+@app.command("new")
+def new(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> None:
+    """Write a recipe to start from."""
+    from pate.errors import InvalidInput
+    from pate.recipes.read import find_recipe
+
+    if path.exists():
+        raise InvalidInput(f"{path} already exists; choose another name")
+    source = find_recipe(_TEMPLATE, kind="dpsgd")
+    try:
+        path.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
+    typer.echo(f"wrote {path}; next: dpsgd train {path}")
 
 
 def _version(wanted: bool) -> None:
@@ -35,12 +63,12 @@ def _root(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),
     debug: bool = typer.Option(
-        False, "--debug", help="Show what unexpected errors say: it may quote private records."
+        False, "--debug", help="Show the text of unexpected errors: it may quote private records."
     ),
 ) -> None:
     ask_for_debugging(debug)
 
 
 def main() -> None:
-    """Runs a command; a mistake is one sentence and an exit code, never a traceback."""
-    run_command("dpsgd", app, when_interrupted=train.how_to_go_on)
+    """Run a command; a mistake is reported as one line and an exit code, never a traceback."""
+    run_command("dpsgd", app, when_interrupted=train.how_to_resume)

@@ -1,4 +1,4 @@
-"""``dpsgd epsilon``: what a training run costs, with no training and no data."""
+"""``dpsgd epsilon``: the cost of a training run, without training and data."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def epsilon(
     ] = AccountantName.moments,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:  # fmt: skip
-    """ε of a training run; or the noise, or the number of lots, for an ε."""
-    from pate._format import SAME_AT_PUBLIC_RATE, describe_neighbours
+    """Print ε of a training run; or the noise, or the number of lots, for an ε."""
+    from pate._format import SAME_AT_PUBLIC_RATE, describe_neighbours, format_epsilon, round_up
     from pate.accounting import Repeated, SampledGaussian
 
     def step(noise: float) -> SampledGaussian:
@@ -62,14 +62,15 @@ def epsilon(
             "target_epsilon": target_epsilon,
             "found": found,
         }
-        told = {key: "inf" if value == float("inf") else value for key, value in report.items()}
-        typer.echo(encoder.dumps(told, allow_nan=False))
+        shown = {key: "inf" if value == float("inf") else value for key, value in report.items()}
+        typer.echo(encoder.dumps(shown, allow_nan=False))
         return
     if found is not None:
-        value = f"{noise:.7g}" if found == "noise_multiplier" else str(count)
+        up = f"{float(round_up(noise, digits=7)):.7g}"  # a user who copies it has enough noise
+        value = up if found == "noise_multiplier" else str(count)
         typer.echo(f"{found.replace('_', ' ')} = {value}")
     typer.echo(
-        f"ε = {guarantee.epsilon:.6g} at δ = {delta:g} "
+        f"ε = {format_epsilon(guarantee.epsilon, digits=6)} at δ = {delta:g} "
         f"({_NAMES.get(accountant, f'{accountant} accountant')}), for "
         f"{describe_neighbours(guarantee.neighbours)}; {SAME_AT_PUBLIC_RATE}"
     )
@@ -79,11 +80,11 @@ _NAMES = {AccountantName.strong: "strong composition; the other accountants are 
 
 
 def _guarantee(events: list[Event], accountant: AccountantName, delta: float) -> Guarantee:
-    """What steps of one kind cost."""
+    """Return the cost of steps of one kind."""
     from pate._validate import check_delta
     from pate.accounting import Guarantee, SampledGaussian
+    from pate.accounting.calibrate import DpsgdAccountant, Method
     from pate.accounting.composition import sampled_gaussian_strong
-    from pate.accounting.dpsgd import DpsgdAccountant, Method
     from pate.accounting.events import tally
 
     check_delta(delta)
@@ -105,7 +106,7 @@ def _guarantee(events: list[Event], accountant: AccountantName, delta: float) ->
 def _solve(  # type: ignore[no-untyped-def]
     noise: float | None, steps: int | None, target: float | None, step, cost
 ) -> tuple[float, int, str | None]:
-    """Noise and steps; whichever is missing is found for the target. Also says which it was."""
+    """Return noise, steps, and the name of the missing one, which is found for the target."""
     from pate.accounting.calibrate import most, smallest_noise
 
     def epsilon(events: list[Event]) -> float:

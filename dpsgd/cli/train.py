@@ -1,18 +1,94 @@
-"""``dpsgd train``: a recipe from data to a released model."""
+"""``dpsgd train``: a recipe from data to a released model. Prints released values only."""
 
 from __future__ import annotations
 
+import json as encoder
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-_under_way = False  # for the line that Ctrl-C leaves behind
+from pate._format import describe_neighbours, format_epsilon, format_epsilon_fixed
+
+if TYPE_CHECKING:
+    from dpsgd.runs import Outcome
 
 
-def how_to_go_on() -> str:
-    """What Ctrl-C leaves to say, where a training run was under way."""
-    return "; run the same command again to go on where it was" if _under_way else ""
+class Epochs:
+    """A table with one line for each epoch."""
+
+    def __init__(self, *, silent: bool) -> None:
+        self._silent = silent
+        self._begun = False
+
+    def show(self, row: dict[str, Any]) -> None:
+        if self._silent:
+            return
+        if not self._begun:
+            typer.echo(f"{'epoch':>5}  {'ε':>8}  test accuracy")
+            self._begun = True
+        spent = format_epsilon_fixed(row["epsilon"], places=4)
+        typer.echo(f"{row['epoch']:>5}  {spent:>8}  {_percent(row['accuracy']):>13}")
+
+
+def show_outcome(outcome: Outcome, *, json: bool) -> None:
+    """Print the guarantee, the accuracy, the data set's total cost, and the files."""
+    report = outcome.report
+    if json:
+        shown = {
+            **report,
+            "folder": str(outcome.artifact.path),
+            "files": sorted(outcome.artifact.manifest["files"]),
+            "ledger": outcome.ledger,
+            "new": outcome.new,
+        }
+        typer.echo(encoder.dumps(shown, allow_nan=False))
+        return
+    if not outcome.new:
+        typer.echo(f"nothing to do: {outcome.artifact.path} is complete")
+        table = Epochs(silent=False)
+        for row in report["epochs"]:
+            table.show(row)
+    typer.echo("")
+    typer.echo(f"Test accuracy {_percent(report['accuracy'])} of {report['test_records']} records.")
+    for line in _guarantee(report):
+        typer.echo(line)
+    if outcome.ledger is not None:
+        typer.echo(f"Ledger: {outcome.ledger}.")
+    files = ", ".join(sorted(outcome.artifact.manifest["files"]))
+    typer.echo(f"Written to {outcome.artifact.path}: {files}")
+
+
+def _guarantee(report: dict[str, Any]) -> list[str]:
+    guarantee = report["guarantee"]
+    parts = "PCA and training" if report["pca"] else "training"
+    lines = [
+        f"Guarantee: ε = {format_epsilon(guarantee['epsilon'])} at δ = {guarantee['delta']:g} for "
+        f"{describe_neighbours(guarantee['neighbours'])}; it covers {parts}, all that was released "
+        f"({report['accountant']} accountant; noise multiplier "
+        f"{report['noise_multiplier']:.4g}, sampling rate "
+        f"{report['sample_rate']:.4g}, {report['steps']} steps)."
+    ]
+    if "study" in report:
+        lines.append(
+            f"It is one run of the study “{report['study']}”: this ε holds if it was fixed before "
+            "any result was seen; whoever chose it by its result has spent what all of them cost."
+        )
+    if guarantee["caveats"]:
+        lines.append(f"NOT TO BE PUBLISHED AS PRIVATE: {'; '.join(guarantee['caveats'])}.")
+    return lines
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f} %"
+
+
+_under_way = False  # a training run, for the hint after Ctrl-C
+
+
+def how_to_resume() -> str:
+    """Return the hint that follows Ctrl-C if a training run was interrupted."""
+    return "; run the same command again to resume" if _under_way else ""
 
 
 def train(
@@ -41,13 +117,13 @@ def train(
             "--spend", help="Pay again: for other settings here, or the same ones elsewhere."
         ),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but the result.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The result as JSON for machines.")] = False,
 ) -> None:
-    """Trains a recipe; what is done already is not done again."""
+    """Train a recipe; a finished run is not trained again."""
     global _under_way
     from dpsgd.recipe import Recipe
-    from pate.datasets import data_root as default_root
+    from pate.datasets.catalogue import data_root as default_root
     from pate.errors import InvalidInput
     from pate.recipes.read import read_recipe
 
@@ -60,8 +136,8 @@ def train(
     if insecure_seed is not None:
         typer.echo("dpsgd: --insecure-seed is set: this run is NOT PRIVATE", err=True)
 
-    from dpsgd.cli.showing import Epochs, show_outcome
-    from dpsgd.outcome import find_outcome
+    from dpsgd.cli.train import Epochs, show_outcome
+    from dpsgd.runs import find_outcome
 
     folder, root = out or Path("runs") / name, default_root(data_root)
     outcome = find_outcome(checked, folder, data_root=root, insecure_seed=insecure_seed)
@@ -83,4 +159,4 @@ def train(
 
 
 def _silent(text: Any) -> None:
-    """Says nothing."""
+    """Print nothing."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpsgd.layers.outer import cancelling, paired
+from dpsgd.layers.linear import cancelling, paired
 from dpsgd.layers.trace import (
     Call,
     Materialised,
@@ -28,17 +28,17 @@ from dpsgd.layers.trace import (
     zeroed,
 )
 
-_PATIENCE = 2  # an example's gradient is laid out up to so many times its patches and outputs
+_LAID_OUT = 2  # an example's gradient is laid out up to this many times its patches and outputs
 
 
 def convolution(site: Site, calls: list[Call]) -> Trace:
-    """One, two or three dimensions, any stride, padding, dilation and groups."""
+    """The rule for one to three dimensions, any stride, padding, dilation and groups."""
     module = site.module
     assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     positions = sum(call.grads[0, 0].numel() for call in calls)
     wide = module.weight[0].numel()
     high = module.out_channels
-    small = wide * high <= _PATIENCE * positions * (wide * module.groups + high)
+    small = wide * high <= _LAID_OUT * positions * (wide * module.groups + high)
     if small or len(calls) > 1 or "weight" not in site.parameters:
         return Materialised(_laid_out(site, calls))
     return _Patches(site, calls[0])
@@ -54,7 +54,7 @@ def _laid_out(site: Site, calls: list[Call]) -> dict[nn.Parameter, Tensor]:
 
 
 def _kernels(module: Any, call: Call) -> Tensor:
-    """Every example's gradient of the kernel."""
+    """Return every example's gradient of the kernel."""
     gradients = call.grads.new_empty(len(call.grads), *module.weight.shape)
     inputs = _padded(module, call.inputs)
     for block in _patch_blocks(module, call):
@@ -68,7 +68,7 @@ def _kernels(module: Any, call: Call) -> Tensor:
 class _Patches:
     """Lengths through inner products of positions; the sum as one ordinary convolution.
 
-    Examples whose positions nearly cancel are laid out, as in :mod:`dpsgd.layers.outer`.
+    Examples whose positions nearly cancel are laid out, as in :mod:`dpsgd.layers.linear`.
     """
 
     def __init__(self, site: Site, call: Call) -> None:
@@ -97,7 +97,7 @@ class _Patches:
         return total
 
     def _cancelled(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Examples that nearly cancel, and their gradients; the same to the bit every time."""
+        """Yield examples that nearly cancel, with gradients that are bit for bit reproducible."""
         for block in blocks(len(self._cancelling), self._weight.numel()):
             rows = self._cancelling[block]
             call = Call(self._call.inputs[rows], self._call.grads[rows])
@@ -144,7 +144,7 @@ def _padded(module: Any, inputs: Tensor) -> Tensor:
 
 
 def _patches(module: Any, inputs: Tensor) -> Tensor:
-    """(examples, groups, channels of a group × kernel, positions) of padded inputs."""
+    """Return patches (examples, groups, channels of a group × kernel, positions)."""
     views = inputs
     dimensions = inputs.dim() - 2
     for axis in range(dimensions):
@@ -156,7 +156,7 @@ def _patches(module: Any, inputs: Tensor) -> Tensor:
 
 
 def _grouped(module: Any, grads: Tensor) -> Tensor:
-    """(examples, groups, outputs of a group, positions)."""
+    """Return gradients (examples, groups, outputs of a group, positions)."""
     return grads.reshape(len(grads), module.groups, module.out_channels // module.groups, -1)
 
 

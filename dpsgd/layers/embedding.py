@@ -1,4 +1,4 @@
-"""Embeddings: an example's gradient touches the rows it looked up, and no other."""
+"""Embeddings: an example's gradient is zero outside the rows it looked up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CANCELS = 16  # times below the sum of its positions' squares, a squared length
 
 
 def embedding(site: Site, calls: list[Call]) -> Trace:
-    """Indices (examples, …); the row of ``padding_idx`` is not trained."""
+    """The rule for indices (examples, …); the row of ``padding_idx`` is not trained."""
     module = site.module
     assert isinstance(module, nn.Embedding)
     rows = joined([call.inputs.reshape(len(call.inputs), -1) for call in calls])
@@ -42,7 +42,7 @@ class _Lookup:
             products = torch.bmm(grads, grads.transpose(1, 2))
             products *= rows.unsqueeze(2) == rows.unsqueeze(1)
             total[block] = products.flatten(1).sum(1).clamp_(min=0)
-        # Positions that looked up one row may cancel: then their sum is measured, and added.
+        # Positions that looked up one row may cancel: their sum is then measured, and added.
         spread = self._grads.square().sum((1, 2))
         self._cancelling = (total * _CANCELS < spread).nonzero().squeeze(1)
         for example, _, summed in self._one_by_one():
@@ -50,11 +50,11 @@ class _Lookup:
         return total
 
     def _one_by_one(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Examples that nearly cancel: the rows they looked up, and their gradients there."""
+        """Yield examples that nearly cancel: the rows they looked up, and their gradients."""
         for example in self._cancelling:
-            rows, places = torch.unique(self._rows[example], return_inverse=True)
+            rows, positions = torch.unique(self._rows[example], return_inverse=True)
             summed = self._grads.new_zeros(len(rows), self._grads.shape[2])
-            yield example, rows, summed.index_add_(0, places, self._grads[example])
+            yield example, rows, summed.index_add_(0, positions, self._grads[example])
 
     def add_sum(self, factors: Tensor) -> None:
         rest = factors.index_fill(0, self._cancelling, 0.0)

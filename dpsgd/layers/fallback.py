@@ -1,7 +1,7 @@
-"""Any other layer: its examples one by one, vectorised by ``torch.func.vmap``.
+"""Any other layer: one example at a time, vectorised by ``torch.func.vmap``.
 
-The layer is run again on what it was given, with the gradient that came back to its output; the
-rest of the model is not. Each example's gradient is laid out.
+The layer, and not the rest of the model, is run again on its inputs, with the gradient at its
+output. Each example's gradient is laid out.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dpsgd.layers.trace import Materialised, Site, Trace, added
-from dpsgd.layers.unsuitable import UnsuitableModel
+from dpsgd.layers.trace import Materialised, Site, Trace, UnsuitableModel, added
 from pate.errors import InvalidInput
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class LooseCall:
-    """One use of a layer with any arguments; gradients of its float outputs, by their place."""
+    """One use of a layer with any arguments; gradients of its float outputs, by position."""
 
     number: int  # of the use, in the order of a forward pass
     args: tuple[Any, ...]
@@ -32,7 +31,7 @@ class LooseCall:
 
 
 def fallback(site: Site, calls: list[LooseCall]) -> Trace:
-    """The gradients of every use, added up."""
+    """Return the sum of the gradients of all uses."""
     parts = [_one_by_one(site, call) for call in calls]
     return Materialised(
         {
@@ -43,7 +42,7 @@ def fallback(site: Site, calls: list[LooseCall]) -> Trace:
 
 
 def float_outputs(output: Any) -> list[Tensor]:
-    """The tensors in what a layer returned that gradients can come back to."""
+    """Return the floating-point tensors in a layer's output."""
     return [
         leaf
         for leaf in pytree.tree_leaves(output)
@@ -56,7 +55,7 @@ def _one_by_one(site: Site, call: LooseCall) -> dict[str, Tensor]:
     now = rows_of(leaves, call.examples)
     own = site.per_example.get((site.module.training, call.number))
     if own is None and call.examples == 1:
-        own = now  # of one example it makes no difference what is cut up
+        own = now  # with one example it makes no difference
     if own is None or len(own) != len(now) or any(a > b for a, b in zip(own, now, strict=True)):
         raise UnsuitableModel(
             f"layer {site} is not used in the same way, with the same kind of arguments, every time"
@@ -91,12 +90,12 @@ def _one_by_one(site: Site, call: LooseCall) -> dict[str, Tensor]:
 
 
 def rows_of(leaves: list[Any], examples: int) -> tuple[bool, ...]:
-    """Which arguments have as many rows as there are examples."""
+    """Return for each argument whether it has as many rows as there are examples."""
     return tuple(
         isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == examples for leaf in leaves
     )
 
 
 def detached(value: Any) -> Any:
-    """Arguments without their history; what is not a tensor stays."""
+    """Return arguments with all tensors detached."""
     return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, value)

@@ -1,15 +1,185 @@
-"""Linear layers: the gradient of the weight is g aᵀ, summed over positions."""
+"""Linear layers: the gradient is a sum of outer products Σ_t g_t a_tᵀ over positions t.
+
+With one position the length is a product, ‖g aᵀ‖ = ‖g‖·‖a‖, and nothing has to be laid out
+(Goodfellow 2015). With several, ‖Σ_t g_t a_tᵀ‖² = Σ_{t,u} (a_t·a_u)(g_t·g_u), which needs the
+positions' inner products only (Li, Tramèr, Liang & Hashimoto 2022, "ghost clipping"). The sum over
+examples is one matrix product of what the backward pass left behind, g scaled by the factors (Bu,
+Wang, Zha & Karypis 2023, "book-keeping"). Where an example's gradient is smaller than its inputs
+and outputs together, laying it out is less work than either.
+"""
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Iterator
+from typing import final
 
-from dpsgd.layers.outer import outer_trace
-from dpsgd.layers.trace import Call, Site, Trace, joined
+import torch
+from torch import Tensor, nn
+
+from dpsgd.layers.trace import (
+    Call,
+    Materialised,
+    Site,
+    Trace,
+    add_rows,
+    blocks,
+    gradient_of,
+    joined,
+    squared_norms,
+    zeroed,
+)
+
+_CANCELS = 16
+_NOTHING = 1e-20  # a squared length that no clipping norm in use is near
+
+
+def outer_trace(
+    inputs: Tensor, grads: Tensor, weight: nn.Parameter | None, bias: nn.Parameter | None
+) -> Trace:
+    """Return the trace of inputs (examples, [positions,] p) and output gradients (…, q)."""
+    if inputs.dim() == 2:
+        return _Single(inputs, grads, weight, bias)
+    positions, wide, high = inputs.shape[1], inputs.shape[2], grads.shape[2]
+    if wide * high <= positions * (wide + high):
+        return Materialised(_laid_out(inputs, grads, weight, bias))
+    return _Sequence(inputs, grads, weight, bias)
+
+
+def _laid_out(
+    inputs: Tensor, grads: Tensor, weight: nn.Parameter | None, bias: nn.Parameter | None
+) -> dict[nn.Parameter, Tensor]:
+    laid_out = {}
+    if weight is not None:
+        laid_out[weight] = torch.bmm(grads.transpose(1, 2), inputs)
+    if bias is not None:
+        laid_out[bias] = grads.sum(1)
+    return laid_out
+
+
+class _Outer:
+    """Inputs, output gradients, and the trained parameters between them."""
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        grads: Tensor,
+        weight: nn.Parameter | None,
+        bias: nn.Parameter | None,
+    ) -> None:
+        self._inputs = inputs
+        self._grads = grads
+        self._weight = weight
+        self._bias = bias
+
+    def zero_rows(self, rows: Tensor) -> None:
+        self._inputs, self._grads = zeroed(self._inputs, rows), zeroed(self._grads, rows)
+
+
+@final
+class _Single(_Outer):
+    """One position for each example."""
+
+    def norms_squared(self) -> Tensor:
+        lengths = squared_norms(self._grads)
+        if self._weight is None:
+            return lengths
+        # The square of a tiny gradient may come out as zero, and its product with a huge input
+        # is not: no factor is taken for smaller than the smallest square there is.
+        lengths = lengths.clamp_(min=torch.finfo(lengths.dtype).tiny)
+        widths = squared_norms(self._inputs)
+        return lengths * (widths if self._bias is None else widths + 1)
+
+    def add_sum(self, factors: Tensor) -> None:
+        if self._bias is not None:
+            add_rows(self._bias, self._grads, factors)
+        if self._weight is not None:
+            inputs, grads = _scaled(self._inputs, self._grads, factors.unsqueeze(1))
+            gradient_of(self._weight).addmm_(grads.T, inputs)
+
+    def materialised(self) -> dict[nn.Parameter, Tensor]:
+        inputs, grads = self._inputs.unsqueeze(1), self._grads.unsqueeze(1)
+        return _laid_out(inputs, grads, self._weight, self._bias)
+
+
+@final
+class _Sequence(_Outer):
+    """Several positions for each example: neither their gradients nor a copy of them is kept.
+
+    Where an example's positions nearly cancel, its length is a small difference of large numbers,
+    and so is what it adds to a sum over all examples. Such an example is laid out, and added as
+    it was laid out: what is measured is then what is added, however it was rounded.
+    """
+
+    def norms_squared(self) -> Tensor:
+        total = self._grads.new_zeros(len(self._grads))
+        if self._weight is not None:
+            total += self._lengths()
+            self._cancelling = cancelling(total, self._inputs, self._grads)
+            for rows, gradients in self._cancelled():
+                total[rows] = squared_norms(gradients)
+        if self._bias is not None:
+            total += squared_norms(self._grads.sum(1))
+        return total
+
+    def _lengths(self) -> Tensor:
+        examples, positions, _ = self._inputs.shape
+        lengths = self._grads.new_empty(examples)
+        for block in blocks(examples, 2 * positions**2):
+            lengths[block] = paired(self._inputs[block], self._grads[block])
+        return lengths
+
+    def _cancelled(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield examples that nearly cancel, with gradients that are bit for bit reproducible."""
+        for block in blocks(len(self._cancelling), self._inputs.shape[2] * self._grads.shape[2]):
+            rows = self._cancelling[block]
+            yield rows, torch.bmm(self._grads[rows].transpose(1, 2), self._inputs[rows])
+
+    def add_sum(self, factors: Tensor) -> None:
+        if self._bias is not None:
+            add_rows(self._bias, self._grads.sum(1), factors)
+        if self._weight is not None:
+            rest = factors.index_fill(0, self._cancelling, 0.0).view(-1, 1, 1)
+            inputs, grads = _scaled(self._inputs, self._grads, rest)
+            gradient_of(self._weight).addmm_(grads.flatten(0, 1).T, inputs.flatten(0, 1))
+            for rows, gradients in self._cancelled():
+                add_rows(self._weight, gradients, factors[rows])
+
+    def materialised(self) -> dict[nn.Parameter, Tensor]:
+        return _laid_out(self._inputs, self._grads, self._weight, self._bias)
+
+
+def cancelling(lengths: Tensor, inputs: Tensor, grads: Tensor) -> Tensor:
+    """Return the examples whose squared lengths are far below what their positions allow.
+
+    Of inputs (examples, positions, p) and output gradients (examples, positions, q). T unrelated
+    positions add up to S²/T, where S is the sum of their single lengths; a rounding error is some
+    eps·S². Below S²/(16·T) an example counts as cancelling; above it the
+    squared length is right to some 16·T·eps.
+    """
+    least = torch.finfo(grads.dtype).tiny ** 0.5  # a smaller length may have come out as zero
+    wide = torch.linalg.vector_norm(inputs, dim=2)
+    high = torch.linalg.vector_norm(grads, dim=2).clamp_(min=least)
+    spread = (wide * high).sum(1).square()
+    doubtful: Tensor = (lengths * (_CANCELS * inputs.shape[1])).clamp_(min=_NOTHING) < spread
+    return doubtful.nonzero().squeeze(1)
+
+
+def paired(inputs: Tensor, grads: Tensor) -> Tensor:
+    """Return Σ_{t,u} (a_t·a_u)(g_t·g_u) for each example, never negative."""
+    near = torch.bmm(inputs, inputs.transpose(1, 2))
+    near *= torch.bmm(grads, grads.transpose(1, 2))
+    return near.flatten(1).sum(1).clamp_(min=0)
+
+
+def _scaled(inputs: Tensor, grads: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Multiply the factors into the smaller of the two."""
+    if inputs.shape[-1] < grads.shape[-1]:
+        return inputs * factors, grads
+    return inputs, grads * factors
 
 
 def linear(site: Site, calls: list[Call]) -> Trace:
-    """Any shape (examples, …, features); several uses of a layer are further positions."""
+    """The rule for any shape (examples, …, features); further uses are further positions."""
     weight, bias = site.parameters.get("weight"), site.parameters.get("bias")
     if len(calls) == 1 and calls[0].inputs.dim() == 2:
         return outer_trace(calls[0].inputs, calls[0].grads, weight, bias)

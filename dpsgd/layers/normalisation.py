@@ -1,7 +1,7 @@
 """Normalisation within an example: one gradient for each channel, small enough to lay out.
 
-Batch normalisation is not here: its examples share a mean, and no clipping bounds what one of them
-does to the others' gradients.
+Batch normalisation is absent: its examples share a mean, and clipping does not bound the influence
+of one of them on the others' gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dpsgd.layers.trace import Call, Materialised, Site, Trace, added
 
 
 def layer_norm(site: Site, calls: list[Call]) -> Trace:
-    """Normalised over the last dimensions, which the weight spans."""
+    """The rule for normalisation over the last dimensions, which the weight spans."""
     module = site.module
     assert isinstance(module, nn.LayerNorm)
 
@@ -26,7 +26,7 @@ def layer_norm(site: Site, calls: list[Call]) -> Trace:
 
 
 def rms_norm(site: Site, calls: list[Call]) -> Trace:
-    """As layer normalisation, without the mean."""
+    """The rule for layer normalisation without the mean."""
     module = site.module
     assert isinstance(module, nn.RMSNorm)
     shape = list(module.normalized_shape)
@@ -38,7 +38,7 @@ def rms_norm(site: Site, calls: list[Call]) -> Trace:
 
 
 def group_norm(site: Site, calls: list[Call]) -> Trace:
-    """Normalised over groups of channels; the channels are the second dimension."""
+    """The rule for normalisation over groups of channels, the second dimension."""
     module = site.module
     assert isinstance(module, nn.GroupNorm)
     return _channels(
@@ -49,7 +49,7 @@ def group_norm(site: Site, calls: list[Call]) -> Trace:
 
 
 def instance_norm(site: Site, calls: list[Call]) -> Trace:
-    """Normalised over each channel of an example, without running statistics."""
+    """The rule for normalisation over each channel, without running statistics."""
     module = site.module
     assert isinstance(module, nn.modules.instancenorm._InstanceNorm)
     return _channels(site, calls, lambda inputs: functional.instance_norm(inputs, eps=module.eps))
@@ -78,7 +78,7 @@ def _affine(
     normalised: Callable[[Tensor], Tensor],
     over_positions: Callable[[Tensor], Tensor],
 ) -> Trace:
-    """weight · normalised + bias: their gradients are g · normalised and g, over positions."""
+    """Return gradients of weight · normalised + bias: g · normalised and g, over positions."""
     gradients = {}
     if "weight" in site.parameters:
         gradients[site.parameters["weight"]] = added(

@@ -1,8 +1,8 @@
-"""What one layer's examples contributed in one backward pass.
+"""Traces: what the examples of one layer contributed in one backward pass.
 
-A trace knows two things: how long each example's gradient is, and how to add the gradients up once
-a factor was chosen for each. Neither needs the gradients themselves where the layer has a short
-cut; where it has none they are laid out one by one (:class:`Materialised`).
+A trace knows the length of each example's gradient, and adds the gradients up once a factor is
+chosen for each. Where the layer has a short cut, neither needs the gradients themselves; otherwise
+they are laid out one by one (:class:`Materialised`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,22 @@ from typing import Protocol, final
 import torch
 from torch import Tensor, nn
 
-BLOCK = 1 << 20  # numbers in a temporary: some 16 MiB, so that it stays near the processor
+from pate.errors import PateError
+
+
+class UnsuitableModel(PateError):
+    """A model whose per-example gradients cannot be computed, or not exactly."""
+
+
+BLOCK = 1 << 20  # numbers in a temporary: some 16 MiB, so that it stays in the cache
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Site:
-    """A layer, and which of its parameters are trained, by their names within it.
+    """A layer, and its trained parameters by their names within it.
 
-    ``per_example`` says of each use of a layer without a rule, in training mode or not, which of
+    ``per_example`` holds, for each use of a layer without a rule, in training mode or not, which of
     its arguments have one row for each example; it is filled in when the model is first tried.
     """
 
@@ -38,7 +45,7 @@ class Site:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One use of a layer: what went in, and the gradient of the losses' sum at what came out."""
+    """One use of a layer: its input, and the gradient of the losses' sum at its output."""
 
     inputs: Tensor
     grads: Tensor
@@ -48,20 +55,20 @@ class Trace(Protocol):
     """Gradients of one layer, example by example."""
 
     def norms_squared(self) -> Tensor:
-        """The squared length of each example's gradient over the layer's parameters."""
+        """Return the squared length of each example's gradient over the layer's parameters."""
 
     def add_sum(self, factors: Tensor) -> None:
-        """Adds Σ factorᵢ · gradientᵢ to ``grad`` of every parameter of the layer."""
+        """Add Σ factorᵢ · gradientᵢ to ``grad`` of every parameter of the layer."""
 
     def zero_rows(self, rows: Tensor) -> None:
-        """Sets the gradients of these examples, (examples,) of bool, to zero, whatever they were.
+        """Set the gradients of these examples, (examples,) of bool, to zero, whatever they were.
 
         Called after :meth:`norms_squared` and before :meth:`add_sum`. Values are replaced, not
         multiplied: zero times infinity is not zero.
         """
 
     def materialised(self) -> dict[nn.Parameter, Tensor]:
-        """Every example's gradient, (examples, …)."""
+        """Return every example's gradient, (examples, …)."""
 
 
 @final
@@ -86,18 +93,18 @@ class Materialised:
 
 
 def zeroed(values: Tensor, rows: Tensor) -> Tensor:
-    """The values (examples, …) with zeros in place of some examples' own."""
+    """Return the values (examples, …) with zeros for some examples."""
     return values.masked_fill(rows.view(-1, *[1] * (values.dim() - 1)), 0.0)
 
 
 def squared_norms(rows: Tensor) -> Tensor:
-    """‖row‖² for each example."""
+    """Return ‖row‖² for each example."""
     lengths: Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1)
     return lengths.square_()
 
 
 def added(parts: Iterable[Tensor]) -> Tensor:
-    """The sum of tensors of one shape."""
+    """Return the sum of tensors of one shape."""
     first, *rest = parts
     for each in rest:
         first = first + each
@@ -105,7 +112,7 @@ def added(parts: Iterable[Tensor]) -> Tensor:
 
 
 def add_rows(parameter: nn.Parameter, rows: Tensor, factors: Tensor) -> None:
-    """grad += Σ factorᵢ · rowᵢ."""
+    """Add Σ factorᵢ · rowᵢ to ``grad``."""
     gradient = gradient_of(parameter)
     if gradient.is_contiguous():
         gradient.view(-1).addmv_(rows.flatten(1).T, factors)
@@ -114,18 +121,18 @@ def add_rows(parameter: nn.Parameter, rows: Tensor, factors: Tensor) -> None:
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor:
-    """Where the sum goes; the caller has put noise or zeros there."""
+    """Return the tensor that the sum is added to; the caller has put noise or zeros there."""
     assert parameter.grad is not None
     return parameter.grad
 
 
 def joined(uses: list[Tensor]) -> Tensor:
-    """The positions of several uses of a layer, one after another; of one use, without a copy."""
+    """Join the positions of several uses of a layer; one use is not copied."""
     return uses[0] if len(uses) == 1 else torch.cat(uses, 1)
 
 
 def blocks(examples: int, numbers: int) -> Iterator[slice]:
-    """Slices of the examples whose temporaries, of ``numbers`` for each, stay within a block."""
+    """Yield slices of examples whose temporaries, of ``numbers`` for each, fit into a block."""
     size = max(1, BLOCK // max(1, numbers))
     for start in range(0, examples, size):
         yield slice(start, start + size)

@@ -18,9 +18,8 @@ from typing import final
 from torch import Tensor, nn
 
 from dpsgd.layers import UnsuitableModel
-from dpsgd.validation.modules import ModuleInfo, module_infos
+from dpsgd.validation.modules import ModuleInfo, fix, module_infos
 from dpsgd.validation.probe import PAST_NOISE, checked_examples, few, probe, probe_together, trial
-from dpsgd.validation.replacements import fix
 from dpsgd.validation.rules import (
     CHANGES_ITSELF,
     MIXES,
@@ -141,7 +140,7 @@ def validate(model: nn.Module, *, example_inputs: Tensor | None = None) -> None:
     >>> validate(nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.BatchNorm1d(8)))
     Traceback (most recent call last):
     ...
-    dpsgd.layers.unsuitable.UnsuitableModel: the model cannot be trained privately as it is:
+    dpsgd.layers.trace.UnsuitableModel: the model cannot be trained privately as it is:
       0 (Embedding): makes sparse gradients, which leave most rows without noise; dpsgd.fix(model) \
 turns sparse off
       2 (BatchNorm1d): mixes the examples of a batch; dpsgd.fix(model) replaces it by GroupNorm

@@ -53,7 +53,7 @@ def same_values(one: Tensor, other: Tensor) -> bool:
 
 
 @contextmanager
-def same_chance(model: nn.Module) -> Iterator[None]:
+def fixed_seed(model: nn.Module) -> Iterator[None]:
     """Seed torch's generators inside the block, and restore them after it."""
     first = next(model.parameters(), None)
     devices = [first.device] if first is not None and first.device.type == "cuda" else []
@@ -341,7 +341,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def _forward(copied: nn.Module, examples: Tensor) -> object:
-    with same_chance(copied):
+    with fixed_seed(copied):
         try:
             return copied(examples.clone())  # a model may change its inputs in place
         except Exception as error:  # the model is arbitrary code
@@ -372,7 +372,7 @@ def refused(copied: nn.Module, examples: Tensor) -> Finding | None:
     for parameter in copied.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
-    with warnings.catch_warnings(), same_chance(copied):
+    with warnings.catch_warnings(), fixed_seed(copied):
         warnings.simplefilter("ignore")
         try:
             gradients = ClippedGradients(copied, _mixed_outputs)

@@ -25,9 +25,13 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from dpsgd.recording import find_sites, learn_arguments, trace_pass
-from dpsgd.validation.modules import ModuleInfo, owns_trainable
-from dpsgd.validation.replacements import active_dropout, can_become_group_norm
+from dpsgd.backward_pass import find_sites, learn_arguments, trace_pass
+from dpsgd.validation.modules import (
+    ModuleInfo,
+    active_dropout,
+    can_become_group_norm,
+    owns_trainable,
+)
 from pate.errors import PateError
 
 

@@ -1,4 +1,4 @@
-"""What each answer costs: events, log-moments, composition, conversion, and the ledger.
+"""Privacy accounting: events, log-moments, composition, conversion, and the ledger.
 
     events → moments (noisy_max, sampled_gaussian, selection) → guarantee
                       │
@@ -33,14 +33,19 @@ from pate.accounting.events import (
 )
 from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
 from pate.accounting.ledger import Charge, Ledger
-from pate.accounting.moments import LogMoments, compose, integer_moments, log_moments
+from pate.accounting.ledger.terms import Basis, Mode
+from pate.accounting.moments import (
+    LogMoments,
+    compose,
+    integer_moments,
+    log_moments,
+    odometer_epsilon,
+)
 from pate.accounting.noisy_max import confident_total, gaussian_total, laplace_total
-from pate.accounting.odometer import odometer_epsilon
 from pate.accounting.pld import pld_guarantee
 from pate.accounting.sampled_gaussian import abadi_log_moments
 from pate.accounting.sanitise import ReleasePlan, Sanitised, sanitise
 from pate.accounting.selection import draw_tries
-from pate.accounting.terms import Basis, Mode
 
 __all__ = [
     "ApproximateDP",

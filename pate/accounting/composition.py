@@ -1,4 +1,4 @@
-"""Composition, amplification and groups for (ε, δ): the theorems before moments."""
+"""Composition, amplification and group privacy for (ε, δ), without log-moments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALLEST_EPSILON = 1e-6  # above zero, of the exact Gaussian formulas; see gauss
 
 
 def basic(events: Iterable[Event]) -> tuple[float, float]:
-    """(Σε, Σδ); Dwork et al. 2006. Also a valid privacy filter (Rogers et al. 2016).
+    """Return (Σε, Σδ); Dwork et al. 2006. Also a valid privacy filter (Rogers et al. 2016).
 
     >>> basic([PureDP(epsilon=0.5), ApproximateDP(epsilon=0.5, delta=1e-6)])
     (1.0, 1e-06)
@@ -46,7 +46,7 @@ _LARGEST_EXPONENT = 600.0  # e^600: far from the end of doubles
 def advanced(
     epsilon: float, *, count: int, slack: float, rule: AdvancedRule | None = None
 ) -> float:
-    """ε of ``count`` mechanisms of ``epsilon`` each, when ``slack`` is added to Σδ.
+    """Return the ε of ``count`` mechanisms of ``epsilon`` each, when ``slack`` is added to Σδ.
 
     Guarantees:
         Dwork, Rothblum & Vadhan 2010, Theorem III.3 (default); the other rules are listed in
@@ -72,7 +72,7 @@ def advanced(
 
 
 class AdvancedRule(StrEnum):
-    """The term beside √(2T log 1/δ) ε."""
+    """The term added to √(2T log 1/δ) ε."""
 
     DRV = "drv"  # Tε(e^ε − 1): Dwork, Rothblum & Vadhan 2010
     SQUARE = "square"  # Tε²: as printed in Abadi et al. 2016; above the next but one for every ε
@@ -81,7 +81,7 @@ class AdvancedRule(StrEnum):
 
 
 def kairouz_closed(epsilon: float, *, count: int, slack: float) -> float:
-    """The least of three closed forms of Kairouz, Oh & Viswanath 2015, Theorem 3.4.
+    """Return the least of three closed forms of Kairouz, Oh & Viswanath 2015, Theorem 3.4.
 
     >>> kairouz_closed(0.1, count=100, slack=1e-5) < advanced(0.1, count=100, slack=1e-5)
     True
@@ -96,7 +96,7 @@ def kairouz_closed(epsilon: float, *, count: int, slack: float) -> float:
 
 
 def optimal(epsilon: float, *, count: int, delta: float, each_delta: float = 0.0) -> float:
-    """The smallest ε that ``count`` mechanisms of (epsilon, each_delta) guarantee at ``delta``.
+    """Return the smallest ε of ``count`` mechanisms of (epsilon, each_delta) at ``delta``.
 
     Guarantees:
         Kairouz, Oh & Viswanath 2015, Theorem 3.3, evaluated exactly: the composition of randomised
@@ -132,7 +132,7 @@ def optimal(epsilon: float, *, count: int, delta: float, each_delta: float = 0.0
 
 
 def amplify(epsilon: float, delta: float, *, sample_rate: float) -> tuple[float, float]:
-    """(ε, δ) of a mechanism run on a Poisson sample; Balle, Barthe & Gaboardi 2018, Theorem 8.
+    """Return (ε, δ) of a mechanism on a Poisson sample; Balle, Barthe & Gaboardi 2018, Theorem 8.
 
     >>> amplify(1.0, 1e-5, sample_rate=1.0)
     (1.0, 1e-05)
@@ -147,7 +147,7 @@ def amplify(epsilon: float, delta: float, *, sample_rate: float) -> tuple[float,
 
 
 def group(epsilon: float, delta: float, *, size: int) -> tuple[float, float]:
-    """(ε, δ) for a group of ``size`` records; Vadhan 2017, Lemma 2.2."""
+    """Return (ε, δ) for a group of ``size`` records; Vadhan 2017, Lemma 2.2."""
     _check(epsilon=epsilon, delta=delta, count=size)
     if delta == 0:
         return size * epsilon, 0.0
@@ -156,19 +156,19 @@ def group(epsilon: float, delta: float, *, size: int) -> tuple[float, float]:
 
 
 def group_rho(rho: float, *, size: int) -> float:
-    """ρ for a group of ``size`` records; Bun & Steinke 2016, Proposition 1.9."""
+    """Return ρ for a group of ``size`` records; Bun & Steinke 2016, Proposition 1.9."""
     _check(epsilon=rho, count=size)
     return rho * size**2
 
 
 def rho_from_pure(epsilon: float) -> float:
-    """ε-DP is ½ε²-zCDP; Bun & Steinke 2016, Proposition 1.4."""
+    """Return ρ = ½ε² of an ε-DP mechanism; Bun & Steinke 2016, Proposition 1.4."""
     _check(epsilon=epsilon)
     return epsilon**2 / 2
 
 
 def epsilon_from_rho(rho: float, *, delta: float) -> float:
-    """ρ-zCDP is (ρ + 2√(ρ log 1/δ), δ)-DP; Bun & Steinke 2016, Proposition 1.3."""
+    """Return ε = ρ + 2√(ρ log 1/δ) of a ρ-zCDP mechanism; Bun & Steinke 2016, Proposition 1.3."""
     _check(epsilon=rho)
     check_delta(delta)
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
@@ -178,13 +178,13 @@ def epsilon_from_rho(rho: float, *, delta: float) -> float:
 
 
 def gaussian_epsilon_classic(noise_multiplier: float, *, delta: float) -> float:
-    """√(2 log 1.25/δ)/z; Dwork & Roth 2014, Theorem A.1, which holds for ε < 1 only."""
+    """Return √(2 log 1.25/δ)/z; Dwork & Roth 2014, Theorem A.1, which holds for ε < 1 only."""
     check_delta(delta)
     return math.sqrt(2 * math.log(1.25 / delta)) / noise_multiplier
 
 
 def gaussian_delta(noise_multiplier: float, *, epsilon: float) -> float:
-    """The exact δ of the Gaussian mechanism; Balle & Wang 2018, Theorem 8.
+    """Return the exact δ of the Gaussian mechanism; Balle & Wang 2018, Theorem 8.
 
     It is the difference of two numbers that agree in more and more digits as ε falls; below
     ``SMALLEST_EPSILON`` (but for ε = 0, which has a form of its own) what doubles leave of it may
@@ -205,7 +205,7 @@ def gaussian_delta(noise_multiplier: float, *, epsilon: float) -> float:
 
 
 def gaussian_epsilon(noise_multiplier: float, *, delta: float) -> float:
-    """The exact ε of the Gaussian mechanism (the analytic calibration, inverted).
+    """Return the exact ε of the Gaussian mechanism (the analytic calibration, inverted).
 
     Between 0 and ``SMALLEST_EPSILON`` it is rounded up to the latter.
 
@@ -226,7 +226,7 @@ def gaussian_epsilon(noise_multiplier: float, *, delta: float) -> float:
 
 
 def gaussian_noise(epsilon: float, *, delta: float) -> float:
-    """The smallest noise multiplier for (ε, δ): the analytic calibration of Balle & Wang 2018.
+    """Return the smallest noise multiplier for (ε, δ); Balle & Wang 2018, analytic calibration.
 
     >>> round(gaussian_noise(1.0, delta=1e-5), 4)
     3.7306
@@ -247,7 +247,7 @@ def gaussian_noise(epsilon: float, *, delta: float) -> float:
 
 
 def gaussian_noise_classic(epsilon: float, *, delta: float) -> float:
-    """√(2 log 1.25/δ)/ε; Dwork & Roth 2014, Theorem A.1. Refuses ε ≥ 1, where it does not hold."""
+    """Return √(2 log 1.25/δ)/ε; Dwork & Roth 2014, Theorem A.1. Refuse ε ≥ 1: it does not hold."""
     check_delta(delta)
     if not 0 < epsilon < 1:
         raise InvalidInput(f"epsilon is {epsilon}; the classic formula holds between 0 and 1 only")
@@ -268,7 +268,7 @@ def sampled_gaussian_strong(
     exact_amplification: bool = False,
     split: float | None = 0.5,
 ) -> float:
-    """ε of DP-SGD by strong composition, as drawn beside the moments accountant since 2016.
+    """Return the ε of DP-SGD by strong composition, as compared with the moments accountant.
 
     ``split`` of δ pays for the steps and the rest for composition; None optimises it. ``rule``
     None takes :func:`kairouz_closed`. The defaults reproduce the published curve (9.34 at q = 0.01,
@@ -297,7 +297,7 @@ def sampled_gaussian_strong(
 
 
 def _least(meets: Callable[[float], bool], low: float, high: float) -> float:
-    """The least number that meets a condition which ``high`` meets; never one that does not."""
+    """Return the least number that meets a condition, never one that fails; ``high`` meets it."""
     while high - low > 1e-14 * high:
         middle = (low + high) / 2
         if not low < middle < high:

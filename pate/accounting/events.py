@@ -1,7 +1,7 @@
-"""Frozen descriptions of what happened; a meaning never changes.
+"""Events: frozen descriptions of releases. The meaning and the JSON of an event never change.
 
-An event holds public parameters only (scales, rates, counts): never a vote. What an event costs
-is worked out elsewhere, by one pure function for each kind (:mod:`pate.accounting.moments`).
+An event holds public parameters only (scales, rates, counts), never a vote. Its cost is computed
+elsewhere, by one pure function for each kind (:mod:`pate.accounting.moments`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST = 1 << 62  # of a count: what the ledger's file can hold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """The base of all events; subclasses are final. Every parameter is a finite number above 0."""
+    """The base class of all events. Every parameter is a finite number above zero."""
 
     neighbours: ClassVar[Neighbours] = Neighbours.AS_STATED
 
@@ -46,7 +46,13 @@ class Event:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaplaceNoisyMaxAnswer(Event):
-    """One label: the class whose count plus Lap(scale) is largest. One vote changes."""
+    """One label: the class whose count plus Lap(scale) is largest, where one vote changes.
+
+    Parameters
+    ----------
+    scale
+        The Laplace b, in votes.
+    """
 
     neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
     scale: float
@@ -55,7 +61,13 @@ class LaplaceNoisyMaxAnswer(Event):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaussianNoisyMaxAnswer(Event):
-    """One label: the class whose count plus N(0, sigma²) is largest. One vote changes."""
+    """One label: the class whose count plus N(0, sigma²) is largest, where one vote changes.
+
+    Parameters
+    ----------
+    sigma
+        The standard deviation of the noise, in votes.
+    """
 
     neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
     sigma: float
@@ -64,7 +76,13 @@ class GaussianNoisyMaxAnswer(Event):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdCheck(Event):
-    """One bit: does the largest count (or lead over a student) plus N(0, sigma²) reach T?"""
+    """One bit: whether the largest count (or lead over a student) plus N(0, sigma²) reaches T.
+
+    Parameters
+    ----------
+    sigma
+        The standard deviation of the noise, in votes.
+    """
 
     neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
     sigma: float
@@ -73,7 +91,15 @@ class ThresholdCheck(Event):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmoothRelease(Event):
-    """A number plus N(0, (sigma · its beta-smooth sensitivity)²)."""
+    """A number plus N(0, (sigma · its beta-smooth sensitivity)²).
+
+    Parameters
+    ----------
+    beta
+        The smoothness of the sensitivity.
+    sigma
+        The standard deviation of the noise, as a multiple of the smooth sensitivity.
+    """
 
     neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
     beta: float
@@ -85,7 +111,14 @@ class SmoothRelease(Event):
 class SampledGaussian(Event):
     """One DP-SGD step: Poisson sampling at ``sample_rate``, then a noised sum.
 
-    ``public_rate`` states that rate and number of steps do not depend on the number of records.
+    Parameters
+    ----------
+    sample_rate
+        The probability with which each record is in the step, at most 1.
+    noise_multiplier
+        The standard deviation of the noise over the bound on one record's contribution.
+    public_rate
+        The rate and the number of steps do not depend on the number of records.
 
     Guarantees:
         * With ``public_rate`` the cost holds for one record added or removed (Mironov, Talwar &
@@ -94,7 +127,7 @@ class SampledGaussian(Event):
           changes for all others. The cost then holds where one record's contribution is removed
           and their number, which is public, stays (zero-out: Kairouz et al. 2021, Definition 1.1):
           the same two distributions, so the same cost.
-        * What was recorded before there was ``public_rate`` is read without it.
+        * Events recorded before ``public_rate`` existed are read as without it.
 
     >>> SampledGaussian(sample_rate=0.01, noise_multiplier=1.0).neighbours.value
     'zero-out'
@@ -119,7 +152,13 @@ class SampledGaussian(Event):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gaussian(Event):
-    """N(0, σ²) on a value; ``noise_multiplier`` = σ over its L2 sensitivity."""
+    """A value plus N(0, σ²).
+
+    Parameters
+    ----------
+    noise_multiplier
+        σ over the L2 sensitivity of the value.
+    """
 
     noise_multiplier: float
 
@@ -127,7 +166,13 @@ class Gaussian(Event):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Laplace(Event):
-    """Lap(b) on a value; ``noise_multiplier`` = b over its L1 sensitivity."""
+    """A value plus Lap(b).
+
+    Parameters
+    ----------
+    noise_multiplier
+        b over the L1 sensitivity of the value.
+    """
 
     noise_multiplier: float
 
@@ -135,7 +180,13 @@ class Laplace(Event):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PureDP(Event):
-    """Any mechanism that is (epsilon, 0)-DP."""
+    """Any mechanism that is (ε, 0)-DP.
+
+    Parameters
+    ----------
+    epsilon
+        Its ε.
+    """
 
     epsilon: float
 
@@ -143,7 +194,15 @@ class PureDP(Event):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApproximateDP(Event):
-    """Any mechanism that is (epsilon, delta)-DP; composed by :mod:`.composition`, not moments."""
+    """Any mechanism that is (ε, δ)-DP; it has no log-moments.
+
+    Parameters
+    ----------
+    epsilon
+        Its ε.
+    delta
+        Its δ, below 1. :mod:`pate.accounting.composition` composes such events.
+    """
 
     epsilon: float
     delta: float
@@ -157,7 +216,13 @@ class ApproximateDP(Event):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroConcentrated(Event):
-    """Any mechanism that is rho-zCDP."""
+    """Any mechanism that is ρ-zCDP (zero-concentrated; Bun & Steinke 2016).
+
+    Parameters
+    ----------
+    rho
+        Its ρ.
+    """
 
     rho: float
 
@@ -165,7 +230,14 @@ class ZeroConcentrated(Event):
 @final
 @dataclass(frozen=True, slots=True)
 class Repeated(Event):
-    """The same event ``count`` times.
+    """The same event several times.
+
+    Parameters
+    ----------
+    event
+        The event.
+    count
+        The number of times it happened, 0 or more.
 
     >>> Repeated(LaplaceNoisyMaxAnswer(scale=20.0), count=100)
     Repeated(event=LaplaceNoisyMaxAnswer(scale=20.0), count=100)
@@ -186,8 +258,13 @@ class Repeated(Event):
 class ForReplacement(Event):
     """An event whose sensitivity was measured between data sets that differ in one replaced record.
 
-    The event inside says nothing of the relation (it is "as stated"); this states it, so that it
-    cannot be added to costs for one record more or less.
+    The inner event leaves the relation open ("as stated"). This one states it, so that it cannot be
+    added to costs for one record more or less.
+
+    Parameters
+    ----------
+    event
+        A Gaussian, Laplace, PureDP, ApproximateDP or ZeroConcentrated event.
 
     >>> ForReplacement(PureDP(epsilon=0.5)).neighbours.value
     'replace-one'
@@ -212,11 +289,19 @@ _RESTATABLE = (Gaussian, Laplace, PureDP, ApproximateDP, ZeroConcentrated)
 class BestOfTries(Event):
     """The best outcome of a random number of tries, each of a candidate picked at random.
 
-    A try picks one of the ``candidates`` (what each may do at most, as events), each as likely as
-    the others, and does it with fresh noise. How many tries there are is drawn beforehand from the
-    truncated negative binomial distribution with the mean ``mean_tries`` and the ``shape`` η: 0 is
-    the logarithmic, 1 the geometric distribution. The best try leaves, and with it which candidate
-    it was; the others, and how many there were, never do (:mod:`pate.accounting.selection`).
+    A try picks one of the candidates uniformly and runs it with fresh noise. The number of tries is
+    drawn beforehand from a truncated negative binomial distribution. The best try is released, and
+    with it which candidate it was; the others and their number never are
+    (:mod:`pate.accounting.selection`).
+
+    Parameters
+    ----------
+    candidates
+        For each candidate the events that it may cause at most; kept in an order of their own.
+    mean_tries
+        The mean number of tries, above 1 and at most 10 000.
+    shape
+        The shape η of the distribution: 0 is the logarithmic, 1 the geometric one.
 
     >>> tried = BestOfTries(candidates=[[PureDP(epsilon=0.2)], [PureDP(epsilon=0.1)]], mean_tries=8)
     >>> print(tried)
@@ -225,7 +310,7 @@ class BestOfTries(Event):
     True
     """
 
-    candidates: tuple[tuple[Event, ...], ...]  # in an order of their own
+    candidates: tuple[tuple[Event, ...], ...]
     mean_tries: float
     shape: float = 0.0
 
@@ -236,7 +321,7 @@ class BestOfTries(Event):
         object.__setattr__(self, "shape", float(self.shape))
         plans = [tally(candidate) for candidate in self.candidates]
         if not plans or not all(plans):
-            raise InvalidInput("a choice is made among one candidate or more, each of some events")
+            raise InvalidInput("candidates lack events; give one or more, each with events")
         if any(isinstance(event, BestOfTries) for plan in plans for event in plan):
             raise InvalidInput("a candidate cannot itself be a choice among candidates")
         ordered = sorted(
@@ -248,7 +333,7 @@ class BestOfTries(Event):
 
     @property
     def neighbours(self) -> Neighbours:  # type: ignore[override]
-        """The relation of all candidates together."""
+        """The relation under which all candidates hold."""
         return relation_of(each for plan in self.candidates for each in plan)
 
     def __str__(self) -> str:
@@ -289,7 +374,7 @@ _KINDS: dict[str, type[Event]] = {
 
 
 def tally(events: Iterable[Event]) -> dict[Event, int]:
-    """How often each single event happened, in an order that no caller's order can change.
+    """Count each single event, in an order that does not depend on the caller's.
 
     >>> a, b = PureDP(epsilon=0.1), PureDP(epsilon=0.2)
     >>> tally([a, Repeated(b, 2), a]) == tally([Repeated(a, 2), b, b])
@@ -303,7 +388,7 @@ def tally(events: Iterable[Event]) -> dict[Event, int]:
 
 
 def relation_of(events: Iterable[Event]) -> Neighbours:
-    """The relation under which all events together have their cost; mixed ones are refused.
+    """Return the relation under which the costs of all events hold; refuse mixed ones.
 
     >>> relation_of([SampledGaussian(sample_rate=0.1, noise_multiplier=1.0)]).value
     'zero-out'
@@ -313,7 +398,7 @@ def relation_of(events: Iterable[Event]) -> Neighbours:
 
 
 def as_zero_out(event: Event) -> Event:
-    """A step at a public rate as part of a run whose rate is not; other events as they are."""
+    """Return a DP-SGD step without its public rate; other events as they are."""
     if isinstance(event, Repeated):
         return Repeated(as_zero_out(event.event), event.count)
     return replace(event, public_rate=False) if isinstance(event, SampledGaussian) else event
@@ -329,7 +414,21 @@ def _unfold(event: Event, times: int) -> Iterable[tuple[Event, int]]:
 
 
 def event_to_json(event: Event) -> str:
-    """One line of JSON; floats keep every bit.
+    """Return an event as one line of JSON; floats keep every bit.
+
+    Parameters
+    ----------
+    event
+        An event of this package.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    UnsupportedEvent
+        For a class of somebody else's.
 
     >>> event_to_json(PureDP(epsilon=0.1))
     '{"epsilon": 0.1, "event": "PureDP"}'
@@ -357,7 +456,27 @@ def _to_dict(event: Event) -> dict[str, Any]:
 
 
 def event_from_json(text: str) -> Event:
-    """The event that :func:`event_to_json` wrote; anything else raises."""
+    """Return the event that :func:`event_to_json` wrote.
+
+    Parameters
+    ----------
+    text
+        One line of JSON.
+
+    Returns
+    -------
+    Event
+
+    Raises
+    ------
+    InvalidInput
+        If the text is not a recorded event.
+    UnsupportedEvent
+        If it is an event of a later version.
+
+    >>> event_from_json('{"epsilon": 0.1, "event": "PureDP"}')
+    PureDP(epsilon=0.1)
+    """
     try:
         return _from_dict(json.loads(text))
     except UnsupportedEvent:
@@ -368,7 +487,7 @@ def event_from_json(text: str) -> Event:
 
 def _from_dict(record: Any) -> Event:
     if not isinstance(record, dict):
-        raise InvalidInput("not a recorded event: it is no table of settings")
+        raise InvalidInput("not a recorded event: it is not a JSON object")
     fields = dict(record)
     kind = fields.pop("event")
     if kind == "Repeated":

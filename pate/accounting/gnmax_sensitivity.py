@@ -1,4 +1,4 @@
-"""How far one vote can move the data-dependent cost of one GNMax answer, here and d votes away."""
+"""The local sensitivity of the cost of one GNMax answer, at the votes and d votes away."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri_exp
 
+from pate.accounting.moments import FloatArray, log1mexp
 from pate.accounting.noisy_max import gaussian_from_log_q, gaussian_log_q
-from pate.accounting.numerics import FloatArray, log1mexp
-from pate.accounting.plurality import Counts
+from pate.accounting.vote_counts import Counts
 from pate.errors import ConditionsFail
 
 _LOWEST_LOG_Q = -700.0  # e^{−700}: below it every cost is zero in double precision
@@ -73,12 +73,12 @@ class GnmaxSensitivity:
         return self.order / self.sigma**2
 
     def cost(self, log_q: FloatArray) -> FloatArray:
-        """RDP of one answer as the sensitivity analysis sees it."""
+        """Return the RDP of one answer as the sensitivity analysis sees it."""
         below = np.minimum(log_q, self.log_q0)
         return np.where(log_q >= self.log_q0, self.ceiling, self._dependent(below))
 
     def _dependent(self, log_q: FloatArray) -> FloatArray:
-        """Theorem 6 without its conditions."""
+        """Return the bound of Theorem 6 without its conditions."""
         mu2 = self.sigma * np.sqrt(-log_q)
         log_stay = np.log1p(-np.exp(log_q))
         a = log_stay - log1mexp((log_q + mu2 / self.sigma**2) * (1 - 1 / mu2))
@@ -89,11 +89,11 @@ class GnmaxSensitivity:
         return np.asarray(np.log1p(excess) / moment)
 
     def one_vote_lower(self, log_q: FloatArray) -> FloatArray:
-        """B_L: the least log q one changed vote can lead to (Proposition 11)."""
+        """Return B_L: the least log q that one changed vote can lead to (Proposition 11)."""
         return self._shifted(log_q, math.sqrt(2) / self.sigma)
 
     def one_vote_higher(self, log_q: FloatArray) -> FloatArray:
-        """B_U: the largest log q one changed vote can lead to (Proposition 11)."""
+        """Return B_U: the largest log q that one changed vote can lead to (Proposition 11)."""
         return np.minimum(self._shifted(log_q, -math.sqrt(2) / self.sigma), 0.0)
 
     def _shifted(self, log_q: FloatArray, by: float) -> FloatArray:
@@ -101,7 +101,7 @@ class GnmaxSensitivity:
         return np.asarray(others + log_ndtr(ndtri_exp(log_q - others) - by))
 
     def local(self, log_q: FloatArray) -> FloatArray:
-        """Algorithm 3: bound on the local sensitivity at votes with this q."""
+        """Return the bound of Algorithm 3 on the local sensitivity at votes with this q."""
         steep = (self.log_q1 <= log_q) & (log_q <= self.log_q0)
         at = np.where(steep, self.log_q1, log_q)
         higher = np.where(steep, self.log_q0, self.one_vote_higher(at))  # B_U(q₁) = q₀ exactly
@@ -109,7 +109,7 @@ class GnmaxSensitivity:
         return np.maximum(self.cost(higher) - here, here - self.cost(self.one_vote_lower(at)))
 
     def at_distances(self, votes: Counts, teachers: int | None = None) -> FloatArray:
-        """Algorithms 4 and 5: bound at distance d, for d = 0 … teachers − 1.
+        """Return the bounds of Algorithms 4 and 5 at distances d = 0 … teachers − 1.
 
         ``teachers`` is their number, where some abstained.
         """
@@ -127,7 +127,7 @@ class GnmaxSensitivity:
         return result
 
     def conditions(self) -> tuple[bool, bool]:
-        """Whether C5 and C6 hold, looked at on a fine grid of log q down to e^{−700}."""
+        """Return whether C5 and C6 hold, on a fine grid of log q down to e^{−700}."""
         upto0 = np.linspace(_LOWEST_LOG_Q, self.log_q0, _GRID)
         with np.errstate(invalid="ignore"):  # ∞ − ∞, for tiny σ: neither grows
             c5 = bool(np.all(np.diff(self._dependent(upto0)) >= 0))
@@ -138,7 +138,7 @@ class GnmaxSensitivity:
             return c5, c5 and bool(np.all(np.diff(growth) >= 0))
 
     def require_conditions(self) -> None:
-        """Refuses, with the reason, where the published analysis does not apply."""
+        """Raise :class:`ConditionsFail` where the published analysis does not apply."""
         where = f"at sigma {self.sigma:g}, order {self.order:g}, {self.classes} classes"
         log_q = np.concatenate(
             [np.linspace(-60, -1e-3, _GRID), np.linspace(_LOWEST_LOG_Q, -60, 1000)]
@@ -159,7 +159,7 @@ class GnmaxSensitivity:
 
 
 def _more_certain(votes: Counts) -> Iterator[Counts]:
-    """Votes after d = 0, 1, … moves from the strongest rival to the leader, until unanimous."""
+    """Yield the votes after d = 0, 1, … moves from the strongest rival to the leader."""
     now = np.sort(votes)[::-1].copy()
     while True:
         yield now.copy()
@@ -171,7 +171,7 @@ def _more_certain(votes: Counts) -> Iterator[Counts]:
 
 
 def _less_certain(votes: Counts) -> Iterator[Counts]:
-    """Votes after d = 0, 1, … moves from the leader to the runner-up, until they are level."""
+    """Yield the votes after d = 0, 1, … moves from the leader to the runner-up."""
     now = np.sort(votes)[::-1].copy()
     while now[0] >= now[1]:
         yield now.copy()

@@ -1,4 +1,4 @@
-"""What an accountant hands out: a guarantee, and between whom it holds."""
+"""The result of accounting: an (ε, δ) guarantee and the relation under which it holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pate.errors import InvalidInput
 
 
 class Neighbours(StrEnum):
-    """Which two data sets the guarantee tells apart."""
+    """The relation between two data sets that a guarantee is about."""
 
     REPLACE_ONE = "replace-one"  # one record (so one teacher's vote) is another
     ADD_REMOVE = "add-remove"  # one record more or less
@@ -20,7 +20,9 @@ class Neighbours(StrEnum):
     AS_STATED = "as-stated"  # the relation under which the caller measured the sensitivity
 
     def combine(self, other: Neighbours) -> Neighbours:
-        """The relation of two costs together; mixing relations that do not nest is refused.
+        """Return the relation under which two costs hold together.
+
+        Raises :class:`InvalidInput` for relations of which neither implies the other.
 
         A record that contributes nothing is a record that is not there, so whatever holds for one
         record added or removed holds where one is zeroed out.
@@ -41,7 +43,7 @@ class Neighbours(StrEnum):
 
 
 class Conversion(StrEnum):
-    """How log-moments become (ε, δ)."""
+    """The bound that converts log-moments to (ε, δ)."""
 
     CLASSIC = "classic"  # the tail bound of Abadi et al. 2016, Theorem 2.2
     IMPROVED = "improved"  # Canonne, Kamath & Steinke 2020, Proposition 12
@@ -49,13 +51,28 @@ class Conversion(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarantee:
-    """(ε, δ), and what one must know to read it.
+    """An (ε, δ) differential privacy guarantee, with what is needed to read it.
+
+    Parameters
+    ----------
+    epsilon
+        The ε; infinite where nothing is guaranteed.
+    delta
+        The δ: at least 0 and below 1.
+    moment
+        The λ at which the ε was reached; None where no log-moment is involved.
+    data_dependent
+        The ε was computed from private votes.
+    neighbours
+        The relation between data sets under which the guarantee holds.
+    conversion
+        The bound that converted log-moments to ε; None where no log-moment is involved.
+    caveats
+        Conditions of the theorem that the run did not meet (another sampler, predictable noise).
 
     Guarantees:
-        * ``data_dependent`` marks an ε that was worked out from private votes. It is itself
-          private: ``publishable`` is then False.
-        * ``caveats`` say what the theorem needs and the run did not do (another sampler, noise that
-          can be guessed). A figure with a caveat is for comparison, and not publishable.
+        A data-dependent ε is itself private, and an ε with a caveat is for comparison only:
+        ``publishable`` is False for both.
 
     >>> Guarantee(epsilon=1.0, delta=1e-5).publishable
     True
@@ -68,6 +85,7 @@ class Guarantee:
     neighbours: Neighbours = Neighbours.AS_STATED
     conversion: Conversion | None = None
     caveats: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # to be read with the value; they take nothing from the theorem
 
     def __post_init__(self) -> None:
         if math.isnan(self.epsilon) or self.epsilon < 0:
@@ -78,9 +96,11 @@ class Guarantee:
 
     @property
     def publishable(self) -> bool:
+        """True if the ε reveals nothing private and every condition of its theorem is met."""
         return not (self.data_dependent or self.caveats)
 
     def as_json(self) -> dict[str, Any]:
+        """Return the guarantee as plain values for a JSON file."""
         return {
             "epsilon": self.epsilon,
             "delta": self.delta,

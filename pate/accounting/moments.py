@@ -1,4 +1,4 @@
-"""Log-moments: of one event, added up, and turned into (ε, δ).
+"""Log-moments of events, their sum, and its conversion to (ε, δ).
 
 The log-moment of a mechanism M at λ > 0 is
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from pate._validate import check_delta
 from pate.accounting.events import (
@@ -31,8 +31,11 @@ from pate.accounting.events import (
     tally,
 )
 from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
-from pate.accounting.numerics import FloatArray, exp_excess
 from pate.errors import InvalidInput, UnsupportedEvent
+
+FloatArray = NDArray[np.float64]
+
+_LOG_2 = float(np.log(2.0))
 
 
 def _default_moments() -> FloatArray:
@@ -49,7 +52,16 @@ DEFAULT_MOMENTS.setflags(write=False)
 
 
 def integer_moments(largest: int) -> FloatArray:
-    """λ = 1, 2, …, largest: the grid of the papers.
+    """Return the grid λ = 1, 2, …, ``largest`` that the papers use.
+
+    Parameters
+    ----------
+    largest
+        The largest λ, from 1 to 1 000 000.
+
+    Returns
+    -------
+    ndarray of float
 
     >>> integer_moments(3)
     array([1., 2., 3.])
@@ -60,7 +72,7 @@ def integer_moments(largest: int) -> FloatArray:
 
 
 def as_moments(moments: ArrayLike | None) -> FloatArray:
-    """A checked λ grid; the default one if None."""
+    """Return a checked grid of λ; the default one for None."""
     if moments is None:
         return DEFAULT_MOMENTS
     grid = np.atleast_1d(np.asarray(moments, dtype=np.float64))
@@ -70,7 +82,24 @@ def as_moments(moments: ArrayLike | None) -> FloatArray:
 
 
 def log_moments(event: Event, moments: ArrayLike) -> FloatArray:
-    """α(λ) of one event at every λ; data-independent. An event without a theorem raises.
+    """Return the data-independent log-moments α(λ) of one event.
+
+    Parameters
+    ----------
+    event
+        Any event with a reviewed bound.
+    moments
+        The values of λ, above zero, whole or not.
+
+    Returns
+    -------
+    ndarray of float
+        α at each λ.
+
+    Raises
+    ------
+    UnsupportedEvent
+        If no theorem bounds the log-moments of this event.
 
     >>> log_moments(Gaussian(noise_multiplier=2.0), [1, 3])
     array([0.25, 1.5 ])
@@ -80,9 +109,10 @@ def log_moments(event: Event, moments: ArrayLike) -> FloatArray:
 
 @singledispatch
 def moments_of(event: Event, moments: FloatArray) -> FloatArray:
-    """One pure function for each event, registered beside its theorem; call :func:`log_moments`.
+    """Return α(λ) of an event: one pure function for each kind, registered beside its theorem.
 
-    Whole-number arrays must not get here: NumPy would round the results down to whole numbers.
+    Call :func:`log_moments` instead, which checks the grid. An array of integers must not get here:
+    NumPy would round the results down to integers.
     """
     raise UnsupportedEvent(
         f"{type(event).__name__} has no log-moment bound; compose it by other means"
@@ -96,7 +126,7 @@ def _(event: Repeated, moments: FloatArray) -> FloatArray:
 
 @moments_of.register
 def _(event: ForReplacement, moments: FloatArray) -> FloatArray:
-    """The bounds of the event inside hold between any two data sets its sensitivity covers."""
+    """The bounds of the inner event hold between any two data sets its sensitivity covers."""
     return moments_of(event.event, moments)
 
 
@@ -152,7 +182,7 @@ def _(event: SmoothRelease, moments: FloatArray) -> FloatArray:
 
 
 def pure_log_moments(epsilon: float, moments: FloatArray) -> FloatArray:
-    """min(λε, ½ε²λ(λ+1)), which holds for every (ε, 0)-DP mechanism.
+    """Return min(λε, ½ε²λ(λ+1)), which holds for every (ε, 0)-DP mechanism.
 
     Guarantees:
         The first term is the definition of ε-DP; the second is Bun & Steinke 2016,
@@ -163,7 +193,18 @@ def pure_log_moments(epsilon: float, moments: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LogMoments:
-    """Total log-moments on a grid of λ; what composition adds up.
+    """Total log-moments on a grid of λ.
+
+    Parameters
+    ----------
+    moments
+        The grid of λ.
+    values
+        The total log-moment at each λ.
+    data_dependent
+        The values follow from private votes, and are private themselves.
+    neighbours
+        The relation between data sets under which they hold.
 
     >>> answers = compose([Repeated(Gaussian(noise_multiplier=10.0), 25)])
     >>> round(answers.guarantee(delta=1e-5).epsilon, 3)
@@ -182,6 +223,7 @@ class LogMoments:
             raise InvalidInput("a log-moment came out negative or undefined; refusing to use it")
 
     def __add__(self, other: LogMoments) -> LogMoments:
+        """Compose two costs on the same grid."""
         if not np.array_equal(self.moments, other.moments):
             raise InvalidInput("log-moments on different grids of λ cannot be added")
         return LogMoments(
@@ -192,7 +234,18 @@ class LogMoments:
         )
 
     def guarantee(self, *, delta: float, conversion: Conversion = Conversion.IMPROVED) -> Guarantee:
-        """The smallest ε over the grid.
+        """Return the guarantee with the smallest ε over the grid.
+
+        Parameters
+        ----------
+        delta
+            The δ of the guarantee, strictly between 0 and 1.
+        conversion
+            The bound that converts log-moments to ε.
+
+        Returns
+        -------
+        Guarantee
 
         Guarantees:
             Holds where the events were fixed in advance; costs that were chosen as answers
@@ -211,10 +264,32 @@ class LogMoments:
 
 
 def compose(events: Iterable[Event], moments: ArrayLike | None = None) -> LogMoments:
-    """Adds up data-independent costs; neither order nor grouping of the events matters.
+    """Add up the data-independent costs of events.
+
+    Parameters
+    ----------
+    events
+        What was, or will be, released. Neither order nor grouping matters.
+    moments
+        The grid of λ; a fine default grid up to 65 536 if None.
+
+    Returns
+    -------
+    LogMoments
+        The total; its ``guarantee(delta=…)`` converts it to (ε, δ).
+
+    Raises
+    ------
+    UnsupportedEvent
+        If no theorem bounds the log-moments of an event.
+    InvalidInput
+        If the events hold under relations that do not combine.
 
     Guarantees:
         Abadi et al. 2016, Theorem 2.1 (log-moments of adaptively chosen mechanisms add up).
+
+    >>> round(compose([Gaussian(noise_multiplier=4.0)]).guarantee(delta=1e-5).epsilon, 3)
+    1.012
     """
     grid = as_moments(moments)
     total = np.zeros_like(grid)
@@ -226,7 +301,7 @@ def compose(events: Iterable[Event], moments: ArrayLike | None = None) -> LogMom
 
 @lru_cache(maxsize=512)
 def _one(event: Event, grid: bytes) -> FloatArray:
-    """The cost of one event, remembered: searches and ledgers ask for the same ones again."""
+    """Return the cost of one event, cached: searches and ledgers ask for the same ones again."""
     values = moments_of(event, np.frombuffer(grid))
     values.setflags(write=False)
     return values
@@ -235,7 +310,7 @@ def _one(event: Event, grid: bytes) -> FloatArray:
 def epsilon_at(
     moments: FloatArray, values: FloatArray, *, delta: float, conversion: Conversion
 ) -> FloatArray:
-    """ε at every λ, from total log-moments.
+    """Return the ε at every λ, from total log-moments.
 
     Guarantees:
         * classic: (α(λ) + log 1/δ) / λ; Abadi et al. 2016, Theorem 2.2.
@@ -252,7 +327,7 @@ def epsilon_at(
 def tail_epsilon_at(
     moments: FloatArray, values: FloatArray, *, delta: float, conversion: Conversion
 ) -> FloatArray:
-    """ε at every λ by E[exp(λ loss − α(λ))] ≤ 1 alone; it may come out below zero."""
+    """Return the ε at every λ by E[exp(λ loss − α(λ))] ≤ 1 alone; it may be below zero."""
     check_delta(delta)
     if conversion is Conversion.CLASSIC:
         return (values - math.log(delta)) / moments
@@ -265,9 +340,100 @@ def tail_epsilon_at(
 def log_moment_at(
     moments: FloatArray, epsilon: float, *, delta: float, conversion: Conversion
 ) -> FloatArray:
-    """The total log-moment that becomes ``epsilon`` at each λ: :func:`epsilon_at` turned round."""
+    """Return the log-moment that converts to ``epsilon`` at each λ; inverts :func:`epsilon_at`."""
     check_delta(delta)
     if conversion is Conversion.CLASSIC:
         return moments * epsilon + math.log(delta)
     orders = moments + 1
     return moments * (epsilon - np.log(moments / orders)) + math.log(delta) + np.log(orders)
+
+
+def odometer_epsilon(
+    log_moment: float, *, moment: float, delta: float, conversion: Conversion
+) -> float:
+    """Return the ε of a running total at a λ fixed before the first charge.
+
+    It holds whenever one stops, also if the answers decide when to stop. The best λ for all charges
+    so far is chosen by them, and so by the answers that led to them: it covers a plan that was
+    fixed in advance, not a series of charges that was decided on as answers came in. At one λ fixed
+    in advance the running sum does.
+
+    Parameters
+    ----------
+    log_moment
+        The sum of the log-moments of all charges so far, at ``moment``.
+    moment
+        The λ that was fixed in advance.
+    delta
+        The δ of the guarantee.
+    conversion
+        The bound that converts the log-moment; see below for what each covers.
+
+    Returns
+    -------
+    float
+        The ε of everything charged so far.
+
+    Guarantees:
+        Let L_t be the privacy loss log P(o)/P′(o) of the first t outputs o, drawn from P, and A_t
+        the sum of their log-moments a_i(λ). The i-th mechanism may be chosen by the outputs before
+        it, and a_i with it; whatever these were, E[e^{λ loss_i} | past] ≤ e^{a_i}. So
+        M_t = exp(λL_t − A_t) is a non-negative supermartingale with M_0 = 1, and E[M_τ] ≤ 1 at
+        every stopping time τ, i.e. whenever stopping is decided by outputs alone (Feldman & Zrnic
+        2021, Theorem 4.3; Whitehouse, Ramdas, Rogers & Wu 2023).
+
+        With A = A_τ and ε(o) = (A + log 1/δ)/λ + (log c)/λ:
+
+        * **improved**, c = (1/(λ+1))(λ/(λ+1))^λ: (1 − e^{−x})₊ ≤ c e^{λx} for all x, hence
+          E[(1 − e^{ε(o) − L_τ})₊] ≤ δ E[M_τ] ≤ δ. That is
+          Pr[o ∈ S] ≤ Σ_{o ∈ S} e^{ε(o)} P′(o) + δ for every set S of what may have been published
+          when one stopped: (ε, δ)-DP with the ε that is read then. It holds at **any one stopping
+          time**, not for all times at once: whoever looks back over a finished series for the
+          moment at which the reading was exceeded most has not stopped there.
+        * **classic**, c = 1: moreover Pr[L_t > ε_t for some t] ≤ δ (Ville 1939), for **all times
+          at once**: several readings of one series then hold together.
+
+        Neither needs a union bound over a ladder of filters. Several λ need one: each gets its
+        share of δ, fixed in advance; the best of them afterwards, at the whole δ, is no guarantee.
+
+    >>> once = odometer_epsilon(2.0, moment=8.0, delta=1e-5, conversion=Conversion.IMPROVED)
+    >>> later = odometer_epsilon(4.0, moment=8.0, delta=1e-5, conversion=Conversion.IMPROVED)
+    >>> round(once, 3), round(later, 3)
+    (1.297, 1.547)
+    """
+    if not (0 < moment < math.inf and log_moment >= 0):  # also false for NaN: fails closed
+        raise InvalidInput(f"a log-moment of {log_moment} at λ {moment} cannot be turned into ε")
+    # Not epsilon_at: its ε = 0 rests on a bound of the whole divergence that is fixed in advance.
+    epsilon = tail_epsilon_at(
+        np.array([moment]), np.array([log_moment]), delta=delta, conversion=conversion
+    )
+    return max(0.0, float(epsilon[0]))
+
+
+# --- elementary functions where the textbook form cancels or overflows ---------------------------
+
+
+def log1mexp(x: FloatArray) -> FloatArray:
+    """Return log(1 − eˣ) for x < 0, to full relative accuracy (Mächler 2012).
+
+    >>> bool(log1mexp(np.array([-1e-20]))[0] == np.log(1e-20))
+    True
+    """
+    with np.errstate(divide="ignore"):
+        near = np.log(-np.expm1(np.maximum(x, -_LOG_2)))
+        far = np.log1p(-np.exp(np.minimum(x, -_LOG_2)))
+    return np.where(x > -_LOG_2, near, far)
+
+
+def exp_excess(x: FloatArray) -> FloatArray:
+    """Return eˣ − 1 − x, which is never negative, to full relative accuracy for |x| ≤ 1 too.
+
+    >>> bool(np.isclose(exp_excess(np.array([1e-9]))[0], 5e-19, rtol=1e-8))
+    True
+    """
+    small = np.clip(x, -1.0, 1.0)
+    series = np.zeros_like(small)
+    for n in range(20, 2, -1):  # Horner on x²/2! + x³/3! + …; the tail is below 1e-19
+        series = (series + 1.0) * small / n
+    with np.errstate(over="ignore"):
+        return np.where(np.abs(x) <= 1.0, (series + 1.0) * small**2 / 2, np.expm1(x) - x)

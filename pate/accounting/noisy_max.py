@@ -1,4 +1,4 @@
-"""What one noisy-max answer costs: Laplace, Gaussian, and the threshold check before it.
+"""The cost of noisy-max answers: Laplace, Gaussian, and the threshold check before them.
 
 Data-independent costs follow from the noise alone. Data-dependent ones follow from the votes: where
 the teachers agree, the answer hardly depends on any one of them. Both kinds rest on the same
@@ -8,7 +8,7 @@ shape: with q ≥ Pr[the answer is not the plurality],
 
 where (a, b) come from the theorem. A data-dependent cost is **itself private**.
 
-Everything is vectorised over a (queries, classes) matrix of counts and worked out in log space.
+Everything is vectorised over a (queries, classes) matrix of counts and computed in log space.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from pate.accounting.events import (
 )
 from pate.accounting.guarantee import Neighbours
 from pate.accounting.moments import (
+    FloatArray,
     LogMoments,
     as_moments,
+    log1mexp,
     log_moments,
     moments_of,
     pure_log_moments,
 )
-from pate.accounting.numerics import FloatArray, log1mexp
-from pate.accounting.plurality import as_counts, union_log_q
+from pate.accounting.vote_counts import as_counts, union_log_q
 from pate.errors import InvalidInput
 
 FromLogQ = Callable[[FloatArray], FloatArray]  # log q of n queries → their costs, (n, moments)
@@ -52,7 +53,7 @@ def _(event: LaplaceNoisyMaxAnswer, moments: FloatArray) -> FloatArray:
 
 
 def laplace_log_q(votes: ArrayLike, *, scale: float) -> FloatArray:
-    """log of a bound on Pr[answer ≠ plurality]; Papernot et al. 2017, Lemma 4.
+    """Return the log of a bound on Pr[answer ≠ plurality]; Papernot et al. 2017, Lemma 4.
 
     q ≤ Σ_{j≠j*} (2 + gap_j/b) / (4 exp(gap_j/b)), and never more than 1 − 1/classes.
     """
@@ -64,7 +65,7 @@ def laplace_log_q(votes: ArrayLike, *, scale: float) -> FloatArray:
 
 
 def laplace_from_log_q(log_q: FloatArray, *, scale: float, moments: FloatArray) -> FloatArray:
-    """Data-dependent cost of Laplace noisy-max answers, (queries, moments).
+    """Return the data-dependent cost of Laplace noisy-max answers, (queries, moments).
 
     Guarantees:
         Papernot et al. 2017, Theorems 2 and 3. The data-dependent term is used only where
@@ -93,7 +94,7 @@ def _(event: GaussianNoisyMaxAnswer, moments: FloatArray) -> FloatArray:
 
 
 def gaussian_log_q(votes: ArrayLike, *, sigma: float) -> FloatArray:
-    """log of a bound on Pr[answer ≠ plurality]; Papernot et al. 2018, Proposition 7."""
+    """Return the log of a bound on Pr[answer ≠ plurality]; Papernot et al. 2018, Proposition 7."""
 
     def log_beaten(gap: FloatArray) -> FloatArray:
         return np.asarray(log_ndtr(-gap / (math.sqrt(2) * sigma)))
@@ -102,7 +103,7 @@ def gaussian_log_q(votes: ArrayLike, *, sigma: float) -> FloatArray:
 
 
 def gaussian_from_log_q(log_q: FloatArray, *, sigma: float, moments: FloatArray) -> FloatArray:
-    """Data-dependent cost of Gaussian noisy-max answers, (queries, moments).
+    """Return the data-dependent cost of Gaussian noisy-max answers, (queries, moments).
 
     Guarantees:
         Papernot et al. 2018, Theorem 6 with μ₂ = σ√(log 1/q), μ₁ = μ₂ + 1 (Proposition 10).
@@ -136,7 +137,7 @@ def _(event: ThresholdCheck, moments: FloatArray) -> FloatArray:
 
 
 def checked_statistic(votes: ArrayLike, *, baseline: ArrayLike | None = None) -> FloatArray:
-    """What the check compares with the threshold: the largest count, or the largest lead.
+    """Return the statistic compared with the threshold: the largest count, or the largest lead.
 
     With a ``baseline`` (Interactive-GNMax: teachers × the student's probabilities) it is
     max(0, max_j ⌊n_j − baseline_j⌋). The floor keeps it on whole numbers *and* keeps its
@@ -155,14 +156,14 @@ def checked_statistic(votes: ArrayLike, *, baseline: ArrayLike | None = None) ->
 
 
 def log_answered(statistic: FloatArray, *, threshold: float, sigma: float) -> FloatArray:
-    """log Pr[statistic + N(0, σ²) ≥ threshold]."""
+    """Return log Pr[statistic + N(0, σ²) ≥ threshold]."""
     _check_threshold(threshold)
     with np.errstate(over="ignore"):
         return np.asarray(log_ndtr((statistic - threshold) / sigma))
 
 
 def threshold_log_q(statistic: FloatArray, *, threshold: float, sigma: float) -> FloatArray:
-    """log of the probability of the check's less likely outcome."""
+    """Return the log-probability of the check's less likely outcome."""
     _check_threshold(threshold)
     with np.errstate(over="ignore"):
         return np.asarray(log_ndtr(-np.abs(statistic - threshold) / sigma))
@@ -174,10 +175,10 @@ def _check_threshold(threshold: float) -> None:
 
 
 def threshold_from_log_q(log_q: FloatArray, *, sigma: float, moments: FloatArray) -> FloatArray:
-    """Data-dependent cost of threshold checks, (queries, moments).
+    """Return the data-dependent cost of threshold checks, (queries, moments).
 
     Guarantees:
-        Papernot et al. 2018, Theorem 6, which speaks of any mechanism with a likely outcome and
+        Papernot et al. 2018, Theorem 6, which covers any mechanism with a likely outcome and an
         RDP of α/s². Here sensitivity one gives α/(2σ²), so s = √2 σ.
     """
     return gaussian_from_log_q(log_q, sigma=math.sqrt(2) * sigma, moments=moments)
@@ -189,7 +190,21 @@ def threshold_from_log_q(log_q: FloatArray, *, sigma: float, moments: FloatArray
 def laplace_total(
     votes: ArrayLike, *, scale: float, moments: ArrayLike | None = None
 ) -> LogMoments:
-    """Data-dependent total of answering every query by Laplace noisy-max.
+    """Return the data-dependent cost of answering every query by Laplace noisy-max.
+
+    Parameters
+    ----------
+    votes
+        Counts of votes, (queries, classes). PRIVATE, and so is the result.
+    scale
+        The Laplace b, in votes.
+    moments
+        The grid of λ; a fine default grid if None.
+
+    Returns
+    -------
+    LogMoments
+        The total over all queries, marked as data-dependent.
 
     >>> votes = np.array([[240, 5, 5], [130, 100, 20]])
     >>> total = laplace_total(votes, scale=20.0, moments=[1, 8])
@@ -207,7 +222,26 @@ def laplace_total(
 def gaussian_total(
     votes: ArrayLike, *, sigma: float, moments: ArrayLike | None = None
 ) -> LogMoments:
-    """Data-dependent total of answering every query by Gaussian noisy-max."""
+    """Return the data-dependent cost of answering every query by Gaussian noisy-max.
+
+    Parameters
+    ----------
+    votes
+        Counts of votes, (queries, classes). PRIVATE, and so is the result.
+    sigma
+        The standard deviation of the noise, in votes.
+    moments
+        The grid of λ; a fine default grid if None.
+
+    Returns
+    -------
+    LogMoments
+        The total over all queries, marked as data-dependent.
+
+    >>> votes = np.array([[240, 5, 5], [130, 100, 20]])
+    >>> gaussian_total(votes, sigma=20.0).guarantee(delta=1e-5).publishable
+    False
+    """
     grid = as_moments(moments)
     return _total(
         gaussian_log_q(votes, sigma=sigma),
@@ -227,14 +261,36 @@ def confident_total(
     baseline: ArrayLike | None = None,
     data_dependent: bool = True,
 ) -> LogMoments:
-    """Total of Confident-GNMax (Interactive-GNMax with a ``baseline``) over a vote matrix.
+    """Return the cost of Confident-GNMax, or Interactive-GNMax, over a matrix of votes.
 
-    Every query pays for its check. With ``answered`` (a mask of what was really answered) the
-    answered queries pay for their answer; without it every query pays in expectation, which is
-    for planning only. How many were answered was not known in advance, so publish the guarantee of
-    the plan's caps, or of a λ fixed in advance, not the best λ of this total. The expectation is
-    marked data-dependent even with ``data_dependent=False``, because the chance of an answer is
-    worked out from the votes.
+    Every query pays for its check, and every answered one for its answer. How many were answered
+    was not known in advance, so publish the guarantee of the plan's caps, or of a λ fixed in
+    advance, not the best λ of this total.
+
+    Parameters
+    ----------
+    votes
+        Counts of votes, (queries, classes). PRIVATE.
+    threshold
+        The number of votes that the noised largest count must reach.
+    sigma1
+        The standard deviation of the noise of the check, in votes.
+    sigma2
+        The standard deviation of the noise of the answer, in votes.
+    moments
+        The grid of λ; a fine default grid if None.
+    answered
+        A mask of the queries that were answered. Without it every query pays for its answer in
+        expectation, which is for planning only. The expectation is marked as data-dependent also
+        with ``data_dependent=False``: the probability of an answer follows from the votes.
+    baseline
+        For Interactive-GNMax: teachers × the student's probabilities, (queries, classes).
+    data_dependent
+        Use the votes to bound the cost of checks and answers. If False, only the noise counts.
+
+    Returns
+    -------
+    LogMoments
     """
     grid = as_moments(moments)
     counts = as_counts(votes)
@@ -264,7 +320,7 @@ def confident_total(
 def answer_weights(
     statistic: FloatArray, *, threshold: float, sigma: float, answered: ArrayLike | None
 ) -> FloatArray:
-    """How much of an answer each query pays for: 0 or 1 if known, else its probability."""
+    """Return the share of an answer each query pays for: 0 or 1 if known, else its probability."""
     if answered is None:
         return np.exp(log_answered(statistic, threshold=threshold, sigma=sigma))
     mask = np.asarray(answered)
@@ -279,7 +335,7 @@ def answer_weights(
 def _where_valid(
     valid: NDArray[np.bool_], dependent: FloatArray, data_independent: FloatArray
 ) -> FloatArray:
-    """The costs of all queries, from those of the ``valid`` ones."""
+    """Return the costs of all queries, from those of the ``valid`` ones."""
     if valid.all():
         return dependent
     costs = np.empty((len(valid), len(data_independent)))
@@ -291,10 +347,10 @@ def _where_valid(
 def _two_outcomes(
     log_q: FloatArray, a: FloatArray, b: FloatArray | float, moments: FloatArray
 ) -> FloatArray:
-    """log[ (1−q) e^{λa} + q e^{λb} ], (queries, moments).
+    """Return log[ (1−q) e^{λa} + q e^{λb} ], (queries, moments).
 
     As log1p of (1−q)(e^{λa} − 1) + q(e^{λb} − 1): both terms are positive, so a tiny cost keeps
-    its digits. Worked out with a row for each moment, which is how memory likes it.
+    its digits. Computed with one row per moment, for the sake of the cache.
     """
     q = np.exp(log_q)
     with np.errstate(over="ignore"):
@@ -315,7 +371,7 @@ def _two_outcomes(
 
 
 def _expm1_multiples(a: FloatArray, moments: FloatArray) -> FloatArray:
-    """e^{λa} − 1, (moments, queries).
+    """Return e^{λa} − 1, (moments, queries).
 
     For λ = s, 2s, 3s, … each row follows from the one before by (1+x)(1+y) − 1 = xy + x + y, which
     keeps every digit of a small x and saves most of the exponentials.
@@ -338,7 +394,7 @@ def _total(
     moments: FloatArray,
     weights: FloatArray | None = None,
 ) -> LogMoments:
-    """Σ cost over queries; queries with one q (many, in practice) are worked out once."""
+    """Return the sum over queries; equal values of q (many, in practice) are evaluated once."""
     if weights is None:
         distinct, times = np.unique(log_q, return_counts=True)
     else:

@@ -1,4 +1,4 @@
-"""ε through privacy loss distributions, by the dp-accounting library, for events it supports.
+"""The ε of events by privacy loss distributions, with the dp-accounting library.
 
 Tighter than moments, and data-independent only. Imported on demand: dp-accounting is slow to load.
 """
@@ -39,7 +39,28 @@ _LEAST_NOISE = 0.05
 def pld_guarantee(
     events: Iterable[Event], *, delta: float, discretisation: float = 1e-4
 ) -> Guarantee:
-    """ε of events fixed in advance; rounded up by the discretisation and a margin, never down.
+    """Return the guarantee of events that were fixed in advance, by privacy loss distributions.
+
+    Parameters
+    ----------
+    events
+        Gaussian, Laplace, sampled Gaussian, noisy-max and threshold events.
+    delta
+        The δ of the guarantee.
+    discretisation
+        The width of the grid of losses; rounding to it is upwards.
+
+    Returns
+    -------
+    Guarantee
+        Its ε is rounded up by the discretisation and a margin, never down.
+
+    Raises
+    ------
+    UnsupportedEvent
+        If an event has no privacy loss distribution here.
+    InvalidInput
+        If the noise is too small, or δ too small for the number of events.
 
     Guarantees:
         * Koskela et al. 2020 and Doroshenko et al. 2022 (connect-the-dots, pessimistic), as
@@ -78,7 +99,7 @@ def pld_guarantee(
 
 
 def _require_noise(event: Event) -> None:
-    """With hardly any noise a loss distribution would not fit in memory."""
+    """Refuse noise so small that a loss distribution would not fit in memory."""
     if isinstance(event, ForReplacement):
         event = event.event
     for name in ("noise_multiplier", "sigma", "scale"):
@@ -91,7 +112,7 @@ def _require_noise(event: Event) -> None:
 
 @singledispatch
 def as_dp_event(event: Event) -> Any:
-    """The dp-accounting event that an event of ours is, or is a post-processing of."""
+    """Return the dp-accounting event that an event of ours is, or is a post-processing of."""
     raise UnsupportedEvent(
         f"{type(event).__name__} has no privacy loss distribution here; use the moments accountant"
     )
@@ -106,7 +127,7 @@ def _(event: Gaussian) -> Any:
 
 @as_dp_event.register
 def _(event: ForReplacement) -> Any:
-    """The same pair of distributions; only between whom it lies is another."""
+    """The same pair of distributions, under another relation."""
     return as_dp_event(event.event)
 
 

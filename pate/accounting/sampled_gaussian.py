@@ -21,8 +21,14 @@ from numpy.typing import ArrayLike
 from scipy.special import gammaln, logsumexp
 
 from pate.accounting.events import SampledGaussian
-from pate.accounting.moments import as_moments, integer_moments, log_moments, moments_of
-from pate.accounting.numerics import FloatArray, exp_excess
+from pate.accounting.moments import (
+    FloatArray,
+    as_moments,
+    exp_excess,
+    integer_moments,
+    log_moments,
+    moments_of,
+)
 from pate.errors import InvalidInput
 
 ABADI_LARGEST_MOMENT = 32
@@ -33,7 +39,7 @@ _TAIL = 14.0  # standard deviations integrated beyond the outermost saddle; e^{�
 
 @moments_of.register
 def _(event: SampledGaussian, moments: FloatArray) -> FloatArray:
-    """log E₂ at every λ, whole or not.
+    """Return log E₂ at every λ, whole or not.
 
     Guarantees:
         Mironov, Talwar & Zhang 2019, Theorems 4 and 5: between data sets sampled at one rate, of
@@ -55,7 +61,7 @@ def _(event: SampledGaussian, moments: FloatArray) -> FloatArray:
 
 
 def _between_whole(moment: float, q: float, sigma: float) -> float:
-    """An upper bound: log E₂ is convex in λ and zero at 0, so it lies below its chords.
+    """Return an upper bound: log E₂ is convex in λ and zero at 0, so it lies below its chords.
 
     For hardly any noise, where ε is in the thousands and the integrand too sharp to sum up.
     """
@@ -66,7 +72,19 @@ def _between_whole(moment: float, q: float, sigma: float) -> float:
 
 
 def abadi_log_moments(event: SampledGaussian, moments: ArrayLike | None = None) -> FloatArray:
-    """α(λ) = log max(E₁, E₂) by numerical integration, as Abadi et al. 2016, §3.2, compute it.
+    """Return α(λ) = log max(E₁, E₂) by numerical integration, as Abadi et al. 2016 do.
+
+    Parameters
+    ----------
+    event
+        One DP-SGD step.
+    moments
+        Whole values of λ up to 32; all of them if None.
+
+    Returns
+    -------
+    ndarray of float
+        α at each λ.
 
     Guarantees:
         Abadi et al. 2016, Theorem 2 and Section 3.2; whole λ up to 32.
@@ -85,7 +103,7 @@ def abadi_log_moments(event: SampledGaussian, moments: ArrayLike | None = None) 
 
 
 def _log_excess_closed(power: int, q: float, sigma: float) -> float:
-    """log(E₂ − 1) at a whole power: Σ_{k≥2} C(p,k) qᵏ(1−q)^{p−k} (e^{k(k−1)/2σ²} − 1)."""
+    """Return log(E₂ − 1) at a whole power: Σ_{k≥2} C(p,k) qᵏ(1−q)^{p−k} (e^{k(k−1)/2σ²} − 1)."""
     k = np.arange(2, power + 1, dtype=np.float64)
     gain = k * (k - 1) / (2 * sigma**2)
     factorials = _log_factorials(max(1024, power))
@@ -100,7 +118,7 @@ def _log_factorials(largest: int) -> FloatArray:
 
 
 def _log_excess_integral(powers: FloatArray, q: float, sigma: float) -> FloatArray:
-    """log E_{z∼N(0,σ²)}[(1+u)^p − 1 − pu] for each p > 1 or p < 0.
+    """Return log E_{z∼N(0,σ²)}[(1+u)^p − 1 − pu] for each p > 1 or p < 0.
 
     The integrand is Gaussian times a function whose nearest singularity (1 + u = 0) lies πσ²
     off the real line. A step of min(σ/5, σ²/2) puts both error terms below e^{−39}.
@@ -122,7 +140,7 @@ def _log_excess_integral(powers: FloatArray, q: float, sigma: float) -> FloatArr
 
 
 def _log_ratio(z: FloatArray, q: float, sigma: float) -> FloatArray:
-    """log(1 + u) = log[(1−q) + q L(z)], exact near L = 1 too."""
+    """Return log(1 + u) = log[(1−q) + q L(z)], exact near L = 1 too."""
     log_l = (2 * z - 1) / (2 * sigma**2)
     ratio = np.logaddexp(math.log1p(-q), math.log(q) + log_l)
     near = np.abs(log_l) < 0.5
@@ -131,7 +149,7 @@ def _log_ratio(z: FloatArray, q: float, sigma: float) -> FloatArray:
 
 
 def _log_power_excess(power: FloatArray, s: FloatArray) -> FloatArray:
-    """log[e^{ps} − 1 − p(eˢ − 1)], from e^x − 1 − x so that small s keep every digit."""
+    """Return log[e^{ps} − 1 − p(eˢ − 1)], from e^x − 1 − x so that small s keep every digit."""
     ps = power * s
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         moderate = np.log(exp_excess(ps) - power * exp_excess(s))

@@ -4,12 +4,12 @@ What is published, at one Rényi order fixed in advance, is
 
     min( cost + margin + noise,  data-independent cost ) + price of publishing,
 
-as ε, rounded up to a public grid (:data:`GRID`): the digits of a noised double beyond it would
-say no more of the cost, and might tell how the noise was drawn (Mironov 2012).
+as ε, rounded up to a public grid (:data:`GRID`): the digits of a noised double beyond it carry no
+more information on the cost, and might reveal how the noise was drawn (Mironov 2012).
 
-Noise alone would put the figure below the truth half of the time. The margin, a multiple of the
-smooth sensitivity, makes it an upper bound with the stated confidence; it is private like the
-cost, so the noise hides it too.
+Noise alone would put the published value below the truth half of the time. The margin, a multiple
+of the smooth sensitivity, makes it an upper bound with the stated confidence; it is private like
+the cost, so the noise hides it too.
 """
 
 from __future__ import annotations
@@ -34,10 +34,18 @@ _FLOOR = 1e-6  # of the data-independent cost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasePlan:
-    """How a cost will be published; fixed **before** the votes are opened, and public.
+    """The public plan of publishing a cost, fixed **before** the votes are opened.
 
-    ``beta`` is the smoothness, ``sigma`` the noise as a multiple of the smooth sensitivity, and
-    ``doubt`` the chance that the published figure is below the exact one.
+    Parameters
+    ----------
+    order
+        The Rényi order of the cost, above 1.
+    beta
+        The smoothness of the sensitivity.
+    sigma
+        The standard deviation of the noise, as a multiple of the smooth sensitivity.
+    doubt
+        The probability that the published value is below the exact one, below 0.5.
     """
 
     order: float
@@ -63,7 +71,7 @@ class ReleasePlan:
 
     @classmethod
     def default(cls, *, order: float, doubt: float = 0.01) -> ReleasePlan:
-        """A plan that suits many votes and looks at none.
+        """Return a plan that suits many votes and depends on none.
 
         >>> plan = ReleasePlan.default(order=20.0)
         >>> round(plan.rdp, 3)
@@ -73,7 +81,7 @@ class ReleasePlan:
 
     @property
     def event(self) -> SmoothRelease:
-        """What publishing adds to the ledger."""
+        """The event that publishing adds to the ledger."""
         return SmoothRelease(beta=self.beta, sigma=self.sigma)
 
     @property
@@ -84,7 +92,7 @@ class ReleasePlan:
 
     @property
     def margin(self) -> float:
-        """c, in smooth sensitivities S: what is added to the cost before the noise.
+        """The margin c added to the cost before the noise, in smooth sensitivities S.
 
         cost + cS changes by at most S + c(e^β − 1)S over one teacher, because S changes by at most
         e^β. That is again β-smooth, and the noise must be scaled to it; so c solves
@@ -105,13 +113,24 @@ class ReleasePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sanitised:
-    """A data-dependent ε that may be published, with what a reader must know about it."""
+    """A data-dependent ε that can be published.
+
+    Parameters
+    ----------
+    guarantee
+        The ε, its price included.
+    confidence
+        The probability that it is not below the exact data-dependent one.
+    price
+        The part of its RDP that paid for publishing it.
+    """
 
     guarantee: Guarantee
-    confidence: float  # that the figure is not below the exact data-dependent one
-    price: float  # the part of its RDP that paid for publishing it
+    confidence: float
+    price: float
 
     def as_json(self) -> dict[str, Any]:
+        """Return all fields as plain values for a JSON file."""
         return {**self.guarantee.as_json(), "confidence": self.confidence, "price": self.price}
 
 
@@ -123,12 +142,29 @@ def sanitise(
     rng: Generator,
     conversion: Conversion = Conversion.IMPROVED,
 ) -> Sanitised:
-    """Publishes a data-dependent cost, once: every call spends the plan's price again.
+    """Publish a data-dependent cost, once: every call spends the plan's price again.
+
+    Parameters
+    ----------
+    cost
+        The cost with its sensitivity, at the plan's order. PRIVATE.
+    plan
+        The public plan, fixed before the votes were opened.
+    delta
+        The δ of the published guarantee.
+    rng
+        The source of the noise; secure outside of tests.
+    conversion
+        The bound that converts RDP to ε.
+
+    Returns
+    -------
+    Sanitised
 
     Guarantees:
         * The Gaussian mechanism scaled to the smooth sensitivity of cost + margin, worked out in
           :attr:`ReleasePlan.margin`; its exact price is part of the published ε.
-        * The figure is at least the exact cost with its price, with probability 1 − doubt; and
+        * The value is at least the exact cost with its price, with probability 1 − doubt; and
           never more than the data-independent cost with the price.
         * ε is a multiple of the public grid, rounded up, or the public ceiling where that is less:
           post-processing of the noised cost (Dwork & Roth 2014, Proposition 2.1).
@@ -151,7 +187,7 @@ def sanitise(
 
 
 def on_grid(epsilon: float) -> float:
-    """The least double of the public grid that is not below ε.
+    """Return the least double of the public grid that is not below ε.
 
     >>> on_grid(1.0520001), on_grid(1.052), on_grid(0.0)
     (1.053, 1.052, 0.0)
@@ -163,7 +199,7 @@ def on_grid(epsilon: float) -> float:
 
 
 def _visible(cost: SensitiveCost, plan: ReleasePlan) -> float:
-    """The smooth sensitivity, but at least a public amount, so that rounding hides no noise.
+    """Return the smooth sensitivity, but at least a public amount: rounding must hide no noise.
 
     The larger of a β-smooth bound and a constant is a β-smooth bound.
     """
@@ -172,11 +208,11 @@ def _visible(cost: SensitiveCost, plan: ReleasePlan) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What publishing would give. PRIVATE: worked out from the votes."""
+    """The outcome of publishing, in expectation. PRIVATE: computed from the votes."""
 
     exact: Guarantee  # the data-dependent ε itself
     with_price: Guarantee  # and the price of publishing it
-    mean: Guarantee  # and the margin: the average published figure, where no clipping occurs
+    mean: Guarantee  # and the margin: the mean published value, where no clipping occurs
     spread: float  # standard deviation of the published ε
 
 
@@ -187,7 +223,7 @@ def rehearse(
     delta: float,
     conversion: Conversion = Conversion.IMPROVED,
 ) -> Rehearsal:
-    """Mean and spread of what :func:`sanitise` would publish."""
+    """Return the mean and spread of what :func:`sanitise` would publish."""
     sensitivity = _visible(cost, plan)
 
     def at(rdp: float) -> Guarantee:
@@ -202,10 +238,10 @@ def rehearse(
 
 
 def best_plan(cost: SensitiveCost, *, doubt: float = 0.01) -> ReleasePlan:
-    """The plan with the smallest average published figure **for these votes**.
+    """Return the plan with the smallest mean published value **for these votes**.
 
-    Looks at private data: use it on rehearsal votes (synthetic, or of another data set) and carry
-    the plan over.
+    It depends on private data: use it on synthetic votes, or on those of another data set, and
+    carry the plan over.
     """
     plans = []
     if not cost.local_sensitivity.any():

@@ -1,4 +1,4 @@
-"""What it costs to choose the best of a random number of tries.
+"""The cost of choosing the best of a random number of tries.
 
 Choosing the best of a fixed number of tries by their results costs as much as publishing them all.
 If their number K is random and stays private, the choice costs little more than a few of them:
@@ -21,8 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pate.accounting.events import BestOfTries
-from pate.accounting.moments import DEFAULT_MOMENTS, compose, moments_of
-from pate.accounting.numerics import FloatArray
+from pate.accounting.moments import DEFAULT_MOMENTS, FloatArray, compose, moments_of
 from pate.errors import InvalidInput
 
 _LEAST = 2.0**-80  # a chance far below the steps of the uniform number that K is read off
@@ -57,7 +56,7 @@ def _(event: BestOfTries, moments: FloatArray) -> FloatArray:
 
 
 def _one_try(event: BestOfTries, moments: FloatArray) -> FloatArray:
-    """log of the mean over candidates of e^{αᵢ(λ)}; exact where all of them cost the same."""
+    """Return the log of the mean over candidates of e^{αᵢ(λ)}; exact where all cost the same."""
     costs = np.stack([compose(candidate, moments).values for candidate in event.candidates])
     most = costs.max(axis=0)
     ended = np.isfinite(most)
@@ -66,7 +65,7 @@ def _one_try(event: BestOfTries, moments: FloatArray) -> FloatArray:
 
 
 def _spread(mean_tries: float, shape: float) -> tuple[float, float]:
-    """(log 1/γ, E[K]) for a mean: E[K] is that of the γ that is drawn with, to the last bits."""
+    """Return (log 1/γ, E[K]) for a mean; E[K] belongs to the γ in use, to the last bits."""
     low, high = 0.0, 1.0
     while _mean(high, shape) < mean_tries:
         high *= 2
@@ -79,7 +78,7 @@ def _spread(mean_tries: float, shape: float) -> tuple[float, float]:
 
 
 def _mean(x: float, shape: float) -> float:
-    """E[K] = η(1−γ)/(γ(1−γ^η)), which is (1/γ − 1)/log(1/γ) at η = 0; it grows with x."""
+    """Return E[K] = η(1−γ)/(γ(1−γ^η)), which is (1/γ − 1)/log(1/γ) at η = 0; it grows with x."""
     if x == 0:
         return 1.0
     if shape * x < _TINY:
@@ -88,12 +87,26 @@ def _mean(x: float, shape: float) -> float:
 
 
 def draw_tries(mean_tries: float, shape: float = 0.0, *, rng: np.random.Generator) -> int:
-    """K: how many tries there are. PRIVATE, for ever: the bound holds because nobody knows it.
+    """Draw K, the number of tries. It must stay private for ever: the bound rests on that.
+
+    Parameters
+    ----------
+    mean_tries
+        The mean of K, above 1.
+    shape
+        The shape η of its distribution; see :class:`BestOfTries`.
+    rng
+        The source of randomness; secure outside of tests.
+
+    Returns
+    -------
+    int
+        1 or more.
 
     Guarantees:
         K has the distribution of the theorem, read off one uniform number of 53 bits. Tails that
         weigh less than that are not reached; beside any δ in use they vanish
-        (:mod:`pate.randomness`). ``rng`` must be secure.
+        (:mod:`pate.randomness`).
 
     >>> draw_tries(10.0, rng=np.random.default_rng(3)) >= 1
     True
@@ -109,7 +122,7 @@ def draw_tries(mean_tries: float, shape: float = 0.0, *, rng: np.random.Generato
 
 
 def _chances(mean_tries: float, shape: float) -> Iterator[tuple[int, float]]:
-    """(k, Pr[K = k]) for k = 1, 2, …; ends where all that is left weighs nothing.
+    """Yield (k, Pr[K = k]) for k = 1, 2, …, until the remaining mass is negligible.
 
     >>> [round(chance, 3) for _, chance in _chances(2.0, 1.0)][:4]
     [0.5, 0.25, 0.125, 0.062]

@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike
 
 from pate.accounting.events import GaussianNoisyMaxAnswer, LaplaceNoisyMaxAnswer, ThresholdCheck
 from pate.accounting.gnmax_sensitivity import GnmaxSensitivity
-from pate.accounting.moments import log_moments
+from pate.accounting.moments import FloatArray, log_moments
 from pate.accounting.noisy_max import (
     gaussian_from_log_q,
     gaussian_log_q,
@@ -39,14 +39,16 @@ from pate.accounting.noisy_max import (
     threshold_from_log_q,
     threshold_log_q,
 )
-from pate.accounting.numerics import FloatArray
-from pate.accounting.plurality import Counts, as_counts
+from pate.accounting.vote_counts import Counts, as_counts
 from pate.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SensitiveCost:
-    """A data-dependent RDP cost at one order, and how far one teacher can move it. PRIVATE."""
+    """A data-dependent RDP cost at one order, and how far one teacher can move it. PRIVATE.
+
+    Costs at the same order and of the same teachers can be added.
+    """
 
     order: float
     value: float  # private
@@ -64,12 +66,12 @@ class SensitiveCost:
         )
 
     def smooth_sensitivity(self, beta: float) -> float:
-        """max_d e^{−βd} · local sensitivity within distance d."""
+        """Return max_d e^{−βd} · local sensitivity within distance d."""
         return discounted_max(self.local_sensitivity, beta)
 
 
 def discounted_max(sensitivity: FloatArray, beta: float) -> float:
-    """max_d e^{−βd} · sensitivity[d].
+    """Return max_d e^{−βd} · sensitivity[d].
 
     >>> discounted_max(np.array([1.0, 3.0]), beta=0.0)
     3.0
@@ -88,9 +90,10 @@ def gnmax_cost(
     weights: ArrayLike | None = None,
     teachers: int | None = None,
 ) -> SensitiveCost:
-    """Cost of GNMax answers with its sensitivity; ``weights`` are 1 for an answered query, else 0.
+    """Return the cost of GNMax answers with its sensitivity.
 
-    ``teachers`` is their public number, needed where some abstained.
+    ``weights`` are 1 for an answered query, else 0. ``teachers`` is their public number, needed
+    where some abstained.
 
     Guarantees:
         Refuses (``ConditionsFail``) where C5 or C6 fail. Fractional weights (probabilities of
@@ -131,9 +134,9 @@ def gnmax_cost(
 def threshold_at_distances(
     statistic: int, *, teachers: int, threshold: float, sigma: float, order: float
 ) -> FloatArray:
-    """Local sensitivity of a check's cost at *exactly* distance d, for d = 0 … teachers − 1.
+    """Return the local sensitivity of a check's cost at *exactly* distance d < teachers.
 
-    No conditions: every value 0 … teachers of the checked statistic is looked at.
+    No conditions: every value 0 … teachers of the checked statistic is evaluated.
     """
     if not 0 <= statistic <= teachers:
         raise InvalidInput(f"the checked value must lie in 0 … {teachers}")
@@ -148,7 +151,7 @@ def threshold_at_distances(
 
 
 def _threshold_costs(teachers: int, threshold: float, sigma: float, order: float) -> FloatArray:
-    """RDP of a check for every value 0 … teachers of the checked statistic."""
+    """Return the RDP of a check for every value 0 … teachers of the checked statistic."""
     log_q = threshold_log_q(np.arange(teachers + 1.0), threshold=threshold, sigma=sigma)
     return threshold_from_log_q(log_q, sigma=sigma, moments=np.array([order - 1]))[:, 0] / (
         order - 1
@@ -158,7 +161,7 @@ def _threshold_costs(teachers: int, threshold: float, sigma: float, order: float
 def threshold_cost(
     statistic: FloatArray, *, teachers: int, threshold: float, sigma: float, order: float
 ) -> SensitiveCost:
-    """Cost of the threshold checks of all queries with its sensitivity."""
+    """Return the cost of the threshold checks of all queries with its sensitivity."""
     costs = _threshold_costs(teachers, threshold, sigma, order)
     values, times = np.unique(statistic.astype(np.int64), return_counts=True)
     sensitivity = np.zeros(teachers + 2)
@@ -189,7 +192,7 @@ def lnmax_cost(
     weights: ArrayLike | None = None,
     teachers: int | None = None,
 ) -> SensitiveCost:
-    """Cost of Laplace noisy-max answers with its sensitivity.
+    """Return the cost of Laplace noisy-max answers with its sensitivity.
 
     ``weights`` and ``teachers`` are as in :func:`gnmax_cost`.
 
@@ -240,7 +243,7 @@ def lnmax_cost(
 
 
 def _nested_maxima(values: FloatArray, first: Counts, last: Counts) -> FloatArray:
-    """max(values[first[d] : last[d] + 1]) for windows that grow with d around a common core."""
+    """Return max(values[first[d] : last[d] + 1]) for windows that grow around a common core."""
     first, last = np.clip(first, 0, len(values) - 1), np.clip(last, 0, len(values) - 1)
     left = np.maximum.accumulate(values[: last[0] + 1][::-1])  # from the core downwards
     right = np.maximum.accumulate(values[first[0] :])  # from the core upwards
@@ -254,7 +257,7 @@ def _constant_cost(order: float, ceiling: float, teachers: int) -> SensitiveCost
 
 
 def _teachers_of(votes: ArrayLike, teachers: int | None) -> tuple[Counts, int]:
-    """The counts, and how many teachers there are; guessed only where that is no guess."""
+    """Return the counts and the number of teachers; inferred only where nobody abstained."""
     counts = as_counts(votes)
     totals = counts.sum(axis=1)
     if teachers is None:

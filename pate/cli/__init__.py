@@ -5,15 +5,16 @@ from __future__ import annotations
 import typer
 
 from pate.cli import (
+    aggregate_votes,
     compare,
     data,
     epsilon,
     ledger,
+    options,
     pipeline,
     plan,
     release,
     report,
-    running,
     sweep,
 )
 from pate.console import ask_for_debugging, run_command
@@ -27,6 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help, without the time that loading rich takes
 )
 pipeline.add_commands(app)
+app.command("aggregate-votes")(aggregate_votes.aggregate_votes)
 app.command()(plan.plan)
 app.command()(sweep.sweep)
 app.command()(compare.compare)
@@ -60,4 +62,4 @@ def _root(
 
 def main() -> None:
     """Runs a command; a mistake is one sentence and an exit code, never a traceback."""
-    run_command("pate", app, when_interrupted=running.how_to_go_on)
+    run_command("pate", app, when_interrupted=options.resume_hint)

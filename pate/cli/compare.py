@@ -5,11 +5,15 @@ from __future__ import annotations
 import json as encoder
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pate.cli import running
+
+if TYPE_CHECKING:
+    from pate.studies.compare import Comparison
+    from pate.studies.tables import ComparisonRow
 
 Epsilons = Annotated[
     str | None,
@@ -38,70 +42,110 @@ def compare(
     quiet: running.Quiet = False,
     json: Json = False,
 ) -> None:
-    """Compares PATE with DP-SGD on the same data at the same ε; what is done is skipped.
+    """Compare PATE with DP-SGD on the same data at the same ε; what is done is skipped.
 
-    Every run is charged to the data's ledgers, and marked as part of the comparison. The table
-    says what all of them cost together.
+    Every run is charged to the data's ledgers, with the tag of the comparison. The table is
+    followed by the cost of all of them together.
     """
-    from pate.compare.notes import make_notes
-    from pate.compare.recipe import CompareRecipe
-    from pate.recipes.read import read_recipe, remarks
+    from pate.studies import compare as studies
 
-    changes = [*(settings or []), *_changes(epsilon, seeds)]
-    name, checked = read_recipe(recipe, changes, CompareRecipe)
+    epsilons = None if epsilon is None else _parsed(epsilon)
     options = running.make_options(
         data_root, engine, plugin_path, insecure_seed, spend, quiet or json
     )
-    folder, seeded = out or Path("runs") / name, insecure_seed is not None
-
-    from pate.compare.rows import make_rows
-    from pate.compare.running import Comparison
-    from pate.compare.writing import write_comparison
-    from pate.stages.catalogue import STAGES
-    from pate.studies.files import require_own
-
-    require_own(folder, "compare", seeded=seeded)
-    ran, cost = Comparison.of(checked, folder, STAGES, options).run()
-    rows = make_rows(ran, seeded=seeded)
-    notes = make_notes(checked, rows, cost, tuning=remarks(checked.notes), seeded=seeded)
-    content = write_comparison(folder, name, checked, rows, cost, notes, seeded=seeded)
+    comparison = studies.compare(
+        recipe, epsilons=epsilons, seeds=seeds, set=settings, out=out, options=options
+    )
     if json:
-        typer.echo(encoder.dumps(content, ensure_ascii=False, allow_nan=False))
-        return
-    from pate.cli.compare_table import show_comparison
-
-    show_comparison(content, folder, _found_again(folder, plugin_path, insecure_seed))
+        typer.echo(encoder.dumps(comparison.as_json(), ensure_ascii=False, allow_nan=False))
+    else:
+        _show(comparison, plugin_path, insecure_seed)
 
 
-def _changes(epsilon: str | None, seeds: int | None) -> list[str]:
-    """What the options change in the recipe, checked here so that a mistake names the option."""
-    from pate.compare.recipe import MOST_SEEDS, checked_epsilons
+def _parsed(epsilon: str) -> list[float]:
+    """Return the ε of a list; a mistake names the option."""
     from pate.errors import InvalidInput
+    from pate.studies.compare_recipe import checked_epsilons
 
-    changes = []
-    if epsilon is not None:
-        try:
-            values = [float(part) for part in epsilon.split(",")]
-        except ValueError:
-            raise InvalidInput(
-                f"--epsilon “{epsilon}” is no list of numbers; write it as 0.5,1,2"
-            ) from None
-        try:
-            changes.append(f"compare.epsilons={checked_epsilons(values)}")
-        except InvalidInput as error:
-            raise InvalidInput(f"--epsilon {epsilon}: {error}") from None
-    if seeds is not None:
-        if not 1 <= seeds <= MOST_SEEDS:
-            raise InvalidInput(f"--seeds {seeds}: give a whole number from 1 to {MOST_SEEDS}")
-        changes.append(f"compare.seeds={seeds}")
-    return changes
+    try:
+        values = [float(part) for part in epsilon.split(",")]
+    except ValueError:
+        raise InvalidInput(
+            f"--epsilon “{epsilon}” is no list of numbers; write it as 0.5,1,2"
+        ) from None
+    try:
+        return checked_epsilons(values)
+    except InvalidInput as error:
+        raise InvalidInput(f"--epsilon {epsilon}: {error}") from None
 
 
-def _found_again(folder: Path, plugin_path: Path | None, insecure_seed: int | None) -> str:
-    """The folder, and the options without which fingerprints would differ."""
-    words = [str(folder)]
-    if plugin_path is not None:
-        words += ["--plugin-path", str(plugin_path)]
-    if insecure_seed is not None:
-        words += ["--insecure-seed", str(insecure_seed)]
-    return shlex.join(words)
+# --- the table ------------------------------------------------------------------------------------
+
+# Heading, side, and rank: what a narrow terminal has no room for is in the notes or the files.
+_COLUMNS: tuple[tuple[str, Literal["left", "right"], int], ...] = (
+    ("method", "left", 0), ("ε", "right", 0), ("accuracy, %", "right", 0), ("labels", "right", 1),
+    ("time", "right", 2), ("memory", "right", 3), ("neighbours", "left", 4),
+    ("data-dep.", "left", 5), ("publish?", "left", 0),
+)  # fmt: skip
+_NONE = "–"
+
+
+def _show(comparison: Comparison, plugin_path: Path | None, insecure_seed: int | None) -> None:
+    """Print the table, its notes, and where it was written."""
+    from rich.console import Console
+
+    from pate.cli.fitting import Column, fitted_table
+
+    console = Console(width=None if Console().is_terminal else 120, markup=False, highlight=False)
+    cells = zip(*map(_cells, comparison.rows), strict=True)
+    columns = [
+        Column(heading=heading, cells=column, justify=justify, rank=rank)
+        for (heading, justify, rank), column in zip(_COLUMNS, cells, strict=True)
+    ]
+    console.print(fitted_table(columns, console.width))
+    for note in comparison.notes:
+        console.print(f"• {note}", soft_wrap=True)
+    files = "compare.json, compare.csv, compare.png, compare.svg"
+    console.print(f"Written to {comparison.folder}: {files}", soft_wrap=True)
+    # The options without which fingerprints would differ.
+    words = [str(comparison.folder)]
+    words += [] if plugin_path is None else ["--plugin-path", str(plugin_path)]
+    words += [] if insecure_seed is None else ["--insecure-seed", str(insecure_seed)]
+    console.print(f"Next: pate report {shlex.join(words)}", soft_wrap=True)
+
+
+def _cells(row: ComparisonRow) -> list[str]:
+    from pate._format import format_epsilon
+
+    more, dependent = "" if row.whole else "≥ ", row.data_dependent
+    return [
+        row.name,
+        _NONE if row.epsilon is None else format_epsilon(row.epsilon),
+        _accuracy(row.accuracy, row.spread, len(row.runs)),
+        _NONE if row.labels is None else str(row.labels),
+        _NONE if row.seconds is None else f"{more}{_duration(row.seconds)}",
+        _NONE if row.peak_memory_mb is None else f"{row.peak_memory_mb:.0f} MB",
+        row.neighbours or _NONE,
+        _NONE if dependent is None else "yes" if dependent else "no",
+        "yes" if row.publishable else "NO",
+    ]
+
+
+def _accuracy(mean: float, spread: float | None, runs: int) -> str:
+    """Return an accuracy in per cent, with its spread.
+
+    >>> _accuracy(0.91234, 0.0123, 3), _accuracy(0.1, None, 1)
+    ('91.2 ± 1.2 (3)', '10.0')
+    """
+    if spread is None:
+        return f"{100 * mean:.1f}"
+    return f"{100 * mean:.1f} ± {100 * spread:.1f} ({runs})"
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in words.
+
+    >>> _duration(0.42), _duration(59.96), _duration(3725)
+    ('0.4 s', '60.0 s', '62 min')
+    """
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pate.cli import running
+from pate.cli import options
 
 app = typer.Typer(help="Data sets by name.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -12,17 +12,17 @@ app = typer.Typer(help="Data sets by name.", no_args_is_help=True, rich_markup_m
 @app.command("list")
 def list_() -> None:
     """Named data sets, and which of them are on disk."""
-    from pate.datasets import names
+    from pate.datasets.catalogue import listings
 
-    for each in names():
+    for each in listings():
         there = "here" if each.present else f"pate data fetch {each.name}"
         typer.echo(f"{each.name:14} {each.classes:3} classes {each.records:7} records  {there}")
 
 
 @app.command()
-def fetch(name: str, data_root: running.DataRoot = None) -> None:
+def fetch(name: str, data_root: options.DataRoot = None) -> None:
     """Fetches a data set, checks it, and puts it where recipes find it."""
-    from pate.datasets import data_root as default_root
+    from pate.datasets.catalogue import data_root as default_root
     from pate.datasets.fetch import fetch as fetch_
 
     place = fetch_(name, root=default_root(data_root), say=typer.echo)

@@ -45,7 +45,7 @@ def lnmax(
     json: options.Json = False,
 ) -> None:
     """Laplace noisy-max (PATE 2017): Lap(scale) on every count, the winner is told."""
-    from pate.accounting import LaplaceNoisyMaxAnswer, laplace_total
+    from pate.mechanisms import LaplaceNoisyMax
 
     question = Question(
         cast=read_votes(votes, queries, labels, counts, abstentions, classes),
@@ -53,13 +53,7 @@ def lnmax(
         target=target_epsilon,
         terms=Terms.of(delta, conversion, max_moment),
     )
-    report = question.answer(
-        "lnmax",
-        noise=("scale", scale),
-        event=lambda b: LaplaceNoisyMaxAnswer(scale=b),
-        total=lambda cast, b, grid: laplace_total(cast.counts, scale=b, moments=grid),
-    )
-    show(report, json=json)
+    show(question.answer(LaplaceNoisyMax, noise=scale), json=json)
 
 
 @app.command()
@@ -78,7 +72,7 @@ def gnmax(
     json: options.Json = False,
 ) -> None:
     """Gaussian noisy-max (PATE 2018): N(0, sigma²) on every count, the winner is told."""
-    from pate.accounting import GaussianNoisyMaxAnswer, gaussian_total
+    from pate.mechanisms import GaussianNoisyMax
 
     question = Question(
         cast=read_votes(votes, queries, labels, counts, abstentions, classes),
@@ -86,13 +80,7 @@ def gnmax(
         target=target_epsilon,
         terms=Terms.of(delta, conversion, max_moment),
     )
-    report = question.answer(
-        "gnmax",
-        noise=("sigma", sigma),
-        event=lambda s: GaussianNoisyMaxAnswer(sigma=s),
-        total=lambda cast, s, grid: gaussian_total(cast.counts, sigma=s, moments=grid),
-    )
-    show(report, json=json)
+    show(question.answer(GaussianNoisyMax, noise=sigma), json=json)
 
 
 @app.command()
@@ -206,7 +194,7 @@ def dpsgd(
 ) -> None:
     """DP-SGD with Poisson-sampled lots (zero-out; add/remove at a rate that is public)."""
     from pate.accounting import Repeated, SampledGaussian
-    from pate.accounting.dpsgd import DpsgdAccountant, Method
+    from pate.accounting.calibrate import DpsgdAccountant, Method
 
     if accountant is not AccountantName.moments and (max_moment or conversion):
         raise InvalidInput(

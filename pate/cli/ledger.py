@@ -1,4 +1,4 @@
-"""``pate ledger``: what a private data set has paid for."""
+"""``pate ledger``: the charges of a private data set."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from pate.cli import running
+from pate.cli import options
 
 app = typer.Typer(
-    help="What a private data set has paid for.", no_args_is_help=True, rich_markup_mode=None
+    help="The charges of a private data set.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
@@ -22,13 +22,13 @@ def _root() -> None:
 @app.command()
 def show(
     place: Annotated[Path, typer.Argument(help="A run's folder, or a ledger file.")],
-    data_root: running.DataRoot = None,
+    data_root: options.DataRoot = None,
 ) -> None:
-    """Every charge, the budget spent and left, and what studies cost together."""
+    """Print every charge, the budget spent and left, and what studies cost together."""
     from pate.accounting import Ledger
     from pate.artifacts import Store
-    from pate.cli.charges import show_ledger
-    from pate.datasets import data_root as default_root
+    from pate.cli.tables import show_ledger
+    from pate.datasets.catalogue import data_root as default_root
     from pate.errors import InvalidInput
     from pate.pipeline.runner import find_data_root, read_resolved
     from pate.pipeline.spending import ledger_path

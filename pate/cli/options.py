@@ -1,12 +1,15 @@
-"""Options that several commands share."""
+"""Options that several commands share, each declared once."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from pate.pipeline.stage import Options
 
 
 class ConversionName(StrEnum):
@@ -54,3 +57,73 @@ TargetEpsilon = Annotated[
                  "given, how far it goes.", show_default=False),
 ]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+# --- of commands that run a recipe ------------------------------------------------------------
+
+RecipeName = Annotated[str, typer.Argument(help="A shipped recipe, or the path of a .toml file.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="The run's folder; default runs/NAME.")]
+DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data sets live.")]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="serial, processes[:N], gpus[:0,1][@N] (cpu and mps are devices too), "
+        "ray[:auto or :ADDRESS].",
+    ),
+]
+PluginPath = Annotated[
+    Path | None, typer.Option("--plugin-path", help="A folder with your own teachers.")
+]
+InsecureSeed = Annotated[
+    int | None, typer.Option("--insecure-seed", help="Seeded noise, for tests: NOT PRIVATE.")
+]
+Spend = Annotated[
+    bool,
+    typer.Option("--spend", help="Pay again: for other noise on the same votes, or a lost answer."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print the result only.")]
+JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Progress as JSON lines on stderr.")]
+
+_started = False  # decides what Ctrl-C prints
+
+
+def resume_hint() -> str:
+    """Return the text to add to "interrupted" where a run, a sweep or a comparison was started."""
+    return "; run the same command again to resume" if _started else ""
+
+
+def make_options(
+    *,
+    data_root: Path | None,
+    engine: str,
+    plugin_path: Path | None,
+    insecure_seed: int | None,
+    spend: bool,
+    quiet: bool,
+    json_logs: bool = False,
+) -> Options:
+    """Return how to run, from what was typed."""
+    global _started
+    from pate import api
+
+    if insecure_seed is not None:
+        typer.echo("pate: --insecure-seed is set: this run is NOT PRIVATE", err=True)
+    made = api.make_options(
+        data_root=data_root,
+        engine=engine,
+        plugin_path=plugin_path,
+        insecure_seed=insecure_seed,
+        spend=spend,
+        verbose=not quiet,
+        json_logs=json_logs,
+        report=_print_nothing if quiet else typer.echo,
+    )
+    _started = True
+    return made
+
+
+def _print_nothing(text: str) -> None:
+    """Drop a line of progress."""

@@ -1,4 +1,4 @@
-"""``pate run``, one stage at a time, and what a run has come to."""
+"""``pate run``, its stages one at a time, ``status``, ``recipes`` and ``new``."""
 
 from __future__ import annotations
 
@@ -7,38 +7,58 @@ from typing import Annotated, Any
 
 import typer
 
-from pate.cli import running
-from pate.cli.running import make_run
+from pate.cli import options
+
+STAGES = (
+    "partition",
+    "encode",
+    "teach",
+    "vote",
+    "aggregate",
+    "account",
+    "distill",
+    "evaluate",
+)
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Puts ``run``, the stages, ``status``, ``recipes`` and ``new`` on the command line."""
-    what = "Runs a recipe from data to student; what is done already is skipped."
+    """Add ``run``, the stages, ``status``, ``recipes`` and ``new`` to the command line."""
+    what = "Run a recipe from data to student; stages that are done are skipped."
     app.command("run", help=what)(_command(until=None))
-    for name in running.STAGE_NAMES:
-        app.command(name, help=f"Runs the recipe up to {name}.")(_command(until=name))
+    for name in STAGES:
+        app.command(name, help=f"Run the recipe up to {name}.")(_command(until=name))
     app.command()(status)
     app.command()(recipes)
     app.command()(new)
 
 
 def _command(until: str | None) -> Any:
-    """The command that runs a recipe up to a stage; to the end, and sums it up, if None."""
+    """Return the command that runs a recipe up to a stage, or to the end and prints a summary."""
 
     def command(
-        recipe: running.RecipeName,
-        settings: running.Settings = None,
-        out: running.Out = None,
-        data_root: running.DataRoot = None,
-        engine: running.EngineName = "processes",
-        plugin_path: running.PluginPath = None,
-        insecure_seed: running.InsecureSeed = None,
-        spend: running.Spend = False,
-        quiet: running.Quiet = False,
-        json_logs: running.JsonLogs = False,
+        recipe: options.RecipeName,
+        settings: options.Settings = None,
+        out: options.Out = None,
+        data_root: options.DataRoot = None,
+        engine: options.EngineName = "processes",
+        plugin_path: options.PluginPath = None,
+        insecure_seed: options.InsecureSeed = None,
+        spend: options.Spend = False,
+        quiet: options.Quiet = False,
+        json_logs: options.JsonLogs = False,
     ) -> None:
-        made = make_run(recipe, settings, out, data_root, engine, plugin_path, insecure_seed, spend,
-                        quiet, json_logs)  # fmt: skip
+        from pate.api import prepare_run
+
+        given = options.make_options(
+            data_root=data_root,
+            engine=engine,
+            plugin_path=plugin_path,
+            insecure_seed=insecure_seed,
+            spend=spend,
+            quiet=quiet,
+            json_logs=json_logs,
+        )
+        made = prepare_run(recipe, set=settings, out=out, options=given)
         ran = made.execute(until=until)
         if until is not None:
             return
@@ -53,18 +73,18 @@ def _command(until: str | None) -> Any:
 
 def status(
     folder: Annotated[Path, typer.Argument(help="A run's folder.")],
-    data_root: running.DataRoot = None,
-    plugin_path: running.PluginPath = None,
-    insecure_seed: running.InsecureSeed = None,
+    data_root: options.DataRoot = None,
+    plugin_path: options.PluginPath = None,
+    insecure_seed: options.InsecureSeed = None,
 ) -> None:
-    """Each stage: done, stale (and why) or missing; and the budget, spent and left."""
+    """Print each stage (done, stale and why, or missing) and the budget, spent and left."""
     from pate.cli.summary import show_status
 
     show_status(folder, data_root, plugin_path, insecure_seed)
 
 
 def recipes() -> None:
-    """The recipes that come with the package."""
+    """List the recipes that come with the package."""
     from pate.recipes.read import shipped_recipes, summary
 
     own = shipped_recipes("pate") | shipped_recipes("compare")
@@ -73,12 +93,12 @@ def recipes() -> None:
 
 
 def new(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> None:
-    """Writes a recipe to start from."""
+    """Write a recipe to start from."""
     from pate.errors import InvalidInput
     from pate.recipes.read import find_recipe
 
     if path.exists():
-        raise InvalidInput(f"{path} is there already; choose another name")
+        raise InvalidInput(f"{path} exists; choose another name")
     try:
         text = find_recipe("digits").read_text(encoding="utf-8")
         path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""``pate plan``: what to ask for an ε, worked out before any private vote is cast."""
+"""``pate plan``: settings for an ε, fixed before any private vote is cast."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pate.cli import running
+from pate.cli import options
 from pate.errors import InvalidInput
 
 if TYPE_CHECKING:
     from pate.planner.planning import Planned
-    from pate.planner.search import Mechanism
 
 Epsilon = Annotated[
     float | None,
@@ -40,7 +39,7 @@ Teachers = Annotated[
 ]  # fmt: skip
 Mechanisms = Annotated[
     str | None,
-    typer.Option("--mechanism", help="Those to look at: gnmax,confident,lnmax (default: all).",
+    typer.Option("--mechanism", help="Those to look at: lnmax,gnmax,confident (default: all).",
                  show_default=False),
 ]  # fmt: skip
 Answers = Annotated[
@@ -80,7 +79,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 def plan(
-    recipe: running.RecipeName,
+    recipe: options.RecipeName,
     epsilon: Epsilon = None,
     delta: DeltaOrRecipe = None,
     surrogate: SurrogateName = None,
@@ -97,62 +96,47 @@ def plan(
     force: Force = False,
     plot: Plot = None,
     json: Json = False,
-    settings: running.Settings = None,
-    data_root: running.DataRoot = None,
-    plugin_path: running.PluginPath = None,
-    quiet: running.Quiet = False,
+    settings: options.Settings = None,
+    data_root: options.DataRoot = None,
+    plugin_path: options.PluginPath = None,
+    quiet: options.Quiet = False,
 ) -> None:
-    """Proposes teachers, mechanism, noise and queries for an ε, from public figures alone.
+    """Propose teachers, mechanism, noise and queries for an ε, from public values alone.
 
     Never opens the private data: how teachers agree is seen on another data set (--surrogate) or
     simulated (--accuracy).
     """
-    from pate.accounting import Conversion
-    from pate.datasets import data_root as default_root
-    from pate.pipeline.recipe import Recipe
-    from pate.planner.noise import Budget
-    from pate.planner.planning import Request
-    from pate.planner.planning import plan as make_plan
-    from pate.recipes.read import find_recipe, read_recipe
+    from pate import api
 
-    name, checked = read_recipe(recipe, settings, Recipe)
     if out is not None and out.exists() and not force:
-        raise InvalidInput(f"{out} is there already; add --force to replace it")
-    wanted = checked.privacy.epsilon if epsilon is None else epsilon
-    if wanted is None:
-        raise InvalidInput(f"say what the labels may cost: --epsilon, or privacy.epsilon in {name}")
-    budget = Budget(
-        epsilon=wanted,
-        delta=checked.privacy.delta if delta is None else delta,
-        conversion=Conversion(checked.privacy.conversion),
-    )
-    request = Request(
-        budget=budget,
+        raise InvalidInput(f"{out} exists; add --force to replace it")
+    planned = api.plan(
+        recipe,
+        epsilon=epsilon,
+        delta=delta,
         surrogate=surrogate,
-        accuracies=tuple(accuracy or ()),
+        accuracy=accuracy,
         teachers=_numbers(teachers),
-        mechanisms=_mechanisms(mechanism),
+        mechanisms=None if mechanism is None else mechanism.split(","),
         answers=answers,
         label_accuracy=label_accuracy,
         rehearse=rehearse,
         records=records,
         public=public,
         classes=classes,
+        set=settings,
+        data_root=data_root,
+        plugin_path=plugin_path,
+        report=lambda text: None if quiet else typer.echo(f"pate: {text}", err=True),
     )
-    planned = make_plan(
-        checked,
-        request,
-        root=default_root(data_root),
-        plugin_path=None if plugin_path is None else plugin_path.absolute(),
-        say=lambda text: None if quiet else typer.echo(f"pate: {text}", err=True),
-    )
+    name = planned.recipe.data.name
     if json:
         import json as encoder
 
         report = planned.proposal.as_json() | {"assumptions": list(planned.assumptions)}
         typer.echo(encoder.dumps(report, allow_nan=False))
     else:
-        from pate.cli.plan_tables import show_plan
+        from pate.cli.tables import show_plan
 
         show_plan(planned)
     if plot is not None:
@@ -160,14 +144,12 @@ def plan(
 
         source = f"seen on {surrogate}" if surrogate else "simulated"
         plot_trade(planned.proposal, plot,
-                   title=f"{checked.data.name}: teachers against noise ({source})")  # fmt: skip
+                   title=f"{name}: teachers against noise ({source})")  # fmt: skip
     if out is not None:
-        from pate.planner.writing import planned_recipe, said_in, write_recipe
+        from pate.planner.writing import write_planned
 
-        text = find_recipe(recipe).read_text(encoding="utf-8-sig")
-        said = said_in(text, settings or [])
-        content = planned_recipe(checked, planned.proposal.best, budget, said=said)
-        write_recipe(out, content, comment=_comment(planned, checked.data.name), force=force)
+        write_planned(out, planned, source=recipe, settings=settings or [],
+                      comment=_comment(planned, name), force=force)  # fmt: skip
     if not json:
         for file in (plot, out):
             if file is not None:
@@ -183,21 +165,8 @@ def _numbers(text: str | None) -> tuple[int, ...]:
         ) from None
 
 
-def _mechanisms(text: str | None) -> tuple[Mechanism, ...]:
-    from pate.planner.search import MECHANISMS
-
-    wanted = MECHANISMS if text is None else tuple(text.split(","))
-    found = tuple(each for each in MECHANISMS if each in wanted)
-    unknown = [each for each in wanted if each not in MECHANISMS]
-    if unknown or not found:
-        raise InvalidInput(
-            f"--mechanism {text}: those one can plan for are {', '.join(MECHANISMS)}"
-        )
-    return found
-
-
 def _comment(planned: Planned, data: str) -> list[str]:
-    """How it was planned, and the command that plans it again."""
+    """Return comment lines: how it was planned, and the command that plans it again."""
     import sys
     import textwrap
 

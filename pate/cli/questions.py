@@ -15,7 +15,8 @@ from pate.errors import InvalidInput
 if TYPE_CHECKING:
     from pate.accounting import Conversion, Event, LogMoments
     from pate.accounting.calibrate import Epsilon
-    from pate.accounting.numerics import FloatArray
+    from pate.accounting.moments import FloatArray
+    from pate.mechanisms import Mechanism
     from pate.votes import Votes
 
 Report = dict[str, Any]
@@ -60,28 +61,33 @@ class Question:
     target: float | None
     terms: Terms
 
-    def answer(
-        self,
-        mechanism: str,
-        *,
-        noise: tuple[str, float | None],
-        event: Callable[[float], Event],
-        total: Callable[[Votes, float, FloatArray | None], LogMoments],
-    ) -> Report:
-        from pate.accounting import Repeated, compose
+    def answer(self, kind: type[Mechanism], *, noise: float | None) -> Report:
+        """The report of a mechanism with one noise; the noise or the queries may be found."""
+        from pate.accounting import compose
+
+        key = str(kind.calibrated)
+
+        def with_noise(value: float) -> Mechanism:
+            return kind.from_keys({key: value})
 
         asked = self.queries if self.cast is None else self.cast.queries
         amount, count, solved = solve(
-            noise, ("queries", asked), self.target, event, self.terms.epsilon()
+            (key, noise),
+            ("queries", asked),
+            self.target,
+            lambda value: with_noise(value).answer_event,
+            self.terms.epsilon(),
         )
-        independent = compose([Repeated(event(amount), count)], self.terms.grid)
-        report: Report = {"mechanism": mechanism, noise[0]: amount, "queries": count}
+        mechanism = with_noise(amount)
+        caps = mechanism.caps(queries=count, answers=count)
+        report: Report = {"mechanism": kind.name, key: amount, "queries": count}
         if self.cast is not None:
             report |= described(self.cast)
         report |= {"target_epsilon": self.target, "found": solved}
-        report["data_independent"] = self.terms.convert(independent)
+        report["data_independent"] = self.terms.convert(compose(caps, self.terms.grid))
         if self.cast is not None:
-            report["data_dependent"] = self.terms.convert(total(self.cast, amount, self.terms.grid))
+            total = mechanism.data_dependent_cost(self.cast.counts, moments=self.terms.grid)
+            report["data_dependent"] = self.terms.convert(total)
         return report | self.terms.as_json()
 
 
@@ -165,7 +171,6 @@ def read_votes(
         if labels or counts or abstentions or classes:
             raise InvalidInput("--labels, --counts, --abstentions and --classes go with --votes")
         return None
-    from pate.cli.tuning import note_private_votes
     from pate.votes import read_counts, read_labels
 
     if labels and counts:
@@ -232,3 +237,33 @@ def show(report: Report, *, json: bool) -> None:
     from pate.cli.tables import show_report
 
     show_report(report)
+
+
+def note_private_votes(path: Path) -> None:
+    """Warn where a vote file lies in a run's private folder, and record the look there."""
+    import contextlib
+    import json
+    from datetime import UTC, datetime
+
+    from pate.report.tuning import LOOKS
+
+    run = _run_of(path)
+    if run is None:
+        return
+    typer.echo(
+        f"pate: {path} holds private votes; settings chosen by what follows are tuned on private "
+        "data, and no ε accounts for that: `pate plan` chooses without them",
+        err=True,
+    )
+    with contextlib.suppress(OSError):  # a copy one may only read
+        line = json.dumps({"when": datetime.now(UTC).isoformat(timespec="seconds")})
+        with (run / "private" / LOOKS).open("a") as file:
+            file.write(line + "\n")
+
+
+def _run_of(path: Path) -> Path | None:
+    """Return the run in whose private folder a file lies."""
+    for folder in path.absolute().parents:
+        if folder.name == "private" and (folder.parent / "recipe.json").is_file():
+            return folder.parent
+    return None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pate.cli import running
+from pate.cli import options
 
 _UNCHECKED = 4  # exit code: no problem was found, but something could not be checked
 
@@ -33,8 +33,8 @@ def release(
             "any of its results was seen; the card says so.",
         ),
     ] = False,
-    data_root: running.DataRoot = None,
-    plugin_path: running.PluginPath = None,
+    data_root: options.DataRoot = None,
+    plugin_path: options.PluginPath = None,
 ) -> None:
     """Exports what may leave: the student, its guarantee, a model card, and checksums."""
     from pate._format import format_epsilon
@@ -61,7 +61,7 @@ def release(
 
 def verify(
     folder: Annotated[Path, typer.Argument(help="A release's folder.")],
-    plugin_path: running.PluginPath = None,
+    plugin_path: options.PluginPath = None,
     trust: _Trust = False,
 ) -> None:
     """Checks a release: its files, its ε from the events in it, and that the student works.

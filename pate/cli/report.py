@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pate.cli import running
+from pate.cli import options
 
 Folder = Annotated[Path, typer.Argument(help="A finished run's folder.")]
 File = Annotated[
@@ -28,9 +28,9 @@ def report(
     out: File = None,
     private: Private = False,
     show: Open = False,
-    data_root: running.DataRoot = None,
-    plugin_path: running.PluginPath = None,
-    insecure_seed: running.InsecureSeed = None,
+    data_root: options.DataRoot = None,
+    plugin_path: options.PluginPath = None,
+    insecure_seed: options.InsecureSeed = None,
 ) -> None:
     """Writes what a run came to as one page: the guarantee, its cost, the student, provenance.
 

@@ -1,4 +1,4 @@
-"""What a run has come to, for people."""
+"""The summary of a run, and its status."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pate._format import format_epsilon
 from pate.accounting import Ledger
-from pate.accounting.data_ledger import budget_line
-from pate.datasets import data_root as default_root
+from pate.accounting.ledger.data_ledger import budget_line
+from pate.cli.tables import wide_console
+from pate.datasets.catalogue import data_root as default_root
 from pate.pipeline.runner import Run
 from pate.pipeline.spending import ledger_path, open_ledger
 from pate.report.tuning import tuning_told
@@ -21,7 +21,7 @@ from pate.stages.opening import open_run
 
 
 def show_summary(run: Run) -> None:
-    """The table at the end of a run: only RELEASED figures, and one marked «do not publish»."""
+    """Print the table at the end of a run: RELEASED values, and some marked "do not publish"."""
     released = run.artifact("aggregate")
     costs = run.artifact("account").json("guarantees.json")
     private = run.artifact("account-private").json("guarantees.json")
@@ -72,13 +72,8 @@ def show_summary(run: Run) -> None:
     console.print(f"Next: pate status {_shell(run)}", soft_wrap=True)
 
 
-def wide_console(width: int = 110) -> Console:
-    """Wide enough where nobody's terminal sets the width; paths are printed as they are."""
-    return Console(width=None if Console().is_terminal else width, markup=False, highlight=False)
-
-
 def _shell(run: Run) -> str:
-    """The run's folder, and the options without which its fingerprints would differ."""
+    """Return the run's folder and the options without which its fingerprints would differ."""
     words = [str(run.folder)]
     if run.options.plugin_path is not None:
         words += ["--plugin-path", str(run.options.plugin_path)]
@@ -116,14 +111,14 @@ def _sanitised(costs: dict[str, Any]) -> tuple[str, str]:
 
 
 def _pays_off(costs: dict[str, Any]) -> bool:
-    """Whether the sanitised ε says more than the guarantee does."""
+    """Return whether the sanitised ε is below the guarantee."""
     return bool(costs["sanitised"]["epsilon"] < costs["guarantee"]["epsilon"])
 
 
 def show_status(
     folder: Path, data_root: Path | None, plugin_path: Path | None, insecure_seed: int | None
 ) -> None:
-    """The stages of a run, and the ledger of its data."""
+    """Print the stages of a run, and the ledger of its data."""
     run = open_run(
         folder, data_root=data_root, plugin_path=plugin_path, insecure_seed=insecure_seed
     )

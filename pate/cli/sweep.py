@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +14,12 @@ from pate.cli import running
 from pate.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from rich.table import Table
+
+    from pate.metrics import Share
+    from pate.pipeline.stage import Options
+    from pate.studies.sweep import Sweep
+    from pate.studies.tables import SweepRow
 
 _TRIES = 10.0
 
@@ -51,43 +58,40 @@ def sweep(
     json_logs: running.JsonLogs = False,
     json: Json = False,
 ) -> None:
-    """Runs every combination of some settings in one folder; teachers are trained once.
+    """Run every combination of some settings in one folder; teachers are trained once.
 
     Each point costs its own ε, and whoever chooses among them by their accuracies has spent all of
-    them together: the command says that figure. --private-selection pays for the choice instead.
+    them together: the command prints that ε. --private-selection pays for the choice instead.
     """
-    mean = _checked(private_selection, tries, json)
-    from pate.sweep.grid import read_grid
+    mean = _mean_tries(private_selection, tries, json)
+    from pate.studies.grid import read_grid
 
     grid = read_grid(recipe, over or [], settings or [])
-    first = [*(settings or []), *grid.points[0].settings]
-    made = running.make_run(recipe, first, out, data_root, engine, plugin_path, insecure_seed,
-                            spend, quiet, json_logs)  # fmt: skip
-    folder = made.folder if out else made.folder.with_name(f"{made.folder.name}-sweep")
-    options = replace(made.options, say=_only_news(made.options.say, json and not quiet))
+    options = running.make_options(
+        data_root, engine, plugin_path, insecure_seed, spend, quiet, json_logs
+    )
+    options = replace(options, say=_without_done(options.say, aside=json and not quiet))
     if private_selection:
         from pate.cli.summary import show_summary
-        from pate.sweep.selecting import select
+        from pate.studies import selection
 
+        folder = out or Path("runs") / f"{grid.name}-sweep"
         candidates = [point.recipe for point in grid.points]
-        show_summary(select(candidates, folder=folder, options=options, tries=mean))
+        show_summary(selection.select(candidates, folder=folder, options=options, tries=mean))
         return
-    from pate.cli.sweep_tables import show_sweep
-    from pate.sweep.running import run_sweep
-    from pate.sweep.sweeping import Sweep
+    from pate.studies import sweep as studies
 
-    swept = Sweep.of(grid, folder, made.stages, options)
-    results = run_sweep(swept)
+    result = studies.sweep(recipe, over=over or [], set=settings, out=out, options=options)
     if json:
         import json as encoder
 
-        typer.echo(encoder.dumps(results.as_json(), allow_nan=False, ensure_ascii=False))
+        typer.echo(encoder.dumps(result.as_json(), allow_nan=False, ensure_ascii=False))
     else:
-        show_sweep(swept, results, recipe=recipe, settings=settings or [])
+        _show(result, options, recipe=recipe, settings=settings or [])
 
 
-def _checked(selection: bool, tries: float | None, json: bool) -> float:
-    """The mean number of tries; what only makes sense with a selection, or without, is refused."""
+def _mean_tries(selection: bool, tries: float | None, json: bool) -> float:
+    """Return the mean number of tries; refuse options that do not go together."""
     from pate.accounting.events import MOST_TRIES
 
     if tries is not None and not selection:
@@ -102,10 +106,10 @@ def _checked(selection: bool, tries: float | None, json: bool) -> float:
     return _TRIES if tries is None else tries
 
 
-def _only_news(say: Callable[[str], None], aside: bool) -> Callable[[str], None]:
-    """Says what happens, not what every point finds done; ``aside`` keeps it off the output."""
+def _without_done(say: Callable[[str], None], *, aside: bool) -> Callable[[str], None]:
+    """Print what happens, not what every point finds done; ``aside``, on standard error."""
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         if text.endswith(": done before"):
             return
         if aside:
@@ -113,4 +117,115 @@ def _only_news(say: Callable[[str], None], aside: bool) -> Callable[[str], None]
         else:
             say(text)
 
-    return tell
+    return report
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+_WIDTH = 140  # columns, where the output is no terminal
+
+
+def _show(result: Sweep, options: Options, *, recipe: str, settings: Sequence[str]) -> None:
+    """Print a row for each point, what choosing costs, and what to do next; all was released."""
+    from rich.console import Console
+
+    from pate.accounting.ledger.data_ledger import budget_line
+    from pate.pipeline.spending import open_ledger
+
+    console = Console(
+        width=None if Console().is_terminal else _WIDTH, markup=False, highlight=False
+    )
+    console.print(f"{result.folder}: ε of each point alone, at δ = {result.deltas}, "
+                  f"{result.rows[0].protects}", soft_wrap=True)  # fmt: skip
+    console.print(_table(result, console.width))
+    if result.seeded:
+        console.print("The noise was seeded: this sweep is NOT PRIVATE.")
+    with open_ledger(result.grid.points[0].recipe, options) as ledger:
+        console.print(budget_line(ledger), soft_wrap=True)
+    if not result.seeded:
+        for sentence in _warning(result):
+            console.print(sentence, soft_wrap=True)
+    console.print(f"Tables and plot: {result.folder}/sweep.json, .csv, .png, .svg",
+                  soft_wrap=True)  # fmt: skip
+    console.print("To take one point up (all of it is done), here the first:", soft_wrap=True)
+    for command in _next_commands(result, options, recipe=recipe, settings=settings):
+        console.print(f"  {command}", soft_wrap=True)
+
+
+def _warning(result: Sweep) -> list[str]:
+    """Return what choosing by these accuracies costs, and the ways that account for it."""
+    from pate.accounting.ledger.study_costs import led_to
+
+    before = led_to(result.cost)
+    return [
+        f"Choosing the best by these accuracies costs all of them: {result.cost.told()}.",
+        *([] if before is None else [before]),
+        "Accounted ways to choose: `pate sweep --private-selection`, whose ε covers the choice, or "
+        "`pate plan`, which looks at no private data.",
+    ]
+
+
+def _next_commands(
+    result: Sweep, options: Options, *, recipe: str, settings: Sequence[str]
+) -> tuple[str, str]:
+    """Return the commands that make the first point the folder's run, and write its report."""
+    from pate.datasets.catalogue import data_root as default_root
+
+    shared = []
+    if options.plugin_path is not None:
+        shared += ["--plugin-path", str(options.plugin_path)]
+    if options.insecure_seed is not None:
+        shared += ["--insecure-seed", str(options.insecure_seed)]
+    if options.data_root != default_root(None):
+        shared += ["--data-root", str(options.data_root)]
+    own = [*settings, *result.grid.points[0].settings, "privacy.sanitise=false"]
+    sets = [word for setting in own for word in ("--set", setting)]
+    folder = str(result.folder)
+    return (
+        shlex.join(["pate", "run", recipe, *sets, "--out", folder, *shared]),
+        shlex.join(["pate", "report", folder, *shared]),
+    )
+
+
+def _table(result: Sweep, width: int) -> Table:
+    """Return the table; where a terminal is narrow the labels go, then the interval."""
+    from pate.cli.fitting import Column, fitted_table
+
+    axes = result.grid.axes
+    varied = any(axis.key == "teachers.count" for axis in axes)
+    headings = [("", 0), *((axis.key.replace(".", "\n", 1), 0) for axis in axes), ("ε", 0)]
+    headings += [] if varied else [("teachers", 4)]
+    headings += [("answered", 2), ("labels\nright", 3), ("accuracy", 0), ("95 %", 1)]
+    cells = zip(*(_cells(row, varied=varied) for row in result.rows), strict=True)
+    columns = [
+        Column(heading=heading, cells=column, rank=rank)
+        for (heading, rank), column in zip(headings, cells, strict=True)
+    ]
+    return fitted_table(columns, width)
+
+
+def _cells(row: SweepRow, *, varied: bool) -> list[str]:
+    """Return the cells of a row; without the teachers, where their number is varied."""
+    from pate._format import format_epsilon
+    from pate.studies.grid import as_setting
+
+    student = row.student
+    interval = (
+        "too few labels"
+        if student is None
+        else f"{100 * student.low:.1f} … {100 * student.high:.1f}"
+    )
+    return [
+        str(row.point.number),
+        *map(as_setting, row.point.values),
+        format_epsilon(row.epsilon),
+        *([] if varied else [str(row.point.recipe.teachers.count)]),
+        f"{row.answered} of {row.asked}",
+        _accuracy(row.labels),
+        _accuracy(student),
+        interval,
+    ]
+
+
+def _accuracy(share: Share | None) -> str:
+    return "" if share is None else f"{100 * share.accuracy:.1f} %"

@@ -1,7 +1,8 @@
-"""The named data sets: what they hold, where they come from, which files they need on disk."""
+"""The named data sets: contents, origin, files on disk, and the folder that holds them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -220,16 +221,40 @@ def named_set(name: str) -> NamedSet:
     return CATALOGUE[name]
 
 
-def listings(root: Path) -> list[Listing]:
-    """Every named set, and whether it is on disk under ``root``."""
+def listings(root: Path | None = None) -> list[Listing]:
+    """Return every named set, and whether it is on disk under ``root`` (default: the data root).
+
+    >>> [listing.name for listing in listings()][:3]
+    ['digits', 'breast-cancer', 'mnist']
+    """
+    folder = data_root(root)
     return [
         Listing(
             name=named.name,
             classes=len(named.class_names),
             records=named.records,
-            present=named.present(root),
+            present=named.present(folder),
             source=named.source,
             licence=named.licence,
         )
         for named in CATALOGUE.values()
     ]
+
+
+def data_root(option: Path | None = None) -> Path:
+    """The option, else ``$PATE_DATA``, else ``./data`` where it exists, else the user's cache.
+
+    >>> data_root(Path("elsewhere")).name
+    'elsewhere'
+    """
+    if option is not None:
+        return option.expanduser()
+    if chosen := os.environ.get("PATE_DATA"):
+        return Path(chosen).expanduser()
+    beside = Path("data")
+    if beside.is_dir():
+        return beside
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    # The standard says that a relative path is to be ignored.
+    home = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
+    return home / "pate"

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pate.datasets.assemble import check_splits, to_tables
 from pate.datasets.catalogue import CATALOGUE
-from pate.datasets.entry import is_entry, read_entry
-from pate.datasets.files import locate, read
-from pate.datasets.images import has_colour
+from pate.datasets.files import has_colour, locate, read
 from pate.datasets.named import read_named
-from pate.datasets.part import Part, Wanted
+from pate.datasets.parts import Part, Wanted, check_splits, to_tables
+from pate.datasets.plugin import is_entry, read_entry
 from pate.datasets.spec import DataSpec
 from pate.datasets.split import cap, carve, ends
 from pate.datasets.table import Splits, Table

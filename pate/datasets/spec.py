@@ -1,4 +1,4 @@
-"""The recipe's ``[data]`` section."""
+"""The ``[data]`` section of a recipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pate.datasets.catalogue import CATALOGUE, named_set
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# A data set of such a name would share a ledger with another one (pate.accounting.data_set).
+# A data set of such a name would share a ledger with another one (pate.accounting.ledger.data_set).
 _RESERVED = (".dpsgd", ".not-private")
 _PARTS = ("private_path", "public_path", "test_path")
 _OWN_ONLY = ("label", "id", "group", "features", "classes", "image_size")
@@ -31,10 +31,10 @@ Amount = Annotated[int | float | None, BeforeValidator(_amount)]
 
 
 class DataSpec(BaseModel):
-    """Which records are private, which are public inputs, which are for testing.
+    """``[data]``: which records are private, which are public inputs, which are for testing.
 
-    Either ``name`` is one of the named sets, or it is the user's own name and the data come from
-    ``source`` (one pool, split by ``public`` and ``test``) or from three files.
+    Either ``name`` is one of the named sets, or it is a name of the user's choice and the data come
+    from ``source`` (one pool, split by ``public`` and ``test``) or from three files.
 
     >>> DataSpec(name="digits").public is None  # the set's own default
     True
@@ -42,30 +42,71 @@ class DataSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
-    public: Amount = None  # of the records that are not for testing, how many are public inputs
-    test: Amount = None
-    private: Amount = None  # at most so many private records; None: all that are left
-    seed: int = Field(default=0, ge=0)  # of the split; public
-    # For sets with an official test part: where public inputs come from, and in which order.
-    public_from: Literal["test", "training"] = "test"
-    order: Literal["hash", "file"] = "hash"  # file: the first are public, the last are for testing
+    name: str = Field(
+        description="A named set (`pate data list`), or a name of your choice for your own data: "
+        "its ledger is kept under this name."
+    )
+    public: Amount = Field(
+        default=None,
+        description="Public inputs, as a count or a share of the records that are not for testing; "
+        "named sets have a default.",
+    )
+    test: Amount = Field(
+        default=None, description="Test records, as a count or a share; named sets have a default."
+    )
+    private: Amount = Field(
+        default=None, description="Most private records, as a count or a share; default: all left."
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of the split; public.")
+    public_from: Literal["test", "training"] = Field(
+        default="test",
+        description="Part that public inputs come from, for named sets with a test part.",
+    )
+    order: Literal["hash", "file"] = Field(
+        default="hash",
+        description="Order in which the test part is divided: by a hash, or as in the file (the "
+        "first are public, the last are for testing).",
+    )
 
-    source: str | None = None  # "module:attr", or one file or image folder
-    private_path: str | None = None
-    public_path: str | None = None
-    test_path: str | None = None
+    source: str | None = Field(
+        default=None,
+        description="Your own data as one pool: a CSV, Parquet or .npz file, an image folder, or "
+        '"module:attr".',
+    )
+    private_path: str | None = Field(
+        default=None, description="File or image folder of the private records, if there are three."
+    )
+    public_path: str | None = Field(
+        default=None, description="File or image folder of the public inputs, if there are three."
+    )
+    test_path: str | None = Field(
+        default=None, description="File or image folder of the test records, if there are three."
+    )
 
-    label: str | None = None
-    id: str | None = None
-    group: str | None = None
-    features: list[str] | None = None
-    classes: list[str] | None = None  # the class names, where they are not to be read off the data
-    image_size: int | None = Field(default=None, ge=1, le=4096)
+    label: str | None = Field(
+        default=None, description="Column of the labels (in .npz files an array; default `y`)."
+    )
+    id: str | None = Field(
+        default=None, description="Column that identifies a record; default: a hash of its content."
+    )
+    group: str | None = Field(
+        default=None, description="Column that identifies the person a record belongs to."
+    )
+    features: list[str] | None = Field(
+        default=None,
+        description="Columns of the features; default: all others (in .npz files the array `X`).",
+    )
+    classes: list[str] | None = Field(
+        default=None,
+        description="Class names, in order; required if a class occurs in private records only.",
+    )
+    image_size: int | None = Field(
+        default=None, ge=1, le=4096, description="Resize images to so many pixels a side."
+    )
 
     @property
     def own(self) -> bool:
-        """Whether the data are the user's own."""
+        """Whether the data are the user's own, and no named set."""
         return self.source is not None or self.private_path is not None
 
     @model_validator(mode="after")

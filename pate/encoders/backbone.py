@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.encoders.guarding import guarded
-from pate.encoders.step import Fixed, flat
+from pate.encoders.step import Fixed, flat, guarded
 from pate.errors import InvalidInput
 from pate.plugins import resolve
 from pate.untrusted import make_untrusted

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.encoders.statistics import mean_of
+from pate.encoders.scaling import mean_of
 from pate.encoders.step import batches, flat, read_arrays, write_arrays
 from pate.errors import InvalidInput
 

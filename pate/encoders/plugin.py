@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate.encoders.guarding import guarded
-from pate.encoders.step import read_arrays, write_arrays
+from pate.encoders.step import guarded, read_arrays, write_arrays
 from pate.errors import InvalidInput
 from pate.plugins import resolve
 from pate.untrusted import make_untrusted

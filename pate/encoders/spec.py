@@ -1,4 +1,4 @@
-"""The recipe's ``[encoder]`` section: the steps that turn an input into features."""
+"""The ``[encoder]`` section of a recipe: the steps that turn an input into features."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from pate.errors import InvalidInput
 
-# What each step must be given, and what it may be given with its default.
+# Required keys of each step, and its optional keys with their defaults.
 _NEEDS: dict[str, tuple[str, ...]] = {
     "scattering": (),
     "root": (),
@@ -53,7 +53,10 @@ class StepSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    name: str
+    name: str = Field(
+        description="scattering, root, standardise, normalise, groupnorm, pca, diffusion, torch, "
+        'or "module:attr"'
+    )
     J: Annotated[int, Field(ge=1, le=10, strict=True)] | None = Field(
         None, description="scattering: averages over 2^J pixels"
     )
@@ -84,11 +87,13 @@ class StepSpec(BaseModel):
     model: str | None = Field(None, description='torch: the backbone, as "module:attr"')
     weights: str | None = Field(None, description="torch: a .safetensors or .pt file")
     layer: str | None = Field(
-        None, description='torch: the layer to take away instead of the last linear one; "": none'
+        None, description='torch: the layer to remove instead of the last linear one; "": none'
     )
     resize: Whole | None = Field(None, description="torch: images become resize x resize pixels")
-    channels: Whole | None = Field(None, description="torch: grey images are repeated so often")
-    mean: list[float] | None = Field(None, description="torch: taken off each channel")
+    channels: Whole | None = Field(
+        None, description="torch: grey images are repeated to so many channels"
+    )
+    mean: list[float] | None = Field(None, description="torch: subtracted from each channel")
     std: list[Annotated[float, Field(gt=0)]] | None = Field(
         None, description="torch: what each channel is divided by"
     )
@@ -102,15 +107,15 @@ class StepSpec(BaseModel):
         return ":" in self.name
 
     def settings(self) -> dict[str, Any]:
-        """What the step was given or has by default; nothing of other steps."""
+        """Return the keys of this step, given or default; none of other steps."""
         may = _OWN if self.own else _MAY[self.name]
         keys = (*(() if self.own else _NEEDS[self.name]), *may)
         return {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
 
     @model_validator(mode="before")
     @classmethod
-    def _spelled_out(cls, given: Any) -> Any:
-        """A name alone is a step too; defaults are written out, as a resolved recipe has them."""
+    def _with_defaults(cls, given: Any) -> Any:
+        """Accept a bare name as a step; write defaults out, as in a resolved recipe."""
         if isinstance(given, str):
             given = {"name": given}
         if not isinstance(given, dict) or not isinstance(given.get("name"), str):
@@ -123,7 +128,7 @@ class StepSpec(BaseModel):
         if not (self.name in NAMES or _ENTRY.fullmatch(self.name)):
             near = difflib.get_close_matches(self.name, NAMES, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMES)}"
-            raise InvalidInput(f"{self.name!r} is no step and no 'module:attr'; {hint}")
+            raise InvalidInput(f"{self.name!r} is neither a step nor 'module:attr'; {hint}")
         needs = () if self.own else _NEEDS[self.name]
         may = tuple(_OWN if self.own else _MAY[self.name])
         given = [k for k in type(self).model_fields if k != "name" and getattr(self, k) is not None]
@@ -162,10 +167,12 @@ class EncoderSpec(BaseModel):
 
     Guarantees:
         Steps are fixed or fitted on PUBLIC inputs, so features cost no privacy. A backbone's
-        weights and a step of one's own must not come from private records either: no program can
-        see where they come from.
+        weights and a user's own step must not come from private records either, which no program
+        can check.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    steps: list[StepSpec] = []
+    steps: list[StepSpec] = Field(
+        default=[], description="Steps in order; a step without keys may be its name alone."
+    )

@@ -1,15 +1,26 @@
-"""What a step is, and the arrays that a fitted one leaves on disk."""
+"""The step protocol, arrays of fitted steps on disk, and checks on the user's own steps.
+
+Guarantees:
+    A step that keeps something of a record it transforms would carry it to the next one: to another
+    shard, to another private record, or into what is published. Its state, as it saves itself, is
+    compared before and after. State that a step hides from its own ``save`` is not detected.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pate.encoders.spec import EncoderSpec, StepSpec
 from pate.errors import InvalidInput
+from pate.untrusted import run_untrusted
 
 _ARRAYS = "arrays.npz"
 _ROWS = 1024  # records of a pass over the public inputs
@@ -67,3 +78,78 @@ def read_arrays(folder: Path) -> dict[str, NDArray[Any]]:
             return {name.removeprefix("a_"): stored[name] for name in stored.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         raise InvalidInput(f"{file} is damaged or missing; fit the encoder again") from None
+
+
+def guarded(what: str, call: Callable[[], Any]) -> Any:
+    """Runs a step's own code, on records that may be private: only its type of error is told."""
+    return run_untrusted(
+        what, call, private=True, error=InvalidInput, advice="; try it on public inputs"
+    )
+
+
+def checked(answer: Any, *, step: str, records: int) -> NDArray[np.float32]:
+    """A step's answer as float32, or the rule that it breaks."""
+    features = np.asarray(answer)
+    if features.dtype.kind not in "fiub":
+        raise InvalidInput(f"step {step} returned type {features.dtype}; features are numbers")
+    if features.ndim < 1 or len(features) != records:
+        raise InvalidInput(
+            f"step {step} returned shape {features.shape} for {records} records; it must return "
+            "one row for each"
+        )
+    with np.errstate(over="ignore"):
+        features = features.astype(np.float32, copy=False)
+    if not np.isfinite(features).all():
+        raise InvalidInput(
+            f"step {step} returned numbers that are infinite or NaN in float32; look at its inputs"
+        )
+    return features
+
+
+def is_own(spec: StepSpec) -> bool:
+    """Whether a step runs code of the user's: ``"module:attr"``, or a network.
+
+    >>> [is_own(StepSpec(name=name)) for name in ("scattering", "numpy:tanh")]
+    [False, True]
+    """
+    return spec.name == "torch" or ":" in spec.name
+
+
+def has_own(spec: EncoderSpec) -> bool:
+    return any(map(is_own, spec.steps))
+
+
+def memories(steps: Sequence[Step], specs: Sequence[StepSpec]) -> list[str | None]:
+    """For each step of one's own what it remembers; None for others, which remember nothing."""
+    return [
+        _memory(step) if is_own(spec) else None for step, spec in zip(steps, specs, strict=True)
+    ]
+
+
+def require_same(
+    before: Sequence[str | None], steps: Sequence[Step], specs: Sequence[StepSpec]
+) -> None:
+    """Refuses a step that changed when it transformed records."""
+    for old, new, spec in zip(before, memories(steps, specs), specs, strict=True):
+        if old != new:
+            raise InvalidInput(
+                f"step {spec.name} changes when it transforms records, and would carry one record "
+                "to others; let fit(X) alone set attributes, and save() write the same bytes again"
+            )
+
+
+def _memory(step: Step) -> str:
+    from pate.encoders.backbone import Backbone
+
+    digest = hashlib.sha256()
+    if isinstance(step, Backbone):
+        for name, tensor in [*step.module.named_parameters(), *step.module.named_buffers()]:
+            values = tensor.detach().double().numpy()
+            digest.update(f"{name} {tensor.dtype} {values.shape}".encode() + values.tobytes())
+        digest.update(str(step.module.training).encode())
+        return digest.hexdigest()
+    with tempfile.TemporaryDirectory(prefix="pate-step-") as folder:
+        step.save(Path(folder))
+        for file in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
+            digest.update(str(file.relative_to(folder)).encode() + file.read_bytes())
+    return digest.hexdigest()

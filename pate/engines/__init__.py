@@ -62,7 +62,7 @@ def _gpus(option: str | None) -> Engine:
 
 
 def _ray(option: str | None) -> Engine:
-    from pate.engines.on_ray.engine import RayEngine
+    from pate.engines.ray import RayEngine
 
     if option is not None and (not option or option.startswith("@")):
         raise InvalidInput(

@@ -3,7 +3,7 @@
     AggregateSpec → make_mechanism → plan_caps → release(votes, rng) → labels and public events
 
 A mechanism is a frozen value that holds public parameters only; votes and randomness are handed
-to :meth:`~pate.mechanisms.release.Mechanism.release`, which returns the events it caused.
+to :meth:`~pate.mechanisms.mechanism.Mechanism.release`, which returns the events it caused.
 
 >>> spec = AggregateSpec(mechanism="lnmax", scale=20.0)
 >>> plan = plan_caps(make_mechanism(spec), spec, epsilon=5.0, delta=1e-5, available_queries=1000)
@@ -15,12 +15,14 @@ from pate.mechanisms.confident import ConfidentGnmax
 from pate.mechanisms.gaussian import GaussianNoisyMax
 from pate.mechanisms.interactive import InteractiveGnmax, student_baseline
 from pate.mechanisms.laplace import LaplaceNoisyMax
+from pate.mechanisms.mechanism import Mechanism, Release
 from pate.mechanisms.plan import Plan, plan_caps
-from pate.mechanisms.release import Mechanism, Release
+from pate.mechanisms.registry import MECHANISMS
 from pate.mechanisms.spec import AggregateSpec, make_mechanism
 from pate.randomness import Randomness, insecure_generator, secure_generator
 
 __all__ = [
+    "MECHANISMS",
     "AggregateSpec",
     "ConfidentGnmax",
     "GaussianNoisyMax",

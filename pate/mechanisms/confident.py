@@ -1,22 +1,209 @@
-"""Confident-GNMax: answers only where the teachers agree."""
+"""Confident-GNMax: answers only where the teachers agree; and the check it shares with others."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, Final, final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from pate.accounting import Event
-from pate.mechanisms.check import CheckedAnswers
-from pate.mechanisms.noisy_argmax import checked_counts, most_of
-from pate.mechanisms.release import HasCounts, Release
+from pate._format import format_number
+from pate._validate import check_noise, check_threshold, check_whole
+from pate.accounting import (
+    Event,
+    GaussianNoisyMaxAnswer,
+    LogMoments,
+    ThresholdCheck,
+    confident_total,
+)
+from pate.accounting.noisy_max import answer_weights, checked_statistic
+from pate.accounting.smooth import SensitiveCost, gnmax_cost, threshold_cost
+from pate.errors import InvalidInput
+from pate.mechanisms.mechanism import (
+    FloatArray,
+    IntArray,
+    Mechanism,
+    Release,
+    happened,
+    no_queries,
+)
+from pate.mechanisms.noisy_max import (
+    blocks,
+    checked_counts,
+    gaussian_win_chances,
+    most_of,
+    noisy_argmax,
+    refuse_student,
+)
+from pate.votes import Votes
+
+Baseline = Callable[[slice], FloatArray]  # a run of queries → what to take off their counts
+
+_NEVER: Final = 40  # standard deviations: beyond it a probability is zero in double precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedNoisyMax(Mechanism):
+    """Check whether the teachers are sure enough, and answer only if they are.
+
+    Guarantees:
+        * The checked statistic moves by at most one with one record, so a check is
+          (α, α/(2·sigma1²))-RDP; an answer is (α, α/sigma2²)-RDP. Papernot et al. 2018,
+          Section 4 and Algorithm 1.
+        * Check and answer draw noise of their own. Whether a check passed leaves, and the label
+          if it did; neither the statistic nor the counts do.
+        * Once the most answers were given nothing more is checked. Along every course of events
+          there are at most the capped checks and answers, so the sum of log-moments of the caps
+          holds at every moment, though when it stops depends on the votes.
+    """
+
+    checks: ClassVar[bool] = True
+
+    threshold: float
+    sigma1: float
+    sigma2: float
+
+    def __post_init__(self) -> None:
+        check_threshold("threshold", self.threshold)
+        check_noise("sigma1", self.sigma1)
+        check_noise("sigma2", self.sigma2)
+
+    def caps(self, *, queries: int, answers: int) -> tuple[Event, ...]:
+        """Return a check for each query asked, and an answer for as many as allowed."""
+        check_whole("queries", queries)
+        check_whole("answers", answers)
+        return happened(
+            (ThresholdCheck(sigma=self.sigma1), queries),
+            (GaussianNoisyMaxAnswer(sigma=self.sigma2), min(queries, answers)),
+        )
+
+    def data_dependent_cost(
+        self,
+        counts: IntArray,
+        *,
+        moments: ArrayLike | None = None,
+        answered: ArrayLike | None = None,
+        baseline: FloatArray | None = None,
+    ) -> LogMoments:
+        """Return the log-moments of all checks and of the answers given."""
+        return confident_total(
+            counts,
+            threshold=self.threshold,
+            sigma1=self.sigma1,
+            sigma2=self.sigma2,
+            moments=moments,
+            answered=answered,
+            baseline=baseline,
+        )
+
+    def sensitive_cost(
+        self,
+        counts: IntArray,
+        *,
+        order: float,
+        teachers: int,
+        answered: ArrayLike | None = None,
+        baseline: FloatArray | None = None,
+    ) -> SensitiveCost:
+        """Return the cost of checks and answers at one order with its local sensitivity."""
+        answers = gnmax_cost(
+            counts, sigma=self.sigma2, order=order, weights=answered, teachers=teachers
+        )
+        return answers + threshold_cost(
+            checked_statistic(counts, baseline=baseline),
+            teachers=teachers,
+            threshold=self.threshold,
+            sigma=self.sigma1,
+            order=order,
+        )
+
+    @property
+    @abstractmethod
+    def statistic(self) -> str:
+        """The checked statistic in symbols."""
+
+    def formula(self) -> str:
+        """Return the check and the answer in symbols."""
+        return (
+            f"if {self.statistic} + N(0, σ₁²) ≥ T: answer = argmaxⱼ (nⱼ + N(0, σ₂²)); "
+            f"T = {format_number(self.threshold)}, σ₁ = {format_number(self.sigma1)}, "
+            f"σ₂ = {format_number(self.sigma2)} votes"
+        )
+
+    def settings(self) -> str:
+        """Return threshold and noise in a few characters."""
+        return f"T {self.threshold:g}, σ₁ {self.sigma1:g}, σ₂ {self.sigma2:g}"
+
+    def win_chances(self, leads: FloatArray) -> FloatArray:
+        """Return the chance of a class to win an answer, from its leads over the others."""
+        return gaussian_win_chances(leads, self.sigma2)
+
+    def answer_chances(self, counts: IntArray) -> FloatArray:
+        """Return for each query the chance to pass its check."""
+        return answer_weights(
+            checked_statistic(counts), threshold=self.threshold, sigma=self.sigma1, answered=None
+        )
+
+    def check_reachable(self, *, teachers: int) -> None:
+        """Raise InvalidInput if the threshold is out of reach of so many votes and the noise."""
+        most = teachers + _NEVER * self.sigma1
+        if self.threshold > most:
+            raise InvalidInput(
+                f"aggregate.threshold is {self.threshold:g}, and {teachers} votes with noise of "
+                f"sigma1 {self.sigma1:g} never reach {most:g}: nothing would be answered; lower it"
+            )
+
+    def _checked_release(
+        self,
+        counts: IntArray,
+        *,
+        rng: np.random.Generator,
+        most_answers: int,
+        baseline: Baseline | None = None,
+    ) -> Release:
+        """Check queries in their order, block by block, until the answers are used up."""
+        answered, labels, checks, room = [no_queries()], [no_queries()], 0, most_answers
+        for part in blocks(len(counts), classes=counts.shape[1]):
+            if not room:
+                break
+            block = counts[part]
+            expected = None if baseline is None else baseline(part)
+            statistic = checked_statistic(block, baseline=expected)
+            passed = statistic + rng.normal(scale=self.sigma1, size=len(block)) >= self.threshold
+            hits = np.flatnonzero(passed)[:room]
+            answered.append(part.start + hits)
+            labels.append(
+                noisy_argmax(
+                    block[hits], noise=lambda shape: rng.normal(scale=self.sigma2, size=shape)
+                )
+            )
+            room -= len(hits)
+            checks += len(block) if room else int(hits[-1]) + 1  # what came later was not looked at
+        rows = np.concatenate(answered)
+        return Release(
+            labels=np.concatenate(labels),
+            answered=rows,
+            events=self.caps(queries=checks, answers=len(rows)),
+            asked=checks,
+        )
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfidentGnmax:
-    """Answers a query by Gaussian noisy-max if its largest count, noised, reaches a threshold.
+class ConfidentGnmax(CheckedNoisyMax):
+    """Answer a query by Gaussian noisy-max if its largest count, noised, reaches a threshold.
+
+    Parameters
+    ----------
+    threshold : float
+        The consensus that an answer needs, in votes. Public, as are the others.
+    sigma1 : float
+        The standard deviation of the check's noise, in votes.
+    sigma2 : float
+        The standard deviation of the answer's noise, in votes.
 
     Guarantees:
         * A record reaches one teacher and a teacher casts one vote or none, so one record moves
@@ -26,36 +213,32 @@ class ConfidentGnmax:
         * Only whether each check passed, and the labels of those that did, leave.
         * Stopping at ``most_answers`` reads nothing but what was released.
 
+    Examples
+    --------
     >>> ConfidentGnmax(threshold=200.0, sigma1=150.0, sigma2=40.0).caps(queries=9, answers=4)[0]
     Repeated(event=ThresholdCheck(sigma=150.0), count=9)
     """
 
-    threshold: float  # in votes; public, as are the others
-    sigma1: float  # of the check
-    sigma2: float  # of the answer
-
-    def __post_init__(self) -> None:
-        _ = self._checked  # keeps the rules
-
-    @property
-    def _checked(self) -> CheckedAnswers:
-        return CheckedAnswers(threshold=self.threshold, sigma1=self.sigma1, sigma2=self.sigma2)
+    name: ClassVar[str] = "confident"
+    title: ClassVar[str] = "Confident-GNMax"
 
     def release(
-        self, votes: HasCounts, *, rng: np.random.Generator, most_answers: int | None = None
+        self,
+        votes: Votes,
+        *,
+        rng: np.random.Generator,
+        most_answers: int | None = None,
+        student: FloatArray | None = None,
+        teachers: int | None = None,
     ) -> Release:
-        """Checks queries in order; stops checking once ``most_answers`` were given."""
+        """Check queries in order, up to ``most_answers`` answers; see :meth:`Mechanism.release`."""
+        refuse_student(self, student)
         counts = checked_counts(votes)
-        outcome = self._checked.run(
+        return self._checked_release(
             counts, rng=rng, most_answers=most_of(len(counts), most_answers)
         )
-        return Release(
-            labels=outcome.labels,
-            answered=outcome.answered,
-            events=self.caps(queries=outcome.checks, answers=len(outcome.answered)),
-            asked=outcome.checks,
-        )
 
-    def caps(self, *, queries: int, answers: int) -> tuple[Event, ...]:
-        """A check for each query asked, an answer for as many as allowed."""
-        return self._checked.events(checks=queries, answers=answers)
+    @property
+    def statistic(self) -> str:
+        """The checked statistic in symbols."""
+        return "maxⱼ nⱼ"

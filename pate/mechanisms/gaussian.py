@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from pate._validate import check_noise, check_whole
-from pate.accounting import Event, GaussianNoisyMaxAnswer
-from pate.mechanisms.noisy_argmax import checked_counts, most_of, noisy_argmax
-from pate.mechanisms.release import HasCounts, Release, happened
+from pate._format import format_number
+from pate._validate import check_noise
+from pate.accounting import Event, GaussianNoisyMaxAnswer, LogMoments, gaussian_total
+from pate.accounting.smooth import SensitiveCost, gnmax_cost
+from pate.mechanisms.mechanism import FloatArray, IntArray
+from pate.mechanisms.noisy_max import NoisyMax, gaussian_win_chances
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GaussianNoisyMax:
-    """Answers a query with the class whose count plus N(0, sigma²) is largest.
+class GaussianNoisyMax(NoisyMax):
+    """Answer a query with the class whose count plus N(0, sigma²) is largest.
+
+    Parameters
+    ----------
+    sigma : float
+        The standard deviation, in votes. Public.
 
     Guarantees:
         * A record reaches one teacher and a teacher casts one vote or none, so one record moves
@@ -25,32 +34,67 @@ class GaussianNoisyMax:
         * Only the winning label leaves. Counts and noise do not.
         * Which queries are answered (the first ones) depends on public numbers alone.
 
+    Examples
+    --------
     >>> GaussianNoisyMax(sigma=40.0).caps(queries=100, answers=100)
     (Repeated(event=GaussianNoisyMaxAnswer(sigma=40.0), count=100),)
     """
 
-    sigma: float  # standard deviation, in votes; public
+    name: ClassVar[str] = "gnmax"
+    title: ClassVar[str] = "GNMax"
+    calibrated: ClassVar[str | None] = "sigma"
+
+    sigma: float
 
     def __post_init__(self) -> None:
         check_noise("sigma", self.sigma)
 
-    def release(
-        self, votes: HasCounts, *, rng: np.random.Generator, most_answers: int | None = None
-    ) -> Release:
-        """Answers the first ``most_answers`` queries; all of them if None."""
-        counts = checked_counts(votes)
-        answers = most_of(len(counts), most_answers)
-        return Release(
-            labels=noisy_argmax(
-                counts[:answers], noise=lambda shape: rng.normal(scale=self.sigma, size=shape)
-            ),
-            answered=np.arange(answers, dtype=np.int64),
-            events=self.caps(queries=answers, answers=answers),
-            asked=answers,
-        )
+    @property
+    def answer_event(self) -> Event:
+        """The event of one answer."""
+        return GaussianNoisyMaxAnswer(sigma=self.sigma)
 
-    def caps(self, *, queries: int, answers: int) -> tuple[Event, ...]:
-        """Every query asked is answered, so the smaller number counts."""
-        check_whole("queries", queries)
-        check_whole("answers", answers)
-        return happened((GaussianNoisyMaxAnswer(sigma=self.sigma), min(queries, answers)))
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+        """Draw N(0, sigma²) for each count."""
+        return rng.normal(scale=self.sigma, size=shape)
+
+    def data_dependent_cost(
+        self,
+        counts: IntArray,
+        *,
+        moments: ArrayLike | None = None,
+        answered: ArrayLike | None = None,
+        baseline: FloatArray | None = None,
+    ) -> LogMoments:
+        """Return the log-moments worked out from the votes; every query asked is answered."""
+        return gaussian_total(counts, sigma=self.sigma, moments=moments)
+
+    def sensitive_cost(
+        self,
+        counts: IntArray,
+        *,
+        order: float,
+        teachers: int,
+        answered: ArrayLike | None = None,
+        baseline: FloatArray | None = None,
+    ) -> SensitiveCost:
+        """Return the cost at one order with its local sensitivity."""
+        return gnmax_cost(counts, sigma=self.sigma, order=order, teachers=teachers)
+
+    def formula(self) -> str:
+        """Return the answer in symbols."""
+        return f"answer = argmaxⱼ (nⱼ + N(0, σ²)), σ = {format_number(self.sigma)} votes"
+
+    def settings(self) -> str:
+        """Return the standard deviation in a few characters."""
+        return f"σ {self.sigma:g}"
+
+    def win_chances(self, leads: FloatArray) -> FloatArray:
+        """Return the chance of a class to win, from its leads over the others."""
+        return gaussian_win_chances(leads, self.sigma)
+
+    @classmethod
+    def least_noise(cls, answers: int, *, moments: FloatArray, room: FloatArray) -> float:
+        """Return the least σ with which so many answers fit: each costs λ(λ+1)/σ²."""
+        rho = float(np.max(room / (moments * (moments + 1))))
+        return math.sqrt(answers / rho)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from pate._validate import check_probability, check_whole
-from pate.accounting import Event
 from pate.errors import InvalidInput
-from pate.mechanisms.check import CheckedAnswers
-from pate.mechanisms.noisy_argmax import blocks, checked_counts, most_of
-from pate.mechanisms.release import FloatArray, HasCounts, IntArray, Release, no_queries
+from pate.mechanisms.confident import CheckedNoisyMax
+from pate.mechanisms.mechanism import FloatArray, IntArray, Release
+from pate.mechanisms.noisy_max import blocks, checked_counts, most_of
+from pate.votes import Votes
 
 _SUM_TOLERANCE = 1e-3  # of a row of probabilities: half precision passes, logits do not
 
 
 def student_baseline(student: ArrayLike, *, teachers: int) -> FloatArray:
-    """The votes a student would predict: ``teachers`` × its probabilities, in doubles.
+    """Return the votes a student would predict: ``teachers`` × its probabilities, in doubles.
 
-    Accounting for an interactive release must take off the same baseline, so it asks here too.
+    Accounting for an interactive release must take off the same baseline, so it calls this too.
 
     >>> student_baseline([[0.25, 0.75]], teachers=100)
     array([[25., 75.]])
@@ -32,12 +32,23 @@ def student_baseline(student: ArrayLike, *, teachers: int) -> FloatArray:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InteractiveGnmax:
-    """Answers by Gaussian noisy-max where the teachers' lead over the student is large.
+class InteractiveGnmax(CheckedNoisyMax):
+    """Answer by Gaussian noisy-max where the teachers' lead over the student is large.
 
     The statistic is max(0, ⌊max_j (n_j − teachers · p_j)⌋) with p the student's probabilities.
     Where it, noised, reaches the threshold the teachers answer. Elsewhere a student that is sure
     (its largest probability is above ``keep``) keeps its own label; else there is no label.
+
+    Parameters
+    ----------
+    threshold : float
+        The lead over the student that an answer needs, in votes. Public, as are the others.
+    sigma1 : float
+        The standard deviation of the check's noise, in votes.
+    sigma2 : float
+        The standard deviation of the answer's noise, in votes.
+    keep : float, default 0.9
+        The student's confidence above which it keeps its own label.
 
     Guarantees:
         * A record reaches one teacher and a teacher casts one vote or none, so one record moves
@@ -47,62 +58,60 @@ class InteractiveGnmax:
         * A kept label follows from the student and the check that failed: it costs that check
           and no more.
         * Only whether each check passed, and the labels of those that did, leave.
+
+    Examples
+    --------
+    >>> InteractiveGnmax(threshold=50.0, sigma1=150.0, sigma2=40.0).caps(queries=9, answers=4)[1]
+    Repeated(event=GaussianNoisyMaxAnswer(sigma=40.0), count=4)
     """
 
-    threshold: float  # in votes of lead; public, as are the others
-    sigma1: float  # of the check
-    sigma2: float  # of the answer
-    keep: float = 0.9  # the student's confidence above which it keeps its label
+    name: ClassVar[str] = "interactive"
+    title: ClassVar[str] = "Interactive-GNMax"
+    uses_student: ClassVar[bool] = True
+
+    keep: float = 0.9
 
     def __post_init__(self) -> None:
-        _ = self._checked  # keeps the rules
+        CheckedNoisyMax.__post_init__(self)
         check_probability("keep", self.keep)
-
-    @property
-    def _checked(self) -> CheckedAnswers:
-        return CheckedAnswers(threshold=self.threshold, sigma1=self.sigma1, sigma2=self.sigma2)
 
     def release(
         self,
-        votes: HasCounts,
+        votes: Votes,
         *,
         rng: np.random.Generator,
         most_answers: int | None = None,
         student: FloatArray | None = None,
         teachers: int | None = None,
     ) -> Release:
-        """Checks queries in order against ``student``, probabilities of the votes' shape.
+        """Check queries in order against ``student``; see :meth:`Mechanism.release`.
 
         Without a student (the first round has none) the baseline is zero and nothing is kept:
-        this is Confident-GNMax. ``teachers`` is how many were trained; it may be left out where
-        every row of votes sums to one number, that is, where no teacher abstained.
+        this is Confident-GNMax. ``teachers`` may be left out where every row of votes sums to one
+        number, that is, where no teacher abstained.
         """
         counts = checked_counts(votes)
         answers = most_of(len(counts), most_answers)
-        baseline = None
-        if student is not None and len(counts):
-            shown = _checked_student(student, counts.shape)
-            cast = _teachers(counts, teachers)
-            baseline = lambda part: student_baseline(shown[part], teachers=cast)  # noqa: E731
-        outcome = self._checked.run(counts, rng=rng, most_answers=answers, baseline=baseline)
-        kept, kept_labels = no_queries(), no_queries()
-        if baseline is not None:
-            kept, kept_labels = self._kept(shown[: outcome.checks], outcome.answered)
-        return Release(
-            labels=outcome.labels,
-            answered=outcome.answered,
-            events=self.caps(queries=outcome.checks, answers=len(outcome.answered)),
-            asked=outcome.checks,
-            kept=kept,
-            kept_labels=kept_labels,
+        if student is None or not len(counts):
+            return self._checked_release(counts, rng=rng, most_answers=answers)
+        shown = _checked_student(student, counts.shape)
+        cast = _teachers(counts, teachers)
+        release = self._checked_release(
+            counts,
+            rng=rng,
+            most_answers=answers,
+            baseline=lambda part: student_baseline(shown[part], teachers=cast),
         )
+        kept, kept_labels = self._kept(shown[: release.asked], release.answered)
+        return replace(release, kept=kept, kept_labels=kept_labels)
 
-    def caps(self, *, queries: int, answers: int) -> tuple[Event, ...]:
-        """A check for each query asked, an answer for as many as allowed."""
-        return self._checked.events(checks=queries, answers=answers)
+    @property
+    def statistic(self) -> str:
+        """The checked statistic in symbols."""
+        return "maxⱼ (nⱼ − student’sⱼ)"
 
     def _kept(self, student: FloatArray, answered: IntArray) -> tuple[IntArray, IntArray]:
-        """The checked queries without an answer on which the student is sure, and its labels."""
+        """Return the unanswered queries on which the student is sure, and its labels of them."""
         sure = np.asarray(np.max(student, axis=1), dtype=np.float64) > self.keep
         sure[answered] = False
         kept = np.flatnonzero(sure)
@@ -128,12 +137,12 @@ def _checked_student(student: FloatArray, shape: tuple[int, ...]) -> FloatArray:
 
 
 def _teachers(counts: IntArray, teachers: int | None) -> int:
-    """The public number of teachers. Guessed from the votes only where that is no guess."""
+    """Return the public number of teachers, from the votes only where they settle it."""
     totals = counts.sum(axis=1)
     if teachers is None:
         if totals.min() != totals.max():
             raise InvalidInput(
-                "some teachers abstained, so the votes do not tell how many there are; "
+                "some teachers abstained, so the votes do not show how many there are; "
                 "give the number of teachers"
             )
         return int(totals[0])

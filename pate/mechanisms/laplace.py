@@ -1,22 +1,30 @@
-"""Laplace noisy-max: the default mechanism."""
+"""Laplace noisy-max (LNMax): the default mechanism."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from pate._validate import check_noise, check_whole
-from pate.accounting import Event, LaplaceNoisyMaxAnswer
-from pate.mechanisms.noisy_argmax import checked_counts, most_of, noisy_argmax
-from pate.mechanisms.release import HasCounts, Release, happened
+from pate._format import format_number
+from pate._validate import check_noise
+from pate.accounting import Event, LaplaceNoisyMaxAnswer, LogMoments, laplace_total
+from pate.accounting.smooth import SensitiveCost, lnmax_cost
+from pate.mechanisms.mechanism import FloatArray, IntArray
+from pate.mechanisms.noisy_max import NoisyMax, laplace_win_chances
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaplaceNoisyMax:
-    """Answers a query with the class whose count plus Lap(scale) is largest.
+class LaplaceNoisyMax(NoisyMax):
+    """Answer a query with the class whose count plus Lap(scale) is largest.
+
+    Parameters
+    ----------
+    scale : float
+        The Laplace b, in votes. Public.
 
     Guarantees:
         * A record reaches one teacher and a teacher casts one vote or none, so one record moves
@@ -26,32 +34,77 @@ class LaplaceNoisyMax:
         * Only the winning label leaves. Counts and noise do not.
         * Which queries are answered (the first ones) depends on public numbers alone.
 
+    Examples
+    --------
+    >>> from pate.randomness import secure_generator
+    >>> from pate.votes import Votes
+    >>> votes = Votes(counts=np.array([[990, 5, 5], [3, 995, 2]]))
+    >>> answer = LaplaceNoisyMax(scale=20.0).release(votes, rng=secure_generator())
+    >>> answer.labels
+    array([0, 1])
     >>> LaplaceNoisyMax(scale=20.0).caps(queries=100, answers=50)
     (Repeated(event=LaplaceNoisyMaxAnswer(scale=20.0), count=50),)
     """
 
-    scale: float  # Laplace b, in votes; public
+    name: ClassVar[str] = "lnmax"
+    title: ClassVar[str] = "LNMax"
+    calibrated: ClassVar[str | None] = "scale"
+
+    scale: float
 
     def __post_init__(self) -> None:
         check_noise("scale", self.scale)
 
-    def release(
-        self, votes: HasCounts, *, rng: np.random.Generator, most_answers: int | None = None
-    ) -> Release:
-        """Answers the first ``most_answers`` queries; all of them if None."""
-        counts = checked_counts(votes)
-        answers = most_of(len(counts), most_answers)
-        return Release(
-            labels=noisy_argmax(
-                counts[:answers], noise=lambda shape: rng.laplace(scale=self.scale, size=shape)
-            ),
-            answered=np.arange(answers, dtype=np.int64),
-            events=self.caps(queries=answers, answers=answers),
-            asked=answers,
-        )
+    @property
+    def answer_event(self) -> Event:
+        """The event of one answer."""
+        return LaplaceNoisyMaxAnswer(scale=self.scale)
 
-    def caps(self, *, queries: int, answers: int) -> tuple[Event, ...]:
-        """Every query asked is answered, so the smaller number counts."""
-        check_whole("queries", queries)
-        check_whole("answers", answers)
-        return happened((LaplaceNoisyMaxAnswer(scale=self.scale), min(queries, answers)))
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+        """Draw Lap(scale) for each count."""
+        return rng.laplace(scale=self.scale, size=shape)
+
+    def data_dependent_cost(
+        self,
+        counts: IntArray,
+        *,
+        moments: ArrayLike | None = None,
+        answered: ArrayLike | None = None,
+        baseline: FloatArray | None = None,
+    ) -> LogMoments:
+        """Return the log-moments worked out from the votes; every query asked is answered."""
+        return laplace_total(counts, scale=self.scale, moments=moments)
+
+    def sensitive_cost(
+        self,
+        counts: IntArray,
+        *,
+        order: float,
+        teachers: int,
+        answered: ArrayLike | None = None,
+        baseline: FloatArray | None = None,
+    ) -> SensitiveCost:
+        """Return the cost at one order with its local sensitivity."""
+        return lnmax_cost(counts, scale=self.scale, order=order, teachers=teachers)
+
+    def formula(self) -> str:
+        """Return the answer in symbols."""
+        return f"answer = argmaxⱼ (nⱼ + Lap(b)), b = {format_number(self.scale)} votes"
+
+    def settings(self) -> str:
+        """Return the scale in a few characters."""
+        return f"b {self.scale:g}"
+
+    def win_chances(self, leads: FloatArray) -> FloatArray:
+        """Return the chance of a class to win, from its leads over the others."""
+        return laplace_win_chances(leads, self.scale)
+
+    @classmethod
+    def least_noise(cls, answers: int, *, moments: FloatArray, room: FloatArray) -> float:
+        """Return the least scale b with which so many answers fit.
+
+        At λ they do where ε₀ = 2/b has λε₀ ≤ room/answers or ½ε₀²λ(λ+1) ≤ room/answers.
+        """
+        each = np.maximum(room, 0.0) / answers
+        pure = np.maximum(each / moments, np.sqrt(2 * each / (moments * (moments + 1))))
+        return 2 / float(np.max(pure))

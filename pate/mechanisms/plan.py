@@ -1,4 +1,4 @@
-"""How much may be asked, decided before the votes are opened.
+"""Caps on queries and answers, fixed before the votes are opened.
 
 A guarantee that is worked out from how many answers happened to be given is not covered by plain
 composition. So the caps (most queries, most answers) come first, from public numbers alone, and
@@ -17,14 +17,14 @@ from numpy.typing import ArrayLike
 from pate._validate import check_whole
 from pate.accounting import Conversion, Event, Guarantee, compose
 from pate.errors import BudgetExceeded, InvalidInput
-from pate.mechanisms.release import Mechanism
+from pate.mechanisms.mechanism import Mechanism
 from pate.mechanisms.spec import AggregateSpec
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The most that will be asked and answered, and what that costs at worst.
+    """The most that will be asked and answered, and its cost at worst.
 
     Guarantees:
         ``guarantee`` is data-independent and holds for every course of events within the caps
@@ -47,7 +47,7 @@ def plan_caps(
     moments: ArrayLike | None = None,
     conversion: Conversion = Conversion.IMPROVED,
 ) -> Plan:
-    """The largest caps within the recipe's own, the inputs there are, and ``epsilon``.
+    """Return the largest caps within the recipe's own, the inputs there are, and ``epsilon``.
 
     Without ``epsilon`` the recipe's caps stand as they are. With it, for a mechanism that checks:
 
@@ -87,7 +87,7 @@ def plan_caps(
 
     most_queries = min(spec.queries or available_queries, available_queries)
     most_answers = min(spec.answers or most_queries, most_queries)
-    checks = spec.mechanism in ("confident", "interactive")
+    checks = mechanism.checks
     if not checks:  # every query asked is an answer
         most_queries = most_answers
     if epsilon is None:
@@ -112,7 +112,7 @@ def plan_caps(
 
 
 def _largest(fits: Callable[[int], bool], *, most: int) -> int:
-    """The largest n in 1 … most that fits, where 1 does and more never costs less."""
+    """Return the largest n in 1 … most that fits, where 1 does and more never costs less."""
     if fits(most):
         return most
     low, high = 1, most

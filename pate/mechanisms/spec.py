@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticKnownError
 
 from pate._validate import LEAST_NOISE, MOST_NOISE
 from pate.errors import InvalidInput
-from pate.mechanisms.confident import ConfidentGnmax
-from pate.mechanisms.gaussian import GaussianNoisyMax
-from pate.mechanisms.interactive import InteractiveGnmax
-from pate.mechanisms.laplace import LaplaceNoisyMax
-from pate.mechanisms.release import Mechanism
+from pate.mechanisms.mechanism import Mechanism
+from pate.mechanisms.registry import MECHANISMS, registered_keys
 
-Name = Literal["lnmax", "gnmax", "confident", "interactive"]
+
+def _registered(name: Any) -> Any:
+    if not isinstance(name, str) or name not in MECHANISMS:
+        *others, last = (f"'{each}'" for each in MECHANISMS)
+        expected = f"{', '.join(others)} or {last}"
+        raise PydanticKnownError("literal_error", {"expected": expected})
+    return name
+
+
+Name = Annotated[str, BeforeValidator(_registered)]
 Noise = Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)]
 AtLeastOne = Annotated[int, Field(ge=1)]
 Choice = Literal["first", "random", "diverse", "uncertain"]
 
-# What each mechanism needs, in the order it is written; no mechanism takes what is not its own.
-_NEEDS: dict[Name, tuple[str, ...]] = {
-    "lnmax": ("scale",),
-    "gnmax": ("sigma",),
-    "confident": ("threshold", "sigma1", "sigma2"),
-    "interactive": ("threshold", "sigma1", "sigma2"),
-}
-_NOISES = ("scale", "sigma", "threshold", "sigma1", "sigma2")
-
 
 class AggregateSpec(BaseModel):
     """How votes become labels. All of it is public.
+
+    The keys of a mechanism are the fields of its class; those of the mechanisms that come with
+    pate are listed here, and those of others are checked by their own class.
 
     >>> AggregateSpec(mechanism="gnmax", sigma=40.0).sigma
     40.0
@@ -41,7 +49,8 @@ class AggregateSpec(BaseModel):
     True
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    # Extra keys are those of registered mechanisms; all others are refused below.
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
     mechanism: Name = "lnmax"
     scale: Noise | None = Field(None, description="Laplace b, in votes (lnmax)")
@@ -68,12 +77,24 @@ class AggregateSpec(BaseModel):
         0.9, description="confidence above which a student keeps its own label (interactive)"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_its_keys(cls, given: Any) -> Any:
+        known = {*cls.model_fields, *registered_keys()}
+        unknown = [
+            InitErrorDetails(type="extra_forbidden", loc=(key,), input=value)
+            for key, value in (given.items() if isinstance(given, dict) else ())
+            if key not in known
+        ]
+        if unknown:
+            raise ValidationError.from_exception_data(cls.__name__, unknown)
+        return given
+
     @model_validator(mode="after")
     def _takes_what_it_needs(self) -> Self:
-        needs = _NEEDS[self.mechanism]
-        missing = [key for key in needs if getattr(self, key) is None]
-        unneeded = [key for key in _NOISES if key not in needs and getattr(self, key) is not None]
-        unneeded += self._set_in_vain()
+        needs = self.kind.required_keys()
+        missing = [key for key in needs if getattr(self, key, None) is None]
+        unneeded = self._foreign_keys() + self._unused_keys()
         problems = []
         if missing:
             problems.append(f"needs {' and '.join(missing)}")
@@ -85,12 +106,18 @@ class AggregateSpec(BaseModel):
                 f'mechanism "{self.mechanism}"{chosen} {", and ".join(problems)}; '
                 f"its keys are {', '.join(needs)}" + self._own_keys()
             )
+        make_mechanism(self)  # checks its own parameters
         return self
+
+    @property
+    def kind(self) -> type[Mechanism]:
+        """The class of the mechanism that ``mechanism`` names."""
+        return MECHANISMS[self.mechanism]
 
     @property
     def in_rounds(self) -> bool:
         """Whether answers are looked at before all queries were asked."""
-        return self.mechanism == "interactive" or self.choose == "uncertain"
+        return self.kind.uses_student or self.choose == "uncertain"
 
     @property
     def cost_follows_answers(self) -> bool:
@@ -99,13 +126,28 @@ class AggregateSpec(BaseModel):
         A check that lets a query through, or not, decides whether an answer is paid for; rounds
         decide what is asked next.
         """
-        return self.in_rounds or self.mechanism == "confident"
+        return self.in_rounds or self.kind.checks
 
-    def _set_in_vain(self) -> list[str]:
-        """Keys that nothing reads. A resolved recipe spells defaults out: another value counts."""
+    def _foreign_keys(self) -> list[str]:
+        """Return required keys of other mechanisms that were set, and any extra key of theirs."""
+        own = self.kind.required_keys() + self.kind.optional_keys()
+        fields = type(self).model_fields
+        return [
+            key
+            for key in registered_keys()
+            if key not in own
+            and getattr(self, key, None) is not None
+            and (key not in fields or fields[key].default is None)
+        ]
+
+    def _unused_keys(self) -> list[str]:
+        """Return keys that nothing reads and that differ from their defaults.
+
+        A resolved recipe spells all defaults out, so a default is no mistake.
+        """
         used = {
             "rounds": self.in_rounds,
-            "keep": self.mechanism == "interactive",
+            "keep": "keep" in self.kind.optional_keys(),
             "choose_seed": self.choose == "random",
         }
         fields = type(self).model_fields
@@ -115,23 +157,16 @@ class AggregateSpec(BaseModel):
         more = ["queries", "answers", "choose"]
         more += ["choose_seed"] if self.choose == "random" else []
         more += ["rounds"] if self.in_rounds else []
-        more += ["keep"] if self.mechanism == "interactive" else []
+        more += self.kind.optional_keys()
         return f" and, if you wish, {', '.join(more[:-1])} and {more[-1]}"
 
 
 def make_mechanism(spec: AggregateSpec) -> Mechanism:
-    """The mechanism a recipe asks for.
+    """Return the mechanism that a recipe asks for.
 
     >>> make_mechanism(AggregateSpec(scale=20.0))
     LaplaceNoisyMax(scale=20.0)
     """
-    given = {key: float(getattr(spec, key)) for key in _NEEDS[spec.mechanism]}
-    match spec.mechanism:
-        case "lnmax":
-            return LaplaceNoisyMax(**given)
-        case "gnmax":
-            return GaussianNoisyMax(**given)
-        case "confident":
-            return ConfidentGnmax(**given)
-        case "interactive":
-            return InteractiveGnmax(**given, keep=spec.keep)
+    keys = spec.kind.required_keys() + spec.kind.optional_keys()
+    given = {key: getattr(spec, key) for key in keys if getattr(spec, key, None) is not None}
+    return spec.kind.from_keys(given)

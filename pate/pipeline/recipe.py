@@ -14,8 +14,6 @@ from pate.recipes.schema import Notes
 from pate.students.spec import StudentSpec
 from pate.teachers.spec import TeachersSpec
 
-_NOISES = ("scale", "sigma", "threshold", "sigma1", "sigma2")
-
 
 class PrivacySpec(BaseModel):
     """``[privacy]``: what this run may cost, and what the data set may cost in all.
@@ -80,7 +78,7 @@ class Recipe(BaseModel):
     def asked(self) -> str:
         """What is asked of whom, in a line: it tells runs of one folder apart."""
         spec = self.aggregate
-        noise = [f"{key} {value:g}" for key in _NOISES if (value := getattr(spec, key)) is not None]
+        noise = [f"{key} {getattr(spec, key):g}" for key in spec.kind.required_keys()]
         told = [f"{self.teachers.count} teachers", f"{spec.mechanism} ({', '.join(noise)})"]
         if spec.queries is not None:
             told.append(f"at most {spec.queries} queries")

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from pate._files import create_once
-from pate.accounting.data_ledger import make_ledgers_folder
+from pate.accounting.ledger.data_ledger import make_ledgers_folder
 from pate.errors import LedgerError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.spending import ledger_path

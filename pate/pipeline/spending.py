@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pate.accounting import Conversion, Ledger, Neighbours
-from pate.accounting.data_ledger import open_data_ledger
-from pate.accounting.data_set import NOT_PRIVATE
+from pate.accounting.ledger.data_ledger import open_data_ledger
+from pate.accounting.ledger.data_set import NOT_PRIVATE
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Options
 

@@ -14,20 +14,16 @@ from pate.accounting import (
     LogMoments,
     Neighbours,
     ReleasePlan,
-    confident_total,
-    gaussian_total,
-    laplace_total,
     sanitise,
 )
-from pate.accounting.noisy_max import answer_weights, checked_statistic
-from pate.accounting.numerics import FloatArray
-from pate.accounting.smooth import SensitiveCost, gnmax_cost, lnmax_cost, threshold_cost
-from pate.accounting.terms import moment_for
+from pate.accounting.ledger.terms import moment_for
+from pate.accounting.moments import FloatArray
+from pate.accounting.smooth import SensitiveCost
 from pate.errors import ConditionsFail, InvalidInput
-from pate.mechanisms import AggregateSpec, Plan, make_mechanism, plan_caps
+from pate.mechanisms import AggregateSpec, Mechanism, Plan, make_mechanism, plan_caps
 from pate.planner.noise import Budget
 from pate.planner.profile import Profile
-from pate.planner.winning import right_with_gaussian, right_with_laplace
+from pate.planner.winning import leads
 
 _ROWS = 250  # of a profile, for the sanitised figure: its walk over the votes takes long
 _DRAWS = 201
@@ -121,25 +117,27 @@ def forecast(
     ``queries`` is the number of public inputs. The profile stands for them: what it holds of one
     input is what is expected of one query.
     """
+    mechanism = make_mechanism(spec)
     plan = plan_caps(
-        make_mechanism(spec),
+        mechanism,
         spec,
         epsilon=budget.epsilon,
         delta=budget.delta,
         available_queries=queries,
         conversion=budget.conversion,
     )
-    weights = _answer_chances(profile, spec)
+    weights = mechanism.answer_chances(profile.counts)
     asked, answered = expected_answers(
         float(weights.mean()), queries=plan.queries, most=plan.answers
     )
-    right = _right(profile, spec)
+    right = mechanism.win_chances(leads(profile))
     accuracy = float(weights @ right / weights.sum())
     order = _ledger_order(plan, budget, ledger_budget)
     # As pate.stages.account reads it: the best λ only where no answer has a say in it.
     moments = [order - 1] if spec.cost_follows_answers else None
-    dependent = scaled(_total(profile, spec, moments), asked / profile.inputs)
-    sanitised, why_not = _sanitised(profile, spec, asked, order, budget, doubt)
+    total = mechanism.data_dependent_cost(profile.counts, moments=moments)
+    dependent = scaled(total, asked / profile.inputs)
+    sanitised, why_not = _sanitised(profile, mechanism, asked, order, budget, doubt)
     return Forecast(
         teachers=profile.teachers,
         spec=spec,
@@ -185,39 +183,6 @@ def expected_answers(chance: float, *, queries: int, most: int) -> tuple[float, 
     return (min(float(queries), answered / chance) if chance > 0 else float(queries)), answered
 
 
-def _answer_chances(profile: Profile, spec: AggregateSpec) -> FloatArray:
-    """The chance of each input to be answered: one, unless a check comes first."""
-    if spec.mechanism != "confident":
-        return np.ones(profile.inputs)
-    return answer_weights(
-        checked_statistic(profile.counts),
-        threshold=_set(spec.threshold),
-        sigma=_set(spec.sigma1),
-        answered=None,
-    )
-
-
-def _right(profile: Profile, spec: AggregateSpec) -> FloatArray:
-    if spec.mechanism == "lnmax":
-        return right_with_laplace(profile, _set(spec.scale))
-    return right_with_gaussian(profile, _set(spec.sigma or spec.sigma2))
-
-
-def _total(profile: Profile, spec: AggregateSpec, moments: list[float] | None) -> LogMoments:
-    """The data-dependent cost of asking every input of the profile once, in expectation."""
-    if spec.mechanism == "lnmax":
-        return laplace_total(profile.counts, scale=_set(spec.scale), moments=moments)
-    if spec.mechanism == "gnmax":
-        return gaussian_total(profile.counts, sigma=_set(spec.sigma), moments=moments)
-    return confident_total(
-        profile.counts,
-        threshold=_set(spec.threshold),
-        sigma1=_set(spec.sigma1),
-        sigma2=_set(spec.sigma2),
-        moments=moments,
-    )
-
-
 def scaled(total: LogMoments, factor: float) -> LogMoments:
     """The cost of more or fewer queries of the same kind."""
     return replace(total, values=total.values * factor)
@@ -237,13 +202,19 @@ def _ledger_order(plan: Plan, budget: Budget, ledger_budget: float | None) -> fl
 
 
 def _sanitised(
-    profile: Profile, spec: AggregateSpec, asked: float, order: float, budget: Budget, doubt: float
+    profile: Profile, mechanism: Mechanism, asked: float, order: float, budget: Budget, doubt: float
 ) -> tuple[float | None, str | None]:
     """The median ε that publishing would give, its price included; or why there is none."""
     rows = np.linspace(0, profile.inputs - 1, min(profile.inputs, _ROWS)).astype(np.int64)
     part = Profile(counts=profile.counts[rows], truth=profile.truth[rows])
     try:
-        cost = _scaled_cost(_sensitive(part, spec, order), asked / part.inputs)
+        whole = mechanism.sensitive_cost(
+            part.counts,
+            order=order,
+            teachers=part.teachers,
+            answered=mechanism.answer_chances(part.counts),
+        )
+        cost = _scaled_cost(whole, asked / part.inputs)
         plan = ReleasePlan.default(order=order, doubt=doubt)
     except (ConditionsFail, InvalidInput) as error:
         return None, str(error)
@@ -255,24 +226,6 @@ def _sanitised(
         for _ in range(_DRAWS)
     ]
     return float(np.median(drawn)), None
-
-
-def _sensitive(profile: Profile, spec: AggregateSpec, order: float) -> SensitiveCost:
-    counts = profile.counts
-    if spec.mechanism == "lnmax":
-        return lnmax_cost(counts, scale=_set(spec.scale), order=order)
-    if spec.mechanism == "gnmax":
-        return gnmax_cost(counts, sigma=_set(spec.sigma), order=order)
-    answers = gnmax_cost(
-        counts, sigma=_set(spec.sigma2), order=order, weights=_answer_chances(profile, spec)
-    )
-    return answers + threshold_cost(
-        checked_statistic(counts),
-        teachers=profile.teachers,
-        threshold=_set(spec.threshold),
-        sigma=_set(spec.sigma1),
-        order=order,
-    )
 
 
 def _scaled_cost(cost: SensitiveCost, factor: float) -> SensitiveCost:

@@ -2,7 +2,7 @@
 
 With room(λ) the total log-moment that becomes ε at λ, answers fit if their log-moments do at *some*
 λ of the accountant's grid. Gaussian costs are all ρ·λ(λ+1), so one number, the largest ρ, says what
-fits; for Laplace noise the two terms of a (2/b, 0)-DP answer are turned round.
+fits. The noise of a single kind of answer is found by its mechanism.
 
 Guarantees:
     Every noise is rounded up, and a plan is measured again by the accountant before it is shown.
@@ -17,9 +17,9 @@ import numpy as np
 
 from pate._validate import check_delta
 from pate.accounting import Conversion
-from pate.accounting.moments import DEFAULT_MOMENTS, log_moment_at
-from pate.accounting.numerics import FloatArray
+from pate.accounting.moments import DEFAULT_MOMENTS, FloatArray, log_moment_at
 from pate.errors import InvalidInput
+from pate.mechanisms import Mechanism
 
 _DIGITS = 4  # of a noise, in a recipe
 
@@ -53,15 +53,10 @@ class Budget:
         moments, room = self._room()
         return float(np.max(room / (moments * (moments + 1))))
 
-    def laplace(self, answers: int) -> float:
-        """The least Laplace scale b with which so many answers fit.
-
-        At λ they do where ε₀ = 2/b has λε₀ ≤ room/answers or ½ε₀²λ(λ+1) ≤ room/answers.
-        """
+    def least_noise(self, kind: type[Mechanism], answers: int) -> float:
+        """The least noise of a mechanism with which so many answers fit."""
         moments, room = self._room()
-        each = np.maximum(room, 0.0) / answers
-        pure = np.maximum(each / moments, np.sqrt(2 * each / (moments * (moments + 1))))
-        return 2 / float(np.max(pure))
+        return kind.least_noise(answers, moments=moments, room=room)
 
     def gaussian(self, answers: float, *, share: float = 1.0) -> float:
         """The least σ with which so many answers fit into a share of the budget."""

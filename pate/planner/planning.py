@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pate.datasets.catalogue import named_set
@@ -14,7 +14,7 @@ from pate.planner.noise import Budget
 from pate.planner.profile import Profile
 from pate.planner.proposal import Proposal, propose
 from pate.planner.rehearsal import Rehearsal
-from pate.planner.search import MECHANISMS, Mechanism
+from pate.planner.search import plannable
 from pate.planner.simulated import RIVAL, accuracy_at, parse_accuracies, simulated
 from pate.planner.surrogate import load_surrogate, surrogate_profile, used_as_private
 
@@ -29,7 +29,7 @@ class Request:
     surrogate: str | None = None  # a named public data set
     accuracies: Sequence[str] = ()  # of one teacher: "0.8" or "500=0.8"
     teachers: Sequence[int] = ()
-    mechanisms: Sequence[Mechanism] = MECHANISMS
+    mechanisms: Sequence[str] = field(default_factory=plannable)
     label_accuracy: float | None = None
     answers: int | None = None
     rehearse: bool = True  # on a surrogate, let a student decide
@@ -58,6 +58,7 @@ class Request:
 class Planned:
     """A proposal, and in plain sentences what it rests on."""
 
+    recipe: Recipe  # the one that was planned for
     proposal: Proposal
     assumptions: tuple[str, ...]
 
@@ -113,7 +114,9 @@ def plan(
         f"{facts.queries} public inputs, {facts.classes} classes ({known}). No file of "
         f"{recipe.data.name} was opened."
     )
-    return Planned(proposal=proposal, assumptions=(first, *told, *_reasons(proposal)))
+    return Planned(
+        recipe=recipe, proposal=proposal, assumptions=(first, *told, *_reasons(proposal))
+    )
 
 
 def _on_surrogate(

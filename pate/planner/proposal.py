@@ -13,7 +13,7 @@ from pate.planner.forecast import Forecast, forecast
 from pate.planner.noise import Budget
 from pate.planner.profile import Profile
 from pate.planner.rehearsal import Rehearsal, shortlist
-from pate.planner.search import MECHANISMS, Candidate, Mechanism, Wish, candidates
+from pate.planner.search import Candidate, Wish, candidates, plannable
 from pate.planner.winning import right_with_gaussian
 
 _INPUTS = 2000  # of a profile, for the search: enough for every mean in a plan
@@ -60,7 +60,7 @@ def propose(
     budget: Budget,
     label_accuracy: float | None = None,
     answers: int | None = None,
-    mechanisms: Sequence[Mechanism] = MECHANISMS,
+    mechanisms: Sequence[str] | None = None,
     rehearsal: Rehearsal | None = None,
     ledger_budget: float | None = None,
     doubt: float = 0.01,
@@ -79,6 +79,7 @@ def propose(
         raise InvalidInput(f"--answers {answers} is more than the {facts.queries} public inputs")
     short = [profile.first(_INPUTS) for profile in profiles]
     wish = Wish(accuracy=label_accuracy or 0.0, answers=answers)
+    mechanisms = plannable() if mechanisms is None else mechanisms
     chosen: list[list[Forecast]] = []  # for each number of teachers, the best of each mechanism
 
     def measured(profile: Profile, setting: AggregateSpec, student: float | None) -> Forecast:

@@ -15,11 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from pate.mechanisms import AggregateSpec, Plan, make_mechanism
-from pate.mechanisms.release import IntArray
+from pate.mechanisms.mechanism import IntArray
 from pate.planner.profile import Profile
 from pate.planner.search import Candidate
 from pate.planner.surrogate import Surrogate
-from pate.teachers import TeachersSpec, make, model_for, predict_labels, seed_for, train
+from pate.teachers.adapters import make
+from pate.teachers.protocol import predict_labels, train
+from pate.teachers.spec import TeachersSpec, model_for, seed_for
 from pate.votes import Votes
 
 _DRAWS = 3

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtr
 
-from pate.accounting.numerics import FloatArray
-from pate.mechanisms import AggregateSpec
-from pate.mechanisms.release import IntArray
+from pate.accounting.moments import FloatArray
+from pate.mechanisms import MECHANISMS, AggregateSpec, Mechanism
+from pate.mechanisms.mechanism import IntArray
 from pate.planner.forecast import evenness, expected_answers, useful_labels
 from pate.planner.noise import Budget, rounded_up
 from pate.planner.profile import Profile
-from pate.planner.winning import right_with_gaussian, right_with_laplace
-
-Mechanism = Literal["gnmax", "confident", "lnmax"]
-MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
+from pate.planner.winning import leads, right_with_gaussian
 
 _STEPS = 36  # numbers of answers that are looked at
 _SHARES = (0.05, 0.1, 0.2, 0.35, 0.5)  # of the budget, for the checks
@@ -70,22 +67,36 @@ class Wish:
         return accuracy >= self.accuracy
 
 
+def plannable() -> tuple[str, ...]:
+    """The mechanisms whose settings follow from a budget: one noise, or a check and an answer.
+
+    >>> plannable()
+    ('lnmax', 'gnmax', 'confident')
+    """
+    return tuple(
+        name
+        for name, kind in MECHANISMS.items()
+        if kind.required_keys() in ((kind.calibrated,), ("threshold", "sigma1", "sigma2"))
+        and not kind.uses_student
+    )
+
+
 def candidates(
-    profile: Profile, *, budget: Budget, queries: int, mechanisms: Sequence[Mechanism] = MECHANISMS
+    profile: Profile, *, budget: Budget, queries: int, mechanisms: Sequence[str] | None = None
 ) -> list[Candidate]:
     """Settings that use up the budget, for every mechanism and every number of answers."""
+    names = plannable() if mechanisms is None else mechanisms
     numbers = np.unique(
         np.geomspace(min(_LEAST, queries), queries, _STEPS).round().astype(np.int64)
     )
     found: list[Candidate] = []
-    if "lnmax" in mechanisms:
-        found += _laplace(profile, budget, numbers)
-    if "gnmax" in mechanisms or "confident" in mechanisms:
-        ladder = _Ladder.of(profile, budget, queries=queries)
-        if "gnmax" in mechanisms:
-            found += _gaussian(profile, budget, numbers, ladder)
-        if "confident" in mechanisms:
-            found += _checking(profile, budget, numbers, ladder)
+    ladder = None
+    for kind in (MECHANISMS[name] for name in plannable() if name in names):
+        if kind.calibrated is not None:
+            found += _one_noise(profile, budget, numbers, kind)
+        else:
+            ladder = ladder or _Ladder.of(profile, budget, queries=queries)
+            found += _checking(profile, budget, numbers, ladder, kind)
     return found
 
 
@@ -110,28 +121,26 @@ class _Ladder:
         return float(np.interp(np.log(sigma), np.log(self.sigmas[above - 1 : above + 1]), ends))
 
 
-def _laplace(profile: Profile, budget: Budget, numbers: IntArray) -> Iterator[Candidate]:
+def _one_noise(
+    profile: Profile, budget: Budget, numbers: IntArray, kind: type[Mechanism]
+) -> Iterator[Candidate]:
+    """Settings of a mechanism with one noise and no check."""
+    ahead = leads(profile)
     for number in map(int, numbers):
-        scale = rounded_up(budget.laplace(number))
-        accuracy = float(right_with_laplace(profile, scale).mean())
-        spec = _spec(mechanism="lnmax", scale=scale, queries=number)
+        noise = rounded_up(budget.least_noise(kind, number))
+        mechanism = kind.from_keys({str(kind.calibrated): noise})
+        spec = _spec(mechanism=kind.name, **{str(kind.calibrated): noise}, queries=number)
+        accuracy = float(mechanism.win_chances(ahead).mean())
         yield _candidate(profile, spec, float(number), accuracy)
 
 
-def _gaussian(
-    profile: Profile, budget: Budget, numbers: IntArray, ladder: _Ladder
-) -> Iterator[Candidate]:
-    everything = np.ones(profile.inputs)
-    for number in map(int, numbers):
-        sigma = rounded_up(budget.gaussian(number))
-        spec = _spec(mechanism="gnmax", sigma=sigma, queries=number)
-        yield _candidate(profile, spec, float(number), ladder.accuracy(sigma, everything))
-
-
 def _checking(
-    profile: Profile, budget: Budget, numbers: IntArray, ladder: _Ladder
+    profile: Profile, budget: Budget, numbers: IntArray, ladder: _Ladder, kind: type[Mechanism]
 ) -> Iterator[Candidate]:
-    """Confident-GNMax. The cap on answers is what is expected, so that the rest goes into noise."""
+    """Settings of a mechanism with a check (Confident-GNMax).
+
+    The cap on answers is what is expected, so that the rest goes into noise.
+    """
     largest = profile.counts.max(axis=1).astype(np.float64)
     thresholds = profile.teachers * np.array(_THRESHOLDS)
     everything = np.ones(profile.inputs)
@@ -148,7 +157,7 @@ def _checking(
                 accuracy = ladder.accuracy(sigma2, passing[:, column])
                 answered = expected_answers(float(chance), queries=number, most=most)[1]
                 spec = _spec(
-                    mechanism="confident",
+                    mechanism=kind.name,
                     threshold=float(f"{threshold:.4g}"),
                     sigma1=sigma1,
                     sigma2=sigma2,

@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.datasets import DataSpec, load
 from pate.datasets.catalogue import named_set
-from pate.errors import InvalidInput, PateError
+from pate.datasets.loading import load
+from pate.datasets.spec import DataSpec
+from pate.errors import InvalidInput, PateError, TeacherError
 from pate.pipeline.recipe import Recipe
 from pate.planner.profile import Profile
-from pate.teachers import TeacherError, TeachersSpec, make, model_for, seed_for
-from pate.teachers.families import alike, predict_many_labels, train_many
+from pate.teachers.adapters import make
+from pate.teachers.families import group_families, predict_many_labels, train_many
+from pate.teachers.spec import TeachersSpec, model_for, seed_for
 
 _POOL = 20_000  # records that teachers learn from, at most: more take long to encode
 _LEDGERS = ("ledger", "dpsgd.ledger")  # of votes, and of training with noise
@@ -101,7 +103,7 @@ def _encoded(
     """Records, public inputs and test inputs as the recipe's teachers would see them."""
     if not recipe.encoder.steps:
         return parts
-    from pate.encoders import fit_encoder
+    from pate.encoders.chain import fit_encoder
 
     chain = fit_encoder(recipe.encoder, parts[1], plugin_path=plugin_path)
     return tuple(chain.transform(part) for part in parts)
@@ -177,7 +179,7 @@ def _predictions(
         )
         for number, _ in group
     ]
-    for family in alike(made):
+    for family in group_families(made):
         kin = [made[place] for place in family]
         shards = [
             (surrogate.features[group[place][1]], surrogate.labels[group[place][1]])

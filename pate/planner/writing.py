@@ -13,8 +13,26 @@ from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
 from pate.planner.forecast import Forecast
 from pate.planner.noise import Budget
+from pate.planner.planning import Planned
+from pate.recipes.read import find_recipe
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def write_planned(
+    path: Path,
+    planned: Planned,
+    *,
+    source: str,
+    settings: Sequence[str],
+    comment: Sequence[str],
+    force: bool = False,
+) -> None:
+    """Write the recipe at ``source`` with the plan in place of its own values."""
+    said = said_in(find_recipe(source).read_text(encoding="utf-8-sig"), settings)
+    proposal = planned.proposal
+    content = planned_recipe(planned.recipe, proposal.best, proposal.budget, said=said)
+    write_recipe(path, content, comment=comment, force=force)
 
 
 def planned_recipe(

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.encoders.backbone import Backbone
-from pate.encoders.chain import Chain
-from pate.encoders.persist import load_encoder
+from pate.encoders.chain import Chain, load_encoder
 from pate.errors import InvalidInput, PateError
 from pate.release.contents import copy_encoder, copy_student, released_encoder
 from pate.release.finished import Finished
@@ -25,8 +24,8 @@ from pate.release.models import ENCODER, GRAPH, STATE, STUDENT, TENSORS, write_t
 from pate.release.schema import Header
 from pate.release.student import ReleasedStudent, TeacherModel, open_student
 from pate.students.spec import NETWORKS
-from pate.teachers import load
 from pate.teachers.linear import LinearTeacher
+from pate.teachers.persist import load
 from pate.teachers.sklearn_teacher import SklearnTeacher
 from pate.teachers.spec import ModelSpec
 from pate.teachers.torch_teacher import TorchTeacher

@@ -29,10 +29,10 @@ from pate.accounting import (
     log_moments,
 )
 from pate.accounting.events import tally
+from pate.accounting.ledger.terms import Terms
 from pate.accounting.moments import epsilon_at
-from pate.accounting.terms import Terms
 from pate.errors import InvalidInput, PateError
-from pate.shares import wilson
+from pate.metrics import wilson
 
 _ROUNDING = 1e-9  # relative: what another machine's arithmetic may differ by
 _KEYS = ("epsilon", "delta", "moment", "conversion")

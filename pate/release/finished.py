@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pate.artifacts import Artifact, Level, Store, StoreError, fingerprint
-from pate.datasets import data_root as default_root
+from pate.datasets.catalogue import data_root as default_root
 from pate.errors import InvalidInput, LedgerError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run, find_data_root, read_resolved

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.encoders.guarding import checked
 from pate.encoders.spec import StepSpec
-from pate.encoders.step import Step
+from pate.encoders.step import Step, checked
 from pate.errors import InvalidInput
 from pate.release.onnx_graph import OnnxGraph, read_graph
 from pate.release.schema import (

@@ -145,7 +145,7 @@ def _trusted(folder: Path, header: Header, plugin_path: Path | None) -> Released
     """A student that needs code, which the caller vouches for."""
     from pydantic import ValidationError
 
-    from pate.encoders.persist import load_encoder
+    from pate.encoders.chain import load_encoder
     from pate.encoders.spec import EncoderSpec
     from pate.teachers.persist import load
     from pate.teachers.spec import ModelSpec

@@ -22,7 +22,7 @@ from pate.accounting import (
 from pate.accounting.composition import advanced, gaussian_epsilon
 from pate.accounting.events import tally
 from pate.accounting.moments import epsilon_at
-from pate.mechanisms.release import Mechanism
+from pate.mechanisms import Mechanism
 
 _POINTS = 60
 _AROUND = 30  # how far from the best λ its profile is shown

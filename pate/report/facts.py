@@ -15,6 +15,7 @@ from pate.accounting import Conversion, Event, Ledger, event_from_json
 from pate.artifacts import Artifact, Level
 from pate.errors import InvalidInput
 from pate.mechanisms import make_mechanism
+from pate.metrics import Share
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
 from pate.pipeline.secret import key_path
@@ -23,7 +24,6 @@ from pate.pipeline.stage import producer
 from pate.report.comparison import Contender, read_comparison
 from pate.report.curves import Curves, Profile, cost_curves, moment_profile
 from pate.report.tuning import tuning_told
-from pate.shares import Share
 
 if TYPE_CHECKING:
     from pate.report.private import PrivateFacts

@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pate.metrics import Share
 from pate.report.facts import Facts
 from pate.report.markup import Markup, escape, tag
-from pate.shares import Share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

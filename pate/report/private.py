@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.accounting import Conversion, LogMoments, confident_total, gaussian_total, laplace_total
-from pate.mechanisms.spec import AggregateSpec
+from pate.accounting import Conversion
+from pate.mechanisms import make_mechanism
+from pate.metrics import Share
 from pate.pipeline.runner import Run
 from pate.report.curves import shown_queries
 from pate.report.facts import Figure
-from pate.shares import Share
 
 _BINS = 20
 _POINTS = 30  # a prefix of the votes is costed for each
@@ -46,10 +46,15 @@ def gather_private(run: Run) -> PrivateFacts:
     costs = run.artifact("account").json("guarantees.json")
     counts, answered, teachers = _votes(run)
     # One try's cost says nothing of a choice among several: then there is no curve either.
-    steps = shown_queries(len(counts), _POINTS) if len(counts) and dependent is not None else ()
     follows = recipe.aggregate.cost_follows_answers
-    fixed = [dependent.moment] if dependent is not None and follows else None
-    totals = [_total(recipe.aggregate, counts[:n], answered[:n], fixed) for n in steps]
+    fixed = [_set(dependent.moment)] if dependent is not None and follows else None
+    steps = shown_queries(len(counts), _POINTS) if len(counts) and dependent is not None else ()
+    mechanism = make_mechanism(recipe.aggregate)
+    totals = [
+        mechanism.data_dependent_cost(counts[:n], moments=fixed, answered=answered[:n])
+        for n in steps
+        if not mechanism.uses_student  # its cost hangs on the students of its rounds
+    ]
     reference = None
     if recipe.evaluate.reference:
         found = run.artifact("evaluate-reference").json("evaluation.json")["reference"]
@@ -60,7 +65,6 @@ def gather_private(run: Run) -> PrivateFacts:
         dependent_curve=tuple(
             total.guarantee(delta=recipe.privacy.delta, conversion=conversion).epsilon
             for total in totals
-            if total is not None
         ),
         reading=_figure(costs["odometer"][conversion.value]),
         winners=_winners(counts, teachers),
@@ -75,28 +79,6 @@ def _votes(run: Run) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:
     asked = np.array(released.array("asked.npy"))
     counts = votes.array("counts.npy")[asked].astype(np.int64)
     return counts, np.isin(asked, released.array("answered.npy")), int(votes.facts["teachers"])
-
-
-def _total(
-    spec: AggregateSpec, counts: NDArray[np.int64], answered: NDArray[np.bool_], moments: Any
-) -> LogMoments | None:
-    """The data-dependent cost of the first queries; None where it hangs on a student's rounds."""
-    match spec.mechanism:
-        case "lnmax":
-            return laplace_total(counts, scale=_set(spec.scale), moments=moments)
-        case "gnmax":
-            return gaussian_total(counts, sigma=_set(spec.sigma), moments=moments)
-        case "confident":
-            return confident_total(
-                counts,
-                threshold=_set(spec.threshold),
-                sigma1=_set(spec.sigma1),
-                sigma2=_set(spec.sigma2),
-                moments=moments,
-                answered=answered,
-            )
-        case "interactive":
-            return None
 
 
 def _winners(counts: NDArray[np.int64], teachers: int) -> tuple[int, ...]:
@@ -114,5 +96,5 @@ def _figure(figure: Mapping[str, Any]) -> Figure:
 
 
 def _set(value: float | None) -> float:
-    assert value is not None  # the recipe was checked
+    assert value is not None  # a data-dependent figure has the λ it was read at
     return value

@@ -19,6 +19,7 @@ from pate._format import (
 from pate._format import (
     strength,
 )
+from pate.metrics import Share
 from pate.report import plots
 from pate.report.facts import Facts, Figure
 from pate.report.markup import Markup, join, tag
@@ -30,7 +31,6 @@ from pate.report.wording import (
     mechanism_formula,
     sanitised_holds,
 )
-from pate.shares import Share
 
 _MOST_BARS = 40  # classes in a picture
 _MOST_CELLS = 26  # classes in a confusion matrix; above, the commonest confusions are listed
@@ -298,7 +298,7 @@ def _order(moment: float | None) -> str:
 
 def consensus(facts: Facts) -> Markup:
     share = facts.answered / max(1, facts.asked)
-    checked = facts.recipe.aggregate.mechanism in ("confident", "interactive")
+    checked = facts.recipe.aggregate.kind.checks
     answered = (
         f"{plain(facts.answered)} of {plain(facts.asked)} queries ({percent(share)}) passed the "
         "noised check, in which enough teachers must agree, and were answered."

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pate.accounting import Ledger, Neighbours
-    from pate.accounting.together import WholeStudy
+    from pate.accounting.ledger.study_costs import WholeStudy
     from pate.pipeline.runner import Run
 
 LOOKS = "votes-looked-at.jsonl"  # beside the private artifacts of a run
@@ -63,7 +63,7 @@ def studies_behind(
         What is told of a study is the cost of its plan only if the labels are part of it, and of no
         other study; otherwise what the ledgers say of all their releases, these labels among them.
     """
-    from pate.accounting.together import whole_studies
+    from pate.accounting.ledger.study_costs import whole_studies
 
     charges = ledger.charges()
     begins = tuple(f"{name.rpartition(' ')[0]} " for name in own)
@@ -94,7 +94,7 @@ def _trained(ledger: Ledger) -> list[str]:
     """What was paid for by DP-SGD, which has a ledger of its own."""
     from pate._format import describe_neighbours, format_epsilon
     from pate.accounting import Ledger
-    from pate.accounting.data_set import beside
+    from pate.accounting.ledger.data_set import beside
 
     other = beside(ledger.path)
     if not other.exists():
@@ -135,7 +135,7 @@ def _earlier_releases(run: Run, ledger: Ledger) -> int:
 
 def _seeded_releases(run: Run) -> int:
     from pate.accounting import Ledger
-    from pate.accounting.data_set import beside
+    from pate.accounting.ledger.data_set import beside
     from pate.pipeline.spending import ledger_path
 
     if run.options.insecure_seed is not None:  # this run is not private anyhow, and says so

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pate._format import (
-    format_number as plain,
-)
-from pate.mechanisms.spec import AggregateSpec
+from pate.mechanisms import AggregateSpec, make_mechanism
 
 
 def best_guess(epsilon: float, delta: float) -> float:
@@ -44,26 +41,8 @@ def sanitised_holds(spec: AggregateSpec) -> str:
 
 def mechanism_formula(spec: AggregateSpec) -> tuple[str, str]:
     """A mechanism's name and what it answers, in symbols."""
-    match spec.mechanism:
-        case "lnmax":
-            assert spec.scale is not None
-            return "LNMax", f"answer = argmaxⱼ (nⱼ + Lap(b)), b = {plain(spec.scale)} votes"
-        case "gnmax":
-            assert spec.sigma is not None
-            return "GNMax", f"answer = argmaxⱼ (nⱼ + N(0, σ²)), σ = {plain(spec.sigma)} votes"
-        case "confident":
-            check = "maxⱼ nⱼ + N(0, σ₁²) ≥ T"
-            name = "Confident-GNMax"
-        case "interactive":
-            check = "maxⱼ (nⱼ − student’sⱼ) + N(0, σ₁²) ≥ T"
-            name = "Interactive-GNMax"
-    assert spec.threshold is not None
-    assert spec.sigma1 is not None
-    assert spec.sigma2 is not None
-    return name, (
-        f"if {check}: answer = argmaxⱼ (nⱼ + N(0, σ₂²)); T = {plain(spec.threshold)}, "
-        f"σ₁ = {plain(spec.sigma1)}, σ₂ = {plain(spec.sigma2)} votes"
-    )
+    mechanism = make_mechanism(spec)
+    return mechanism.title, mechanism.formula()
 
 
 CONVERSIONS = {

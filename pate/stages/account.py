@@ -40,20 +40,15 @@ from pate.accounting import (
     ReleasePlan,
     Repeated,
     compose,
-    confident_total,
     event_from_json,
-    gaussian_total,
-    laplace_total,
     sanitise,
 )
 from pate.accounting.composition import advanced, basic
 from pate.accounting.events import tally
-from pate.accounting.noisy_max import checked_statistic
-from pate.accounting.smooth import SensitiveCost, gnmax_cost, lnmax_cost, threshold_cost
+from pate.accounting.smooth import SensitiveCost
 from pate.artifacts import Artifact, Draft, Level
 from pate.errors import BudgetExceeded, ConditionsFail, InvalidInput, SpendNeeded
-from pate.mechanisms import Plan, Randomness, student_baseline
-from pate.mechanisms.spec import AggregateSpec
+from pate.mechanisms import Mechanism, Plan, Randomness, make_mechanism, student_baseline
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options, Stage
@@ -86,7 +81,7 @@ def _run(context: Context) -> None:
         order = order_of(ledger)
         # What was paid for may depend on answers: then the best λ does, too.
         moments = [order - 1] if recipe.aggregate.cost_follows_answers else None
-        dependent = votes.total(recipe.aggregate, moments)
+        dependent = votes.total(make_mechanism(recipe.aggregate), moments)
         with context.draft(Level.PRIVATE, part="private") as draft:
             draft.save_json(
                 "guarantees.json",
@@ -119,12 +114,12 @@ def rehearse(recipe: Recipe, plan: Plan, *, classes: int, order: float) -> None:
     teachers = recipe.teachers.count
     made_up = np.zeros((3, classes), dtype=np.int64)  # all agree, two classes are level, none votes
     made_up[0, 0], made_up[1, :2] = teachers, (teachers - teachers // 2, teachers // 2)
-    baseline = np.zeros(made_up.shape) if recipe.aggregate.mechanism == "interactive" else None
+    baseline = np.zeros(made_up.shape) if recipe.aggregate.kind.uses_student else None
     votes = _Votes(made_up, np.ones(len(made_up), dtype=bool), baseline, teachers)
     try:
         _figures_of_plan(list(plan.events), recipe.privacy.delta)
         for moments in ([order - 1], None):
-            total = votes.total(recipe.aggregate, moments)
+            total = votes.total(make_mechanism(recipe.aggregate), moments)
             for conversion in Conversion:
                 _json(total, recipe.privacy.delta, conversion)
         _sensitive(votes, recipe, order)
@@ -158,7 +153,7 @@ def _sensitive(
     if recipe.privacy.epsilon is not None:
         return None, "its price would come on top of privacy.epsilon"
     try:
-        return votes.sensitive(recipe.aggregate, order), None
+        return votes.sensitive(make_mechanism(recipe.aggregate), order), None
     except (ConditionsFail, InvalidInput) as error:
         return None, str(error)
 
@@ -289,56 +284,30 @@ class _Votes:
         teachers = int(votes.facts["teachers"])
         return cls(counts, answered, _baseline(context, counts, teachers), teachers)
 
-    def total(self, spec: AggregateSpec, moments: Any) -> LogMoments:
+    def total(self, mechanism: Mechanism, moments: Any) -> LogMoments:
         if not len(self.counts):
             return compose([], moments)
-        if spec.mechanism == "lnmax":
-            return laplace_total(self.counts, scale=_set(spec.scale), moments=moments)
-        if spec.mechanism == "gnmax":
-            return gaussian_total(self.counts, sigma=_set(spec.sigma), moments=moments)
-        return confident_total(
+        return mechanism.data_dependent_cost(
+            self.counts, moments=moments, answered=self.answered, baseline=self.baseline
+        )
+
+    def sensitive(self, mechanism: Mechanism, order: float) -> SensitiveCost:
+        if not len(self.counts):
+            raise InvalidInput("nothing was asked, so there is nothing to sanitise")
+        return mechanism.sensitive_cost(
             self.counts,
-            threshold=_set(spec.threshold),
-            sigma1=_set(spec.sigma1),
-            sigma2=_set(spec.sigma2),
-            moments=moments,
+            order=order,
+            teachers=self.teachers,
             answered=self.answered,
             baseline=self.baseline,
         )
-
-    def sensitive(self, spec: AggregateSpec, order: float) -> SensitiveCost:
-        if not len(self.counts):
-            raise InvalidInput("nothing was asked, so there is nothing to sanitise")
-        if spec.mechanism == "lnmax":
-            return lnmax_cost(
-                self.counts, scale=_set(spec.scale), order=order, teachers=self.teachers
-            )
-        if spec.mechanism == "gnmax":
-            return gnmax_cost(
-                self.counts, sigma=_set(spec.sigma), order=order, teachers=self.teachers
-            )
-        answers = gnmax_cost(
-            self.counts,
-            sigma=_set(spec.sigma2),
-            order=order,
-            weights=self.answered,
-            teachers=self.teachers,
-        )
-        checks = threshold_cost(
-            checked_statistic(self.counts, baseline=self.baseline),
-            teachers=self.teachers,
-            threshold=_set(spec.threshold),
-            sigma=_set(spec.sigma1),
-            order=order,
-        )
-        return answers + checks
 
 
 def _baseline(
     context: Context, counts: NDArray[np.int64], teachers: int
 ) -> NDArray[np.float64] | None:
     """What an interactive release checked against: each round's student, zero in the first."""
-    if context.recipe.aggregate.mechanism != "interactive":
+    if not context.recipe.aggregate.kind.uses_student:
         return None
     baseline = np.zeros(counts.shape)
     pending = context.store.open("pending-labels", context.inputs["aggregate"].facts["drawn"])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pate.accounting import Event, Ledger, event_from_json
 from pate.artifacts import Artifact, Draft, Level, fingerprint
 from pate.devices import use_first
-from pate.mechanisms import InteractiveGnmax, Mechanism, Plan, Randomness, Release, make_mechanism
+from pate.mechanisms import Mechanism, Plan, Randomness, Release, make_mechanism
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options, Stage
@@ -35,7 +35,8 @@ from pate.stages.features import graph_features, student_inputs
 from pate.stages.releasing import paid_answers, release_once
 from pate.stages.rounds import Round, draw_once, labelled
 from pate.stages.selected import take_up
-from pate.students import StudentData, train_student
+from pate.students.data import StudentData
+from pate.students.train import train_student
 from pate.teachers.protocol import probabilities
 
 _NONE = np.empty(0, dtype=np.int64)
@@ -51,7 +52,7 @@ def _settings(recipe: Recipe, options: Options) -> Any:
         "insecure_seed": options.insecure_seed,
         # The student takes part in the rounds of an interactive release.
         "student": recipe.student.model_dump(mode="json")
-        if recipe.aggregate.mechanism == "interactive"
+        if recipe.aggregate.kind.uses_student
         else None,
     }
 
@@ -124,7 +125,7 @@ def _known_answers(
 ) -> tuple[str | None, Round]:
     """The longest paid release of the same votes with the same noise, and its charge.
 
-    For mechanisms that answer every query (lnmax, gnmax) asked in an order that was fixed in
+    For mechanisms without a check, which answer every query asked, in an order that was fixed in
     advance, of which the earlier release asked the beginning; a check that counts answers, answers
     looked at in between, or an ε for the whole run makes a release one whole.
     """
@@ -134,7 +135,7 @@ def _known_answers(
     # A run of a study draws its own answers: its cost is then its own, and its label noise too.
     if context.options.study is not None:
         return charge, best
-    if capped or spec.mechanism not in ("lnmax", "gnmax") or spec.in_rounds:
+    if capped or spec.kind.checks or spec.in_rounds:
         return charge, best
     # The ledger's figure, which covers a plan that grew, would not hold under this relation.
     if not ledger.relations() <= {context.recipe.partition.neighbours, None}:
@@ -192,7 +193,7 @@ def _in_rounds(
             rows = chooser.next(
                 int(stop - start), asked=asked, rows=known, labels=labels, classes=classes
             )
-            if isinstance(mechanism, InteractiveGnmax) and len(known):
+            if mechanism.uses_student and len(known):
                 inputs = np.array(student_inputs(context))
                 data = StudentData(
                     inputs=inputs,
@@ -210,7 +211,7 @@ def _in_rounds(
                     )
                     shown = probabilities(student, inputs[rows], classes=classes)
         votes, rng = votes_on(context, rows), noise(context.options, number=len(rounds))
-        if isinstance(mechanism, InteractiveGnmax):
+        if mechanism.uses_student:
             teachers = int(context.inputs["vote"].facts["teachers"])
             release = mechanism.release(
                 votes, rng=rng, most_answers=left, student=shown, teachers=teachers

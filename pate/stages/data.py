@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from pate.artifacts import Level
-from pate.datasets import DataSpec, Splits, Table, load, record_ids
+from pate.datasets.loading import load
+from pate.datasets.spec import DataSpec
+from pate.datasets.table import Splits, Table, record_ids
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 

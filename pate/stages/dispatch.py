@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, final
 
 from pate.engines import Engine, Outcome, Progress, Task
 from pate.errors import PateError
-from pate.teachers import TeachersSpec, model_for
+from pate.teachers.spec import TeachersSpec, model_for
 
 RESCUES = 2  # of a task whose worker was lost, before its teachers are tried one by one
 _MAX_SIZE = 32  # large enough to hide the cost of a task, small enough to share the work

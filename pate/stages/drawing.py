@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from pate.accounting import Conversion, Event, event_to_json
 from pate.artifacts import Draft
-from pate.errors import InvalidInput
 from pate.mechanisms import Plan, Randomness, make_mechanism, plan_caps
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options
@@ -19,25 +18,16 @@ from pate.stages.features import public_features
 from pate.stages.rounds import Round
 from pate.votes import Votes
 
-_NEVER = 40  # standard deviations: beyond it a probability is zero in double precision
-
 # What leaves: inputs by their row among the public ones, in the order in which they were asked.
 ANSWER = ("asked.npy", "answered.npy", "labels.npy", "kept.npy", "kept_labels.npy")
 
 
 def plan_of(recipe: Recipe, *, inputs: int) -> Plan:
     """The most that a recipe asks of so many public inputs; made before the votes are opened."""
-    spec = recipe.aggregate
-    if spec.threshold is not None and spec.sigma1 is not None:
-        most = recipe.teachers.count + _NEVER * spec.sigma1
-        if spec.threshold > most:
-            raise InvalidInput(
-                f"aggregate.threshold is {spec.threshold:g}, and {recipe.teachers.count} votes "
-                f"with noise of sigma1 {spec.sigma1:g} never reach {most:g}: nothing would be "
-                "answered; lower it"
-            )
+    mechanism = make_mechanism(recipe.aggregate)
+    mechanism.check_reachable(teachers=recipe.teachers.count)
     return plan_caps(
-        make_mechanism(recipe.aggregate),
+        mechanism,
         recipe.aggregate,
         epsilon=recipe.privacy.epsilon,
         delta=recipe.privacy.delta,

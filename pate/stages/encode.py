@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pate.artifacts import Level
-from pate.encoders import load_encoder
-from pate.encoders.memory import has_own
+from pate.encoders.chain import load_encoder
+from pate.encoders.step import has_own
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.teach import plugin_digest

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pate.artifacts import Level
-from pate.encoders import encoder_content, fit_encoder, save_encoder
+from pate.encoders.chain import encoder_content, fit_encoder, save_encoder
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.teach import plugin_digest

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from pate.artifacts import Artifact, Level
 from pate.devices import use_first
+from pate.metrics import wilson
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
-from pate.shares import wilson
 from pate.stages.features import (
     as_student_sees,
     graph_features,
@@ -19,8 +19,10 @@ from pate.stages.features import (
     student_inputs,
 )
 from pate.stages.teach import plugin_digest
-from pate.students import StudentData, train_student
-from pate.teachers import load, predict_labels
+from pate.students.data import StudentData
+from pate.students.train import train_student
+from pate.teachers.persist import load
+from pate.teachers.protocol import predict_labels
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from pate.artifacts import Artifact
-from pate.encoders import load_encoder
+from pate.encoders.chain import load_encoder
 from pate.pipeline.stage import Context
 
 _FILE = "features.npy"

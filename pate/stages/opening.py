@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from pate.artifacts import Store
-from pate.datasets import data_root as default_root
+from pate.datasets.catalogue import data_root as default_root
 from pate.engines import make_engine
 from pate.errors import InvalidInput
 from pate.pipeline.runner import Run, find_data_root, read_resolved

@@ -8,9 +8,8 @@ in two folders or after a crash, cannot share a payment.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from pate.accounting import Event, Ledger, event_from_json, event_to_json
 from pate.artifacts import Artifact, Draft, Level, Store, fingerprint
@@ -58,19 +57,22 @@ def release_once(
         * A second draw of what was paid for before, here or from another folder, is refused unless
           the user says ``--spend``. A study asked for all its settings at once, so there only what
           was paid for and is lost needs that word.
-        * The study that a draw was made for is written down with it: whoever goes on with it later
-          pays under that mark. What extends an answer of a study, or builds on it, is of the study.
+        * A charge carries the tags of its studies from the moment it is made: of the study that the
+          draw was made for, which is recorded with it, and of those whose answers it extends or
+          builds on. Nothing is published before all of them are there.
     """
     pending = f"pending-{kind}"
     if settings is None:
         settings = [settings_of(context.recipe, context.options.data_root)]
     drawn_from = sorted(sources) or [context.provenance[source]]
     study = context.options.study
+    behind = sorted({*builds_on, *([] if extends is None else [extends])})
     answer = _stored(context, pending)
     if answer is None:
         if pay_first:
             name, study = _begin(context, kind, source, ledger)
-            _charge(context, kind, ledger, events, name=name, study=study, family=settings)
+            tags = _tags(ledger, study, behind)
+            _charge(context, kind, ledger, events, name=name, studies=tags, family=settings)
         else:
             if extends is None:
                 require_consent(context, kind, source, ledger, sources=drawn_from)
@@ -86,7 +88,7 @@ def release_once(
                 "study": study,
                 "sources": drawn_from,
                 "settings": sorted(settings),
-                "builds_on": sorted({*builds_on, *([] if extends is None else [extends])}),
+                "builds_on": behind,
             }
             draft.save_json(_CHARGE, note)
             draft.facts["charges"] = _named(context, kind, name, extends)
@@ -201,7 +203,7 @@ def _begin(context: Context, kind: str, source: str, ledger: Ledger) -> tuple[st
 
 
 def _study(context: Context, drawn: Artifact) -> str | None:
-    """The study that something was drawn for; where it was for none, that of who goes on."""
+    """Return the study that a draw was made for; where it was for none, that of who resumes it."""
     written: str | None = drawn.json(_CHARGE).get("study")
     return written or context.options.study
 
@@ -219,12 +221,13 @@ def _pay(context: Context, kind: str, answer: Artifact, ledger: Ledger) -> None:
         )
     if not events:
         return
-    if release in paid:
-        _take_over(ledger, release, charge)
-        return
     prefix = _release_id(kind, context.made_from, "")
-    if any(each.startswith(prefix) for each in paid) and not context.options.spend:
+    elsewhere = release not in paid and any(each.startswith(prefix) for each in paid)
+    if elsewhere and not context.options.spend:
         raise SpendNeeded(_paid_elsewhere(ledger, prefix))  # also by an earlier version
+    # What was paid for before is charged once more, which is the same charge: a crash may have left
+    # it without some of its tags.
+    own = charge.get("study") if release in paid else _study(context, answer)
     try:
         _charge(
             context,
@@ -232,13 +235,12 @@ def _pay(context: Context, kind: str, answer: Artifact, ledger: Ledger) -> None:
             ledger,
             events,
             name=charge["name"],
-            study=_study(context, answer),
+            studies=_tags(ledger, own, charge.get("builds_on", ())),
             family=charge.get("settings", ()),
         )
     except BudgetExceeded:
         context.store.discard(answer)
         raise
-    _take_over(ledger, release, charge)
 
 
 def _charge(
@@ -248,34 +250,35 @@ def _charge(
     events: Iterable[Event],
     *,
     name: str,
-    study: str | None,
+    studies: Sequence[str],
     family: Iterable[str],
 ) -> None:
-    """Charges a draw; another one for the same data and settings only if told to pay again."""
+    """Charge a draw; another one for the same data and settings only with ``--spend``."""
     prefix = _release_id(kind, context.made_from, "")
     try:
-        ledger.charge(
-            events,
-            release=f"{prefix}{name}",
-            study=study,
-            settings=[fingerprint("drawn", kind, context.made_from)[:40]],
-            again=context.options.spend,
-            family=family,
-            records=context.recipe.partition.neighbours,
-        )
+        for study in studies or (None,):  # charging it again adds the next tag, and costs nothing
+            ledger.charge(
+                events,
+                release=f"{prefix}{name}",
+                study=study,
+                settings=[fingerprint("drawn", kind, context.made_from)[:40]],
+                again=context.options.spend,
+                family=family,
+                records=context.recipe.partition.neighbours,
+            )
     except ReleaseConflict as error:
         raise SpendNeeded(_paid_elsewhere(ledger, prefix)) from error
 
 
-def _take_over(ledger: Ledger, release: str, charge: Mapping[str, Any]) -> None:
-    """What builds on answers of studies is of these studies, too; before it is published."""
-    behind = set(charge.get("builds_on", ()))
-    charges = ledger.charges()
-    own = next(each.studies for each in charges if each.release == release)
-    studies = [study for each in charges if each.release in behind for study in each.studies]
-    for study in dict.fromkeys(studies):
-        if study not in own:
-            ledger.mark(release, study=study)
+def _tags(ledger: Ledger, own: str | None, builds_on: Collection[str]) -> list[str]:
+    """Return the studies of a charge: its own, and those of the charges that it builds on."""
+    inherited = [
+        study
+        for each in (ledger.charges() if builds_on else [])
+        if each.release in builds_on
+        for study in each.studies
+    ]
+    return list(dict.fromkeys([*([] if own is None else [own]), *inherited]))
 
 
 def require_consent(

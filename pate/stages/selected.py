@@ -1,6 +1,6 @@
 """A recipe that was chosen privately: its candidates, and how it comes to its labels.
 
-A selection (:mod:`pate.sweep.selecting`) draws and pays; what it lets out is an artifact of its
+A selection (:mod:`pate.studies.selection`) draws and pays; what it lets out is an artifact of its
 own. The winner's ``aggregate`` takes that up, so the rest of its run is like any other's.
 """
 

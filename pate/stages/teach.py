@@ -11,14 +11,13 @@ import numpy as np
 from pate.artifacts import Artifact, Level, fingerprint
 from pate.engines import Progress, Task
 from pate.engines.files import code, makes, modules, rows
-from pate.errors import PateError
+from pate.errors import PateError, TeacherError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.secret import naming_key
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.dispatch import Dispatcher, Work, alone, groups, read_failures, work_for
 from pate.stages.features import private_features_path
-from pate.teachers import TeacherError, model_for, seed_for
-from pate.teachers.spec import NOT_IN_FINGERPRINT
+from pate.teachers.spec import NOT_IN_FINGERPRINT, model_for, seed_for
 
 _VERSION = 1
 

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from pate.artifacts import Artifact, Level, StoreError
 from pate.engines import Outcome, Progress, Task
 from pate.engines.files import makes, reads
-from pate.errors import PateError
+from pate.errors import PateError, TeacherError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.dispatch import Dispatcher, Work, groups, read_failures, work_for
 from pate.stages.features import public_features_path
 from pate.stages.teach import plugin_files, record_abstentions
 from pate.stages.worker import ABSTAINS, CHUNK
-from pate.teachers import TeacherError, model_for, seed_for
+from pate.teachers.spec import model_for, seed_for
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:

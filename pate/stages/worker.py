@@ -24,18 +24,12 @@ from numpy.typing import NDArray
 
 from pate.artifacts import Artifact, Draft, Level, Store, StoreError, open_alone
 from pate.engines.files import load_rows, path_of
-from pate.errors import PateError
-from pate.teachers import (
-    ModelSpec,
-    OutOfMemory,
-    Teacher,
-    alike,
-    make,
-    predict_many_labels,
-    restore,
-    save,
-    train_many,
-)
+from pate.errors import OutOfMemory, PateError
+from pate.teachers.adapters import make
+from pate.teachers.families import group_families, predict_many_labels, train_many
+from pate.teachers.persist import restore, save
+from pate.teachers.protocol import Teacher
+from pate.teachers.spec import ModelSpec
 from pate.untrusted import is_own, shown
 
 CHUNK = 4096  # inputs predicted at a time
@@ -166,7 +160,7 @@ def _families(
     A family has all places of the group, empty where another teacher or none is: so a missing one
     changes no shape, and no rounding, for the others. Ordinary teachers come one at a time.
     """
-    for places in alike(teachers):
+    for places in group_families(teachers):
         first = teachers[places[0]]
         if payload["batched"] and hasattr(first, "fit_many"):
             yield {p: t if p in places else None for p, t in enumerate(teachers)}

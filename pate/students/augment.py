@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from pate.errors import InvalidInput
 from pate.plugins import resolve
-from pate.teachers.placing import seeded_torch
+from pate.teachers.placement import seeded_torch
 
 Augment = Callable[[Tensor, Generator], Tensor]
 

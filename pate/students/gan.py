@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from pate.errors import InvalidInput
-from pate.students.data import StudentData
-from pate.students.seeds import sub_seed
+from pate.students.data import StudentData, Tools
 from pate.students.semi_supervised import Learner, prepare, unchanged
-from pate.students.spec import StudentSpec
-from pate.students.tools import Tools
+from pate.students.spec import StudentSpec, sub_seed
 from pate.students.training import Epoch, soft_cross_entropy
-from pate.teachers.placing import seeded_torch
+from pate.teachers.placement import seeded_torch
 from pate.teachers.protocol import Teacher
 
 

@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 
 from pate.errors import InvalidInput
 from pate.students.checkpoint import Checkpoint
-from pate.students.data import StudentData
+from pate.students.data import StudentData, Tools, refuse_torch_keys
 from pate.students.propagation import propagate
-from pate.students.seeds import sub_seed
-from pate.students.spec import StudentSpec
-from pate.students.tools import Tools, refuse_torch_keys
+from pate.students.spec import StudentSpec, sub_seed
 from pate.teachers.protocol import Teacher, guarded, probabilities, train
 from pate.teachers.torch_teacher import TorchTeacher
 

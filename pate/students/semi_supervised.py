@@ -1,4 +1,14 @@
-"""What methods share that learn from labelled and unlabelled inputs in the same step."""
+"""FixMatch and MixMatch: labelled and unlabelled inputs in the same step.
+
+FixMatch (Sohn et al. 2020): where the student is sure of a weakly changed input, that class is the
+target for the same input changed strongly. Distribution alignment (Berthelot et al. 2020) keeps it
+from predicting one class too often. The returned student has the moving average of its weights.
+
+MixMatch (Berthelot et al. 2019): the guess for an input is the student's mean over several changes
+of it, sharpened. Labelled and unlabelled inputs are then mixed in pairs, inputs and targets alike
+(mixup, Zhang et al. 2018), which asks the student to be linear between them and to tolerate a wrong
+label.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +21,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from pate.errors import InvalidInput
-from pate.students.augment import Augment, affine, make_augment
-from pate.students.data import StudentData
+from pate.students.augment import Augment, affine, make_augment, shift
+from pate.students.data import StudentData, Tools
 from pate.students.spec import StudentSpec
-from pate.students.tools import Tools
-from pate.students.training import Epoch, batches, run_epochs, settle
-from pate.teachers.placing import device_of
+from pate.students.training import Epoch, batches, run_epochs, settle, soft_cross_entropy
+from pate.teachers.placement import device_of
+from pate.teachers.protocol import Teacher
 from pate.teachers.torch_teacher import TorchTeacher
 
 
@@ -193,3 +203,132 @@ def cut(images: Tensor, generator: Generator, *, most: float = 0.4) -> Tensor:
     height, width = images.shape[1:3]
     square = (near(height)[:, :, None] & near(width)[:, None, :]).to(images.device)
     return images.masked_fill(square if images.dim() == 3 else square[..., None], 0.0)
+
+
+MEMORY = 0.98  # of the average of what the student says, from step to step
+LEAST = 1e-4  # a share nobody divides by less than
+
+
+def fixmatch(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
+    """A torch student by FixMatch; settings in ``[student.fixmatch]``.
+
+    ``augment`` is the weak change: ``auto`` moves images by a few pixels and leaves other records
+    as they are. ``strong`` is the strong one: ``auto`` bends images and blots a part of them out,
+    and adds noise to other records.
+    """
+    settings = spec.fixmatch
+    task = prepare(spec, data, tools)
+    weak = task.change(spec.augment, shift, noise=0.0)
+    strong = task.change(settings.strong, bend_and_cut, noise=settings.noise)
+    goal = expected_shares(task, trust=settings.trust)
+    learner = Learner(task.student.module)
+    learner.register_buffer("said", goal.clone())
+
+    def losses(epoch: Epoch) -> Iterator[Tensor]:
+        for rows, places in task.pairs(epoch, labelled=settings.labelled):
+            seen = task.seen(rows)
+            with torch.no_grad():
+                guess = task.logits(weak(seen, epoch.generator)).softmax(dim=1)
+                said = learner.get_buffer("said")
+                said.lerp_(guess.mean(dim=0), 1 - MEMORY)
+                if settings.align:
+                    guess = aligned(guess, said=said, goal=goal.to(said.device))
+            known = weak(task.seen(task.rows[places]), epoch.generator)
+            both = task.logits(torch.cat([known, strong(seen, epoch.generator)]))
+            supervised = soft_cross_entropy(
+                both[: len(places)], task.targets(places), smoothing=spec.smoothing
+            )
+            sure, classes = guess.max(dim=1)
+            each = torch.nn.functional.cross_entropy(both[len(places) :], classes, reduction="none")
+            yield supervised + settings.weight * (each * (sure >= settings.confidence)).mean()
+
+    return task.learn(learner, losses)
+
+
+def aligned(guess: Tensor, *, said: Tensor, goal: Tensor) -> Tensor:
+    """Probabilities, with what is said too often made less probable, and the other way round.
+
+    >>> guess = torch.tensor([[0.6, 0.4]])
+    >>> aligned(guess, said=torch.tensor([0.75, 0.25]), goal=torch.tensor([0.5, 0.5]))
+    tensor([[0.3333, 0.6667]])
+    """
+    moved = guess * (goal / said.clamp_min(LEAST))
+    return moved / moved.sum(dim=1, keepdim=True).clamp_min(LEAST)
+
+
+def expected_shares(task: Task, *, trust: float) -> Tensor:
+    """How common each class is thought to be: as among the released labels, drawn towards equal.
+
+    A few labels say little about shares, so ``trust`` labels are imagined, the same number of
+    every class; a class that was never released stays at zero.
+    """
+    counts = torch.bincount(task.labels, minlength=task.tools.classes).float()
+    there = (counts > 0).float()
+    return (counts + trust * there / there.sum()) / (counts.sum() + trust)
+
+
+def mixmatch(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
+    """A torch student by MixMatch; settings in ``[student.mixmatch]``.
+
+    ``augment = "auto"`` turns and moves images, and adds noise to other records.
+    """
+    settings = spec.mixmatch
+    task = prepare(spec, data, tools)
+    change = task.change(spec.augment, affine, noise=settings.noise)
+    learner = Learner(task.student.module)
+
+    def losses(epoch: Epoch) -> Iterator[Tensor]:
+        for step, (rows, places) in enumerate(task.pairs(epoch, labelled=settings.labelled)):
+            done = (epoch.number + step / task.steps) / epoch.epochs
+            known = change(task.seen(task.rows[places]), epoch.generator)
+            seen = task.seen(rows).repeat(settings.guesses, *[1] * (task.inputs.dim() - 1))
+            changed = change(seen, epoch.generator)
+            with torch.no_grad():
+                tables = task.logits(changed).softmax(dim=1)
+                guess = tables.view(settings.guesses, len(rows), -1).mean(dim=0)
+                guess = sharpened(guess, temperature=settings.temperature)
+            targets = torch.cat([task.targets(places), guess.repeat(settings.guesses, 1)])
+            inputs, targets = mixed(
+                torch.cat([known, changed]),
+                targets,
+                alpha=settings.alpha,
+                generator=epoch.generator,
+            )
+            logits, count = task.logits(inputs), len(places)
+            supervised = soft_cross_entropy(
+                logits[:count], targets[:count], smoothing=spec.smoothing
+            )
+            apart = (logits[count:].softmax(dim=1) - targets[count:]).square().mean()
+            ramp = min(1.0, done / settings.ramp) if settings.ramp else 1.0
+            yield supervised + settings.weight * ramp * apart
+
+    return task.learn(learner, losses)
+
+
+def sharpened(table: Tensor, *, temperature: float) -> Tensor:
+    """Probabilities to the power 1 / temperature, adding up to one again.
+
+    >>> sharpened(torch.tensor([[0.6, 0.3, 0.1]]), temperature=0.5)
+    tensor([[0.7826, 0.1957, 0.0217]])
+    """
+    powers = (table / table.max(dim=1, keepdim=True).values) ** (1 / temperature)
+    return powers / powers.sum(dim=1, keepdim=True)
+
+
+def mixed(
+    inputs: Tensor, targets: Tensor, *, alpha: float, generator: Generator
+) -> tuple[Tensor, Tensor]:
+    """Every record with a part of another, drawn at random; its own part is at least a half.
+
+    The parts are Beta(α, α) distributed, one for each pair.
+    """
+    # torch has no Beta that follows a generator of its own.
+    seed = int(torch.randint(2**31, (1,), generator=generator))
+    drawn = np.random.default_rng(seed).beta(alpha, alpha, size=len(inputs))
+    own = torch.from_numpy(np.maximum(drawn, 1 - drawn)).float().to(inputs.device)
+    other = torch.randperm(len(inputs), generator=generator).to(inputs.device)
+    share = own.view(-1, *[1] * (inputs.dim() - 1))
+    return (
+        share * inputs + (1 - share) * inputs[other],
+        own[:, None] * targets + (1 - own[:, None]) * targets[other],
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -25,7 +26,7 @@ NETWORKS = {
 
 AUGMENTATIONS = ("auto", "none", "shift", "affine", "randaugment")
 
-# What a method takes where the recipe leaves it out: `Training` is made for small teachers.
+# Defaults of methods where the recipe leaves a key out: those of `Training` suit small teachers.
 _SEMI_SUPERVISED = {
     "epochs": 14,
     "batch_size": 128,
@@ -40,7 +41,7 @@ _OWN_DEFAULTS: dict[str, dict[str, Any]] = {
     "gan": {"epochs": 20, "average": 0.99},
 }
 
-# Which keys belong to some methods only; all others hold for every method.
+# Keys that belong to some methods only; all others apply to every method.
 _ONLY_FOR: dict[str, tuple[str, ...]] = {
     "start": ("self-training",),
     "rounds": ("self-training",),
@@ -59,7 +60,7 @@ _ONLY_FOR: dict[str, tuple[str, ...]] = {
 
 def _augmentation(name: str) -> str:
     if name not in AUGMENTATIONS and ":" not in name:
-        raise ValueError(f"{name!r} is none of {', '.join(AUGMENTATIONS)}, and no 'module:attr'")
+        raise ValueError(f"{name!r} is neither one of {', '.join(AUGMENTATIONS)} nor 'module:attr'")
     return name
 
 
@@ -71,24 +72,43 @@ class PropagationSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    neighbours: PositiveInt = 5
-    alpha: float = Field(default=0.99, gt=0, lt=1)  # how far a label spreads
-    metric: Literal["cosine", "euclidean"] = "cosine"
-    balance: bool = False  # classes get the mass that the released labels give them
+    neighbours: PositiveInt = Field(default=5, description="Neighbours of an input in the graph.")
+    alpha: float = Field(
+        default=0.99, gt=0, lt=1, description="How far a label spreads; close to 1 is far."
+    )
+    metric: Literal["cosine", "euclidean"] = Field(
+        default="cosine", description="Distance by which neighbours are found."
+    )
+    balance: bool = Field(
+        default=False, description="Scale classes to their shares among the released labels."
+    )
 
 
 class FixMatchSpec(BaseModel):
-    """``[student.fixmatch]``: a strong change of an input gets the class of a weak one."""
+    """``[student.fixmatch]``: a strongly changed input gets the class of a weakly changed one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    confidence: Share = 0.95  # a guess needs this probability to be learnt from
-    weight: NonNegativeFloat = 1.0  # of what has no label
-    labelled: PositiveInt = 32  # labels in a step, beside `batch_size` inputs without
-    strong: Annotated[str, AfterValidator(_augmentation)] = "auto"
-    noise: NonNegativeFloat = 0.5  # of "auto" where records are no images, in deviations
-    align: bool = True  # guesses keep to the shares of classes among released labels
-    trust: NonNegativeFloat = 100.0  # shares are drawn towards equal as by so many more labels
+    confidence: Share = Field(
+        default=0.95, description="Least probability of a guess that is learned from."
+    )
+    weight: NonNegativeFloat = Field(default=1.0, description="Weight of unlabelled inputs.")
+    labelled: PositiveInt = Field(
+        default=32, description="Labels in a step, besides `batch_size` unlabelled inputs."
+    )
+    strong: Annotated[str, AfterValidator(_augmentation)] = Field(
+        default="auto", description="Strong change of an input, named as in `augment`."
+    )
+    noise: NonNegativeFloat = Field(
+        default=0.5,
+        description="Noise of strong = auto on records that are no images, in standard deviations.",
+    )
+    align: bool = Field(
+        default=True, description="Align guesses with the shares of classes among released labels."
+    )
+    trust: NonNegativeFloat = Field(
+        default=100.0, description="Imagined labels, equally many of each class, in those shares."
+    )
 
 
 class MixMatchSpec(BaseModel):
@@ -96,28 +116,45 @@ class MixMatchSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    guesses: PositiveInt = 2  # changes of an input that a guess is the mean over
-    temperature: Share = 0.5  # below one: guesses are sharpened
-    alpha: PositiveFloat = 0.75  # of the Beta distribution of the parts in a mix
-    weight: NonNegativeFloat = 75.0  # of what has no label
-    ramp: float = Field(default=0.5, ge=0, le=1)  # share of training in which the weight rises
-    labelled: PositiveInt = 32  # labels in a step, beside `batch_size` inputs without
-    noise: NonNegativeFloat = 0.2  # of augment = "auto" where records are no images
+    guesses: PositiveInt = Field(
+        default=2, description="Changed copies of an input whose mean is the guess."
+    )
+    temperature: Share = Field(default=0.5, description="Sharpening of guesses; 1 is none.")
+    alpha: PositiveFloat = Field(
+        default=0.75, description="Parameter of the Beta distribution of shares in a mix."
+    )
+    weight: NonNegativeFloat = Field(default=75.0, description="Weight of unlabelled inputs.")
+    ramp: float = Field(
+        default=0.5, ge=0, le=1, description="Share of training in which that weight rises."
+    )
+    labelled: PositiveInt = Field(
+        default=32, description="Labels in a step, besides `batch_size` unlabelled inputs."
+    )
+    noise: NonNegativeFloat = Field(
+        default=0.2,
+        description="Noise of augment = auto on records that are no images, in deviations.",
+    )
 
 
 class GanSpec(BaseModel):
-    """``[student.gan]``: a discriminator of real and made inputs that knows classes."""
+    """``[student.gan]``: a discriminator of real and generated inputs that knows classes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    weight: NonNegativeFloat = 0.1  # of telling real from made
-    labelled: PositiveInt = 32  # labels in a step, beside `batch_size` real and made inputs
-    latent: PositiveInt = 100  # numbers the generator starts from
-    hidden: tuple[PositiveInt, ...] = (500, 500)  # widths of the generator's layers
+    weight: NonNegativeFloat = Field(
+        default=0.1, description="Weight of the loss that separates real from generated inputs."
+    )
+    labelled: PositiveInt = Field(
+        default=32, description="Labels in a step, besides `batch_size` real and generated inputs."
+    )
+    latent: PositiveInt = Field(default=100, description="Dimension of the generator's noise.")
+    hidden: tuple[PositiveInt, ...] = Field(
+        default=(500, 500), description="Widths of the generator's hidden layers."
+    )
 
 
 class StudentSpec(Training):
-    """Which model learns from the released labels, and how.
+    """``[student]``: the model that learns from the released labels, and its method.
 
     >>> StudentSpec(model="sklearn.linear_model:LogisticRegression").method
     'supervised'
@@ -125,35 +162,88 @@ class StudentSpec(Training):
     'pate.students.networks:SmallCNN'
     """
 
-    method: Literal["supervised", "self-training", "fixmatch", "mixmatch", "gan"] = "supervised"
-    model: ModelName
-    inputs: Literal["raw", "features"] = "raw"  # what the model sees: public inputs, or encoded
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    method: Literal["supervised", "self-training", "fixmatch", "mixmatch", "gan"] = Field(
+        default="supervised",
+        description="Method of training; all but supervised also learn from unlabelled public "
+        "inputs, and have other defaults for epochs, batch_size, lr, optimizer, weight_decay and "
+        "augment.",
+    )
+    model: ModelName = Field(
+        description='"small-cnn", "mlp", "ridge", "logistic", "module:attr", or the name of an '
+        "installed teacher."
+    )
+    inputs: Literal["raw", "features"] = Field(
+        default="raw", description="Inputs of the model: public inputs as they are, or encoded."
+    )
+    seed: int = Field(
+        default=0, ge=0, lt=2**32, description="Seed of the student's randomness; public."
+    )
 
     # Training of torch modules, with every method.
-    augment: Annotated[str, AfterValidator(_augmentation)] = "none"  # "auto": affine for images
-    smoothing: float = Field(default=0.0, ge=0, lt=1)  # of labels
-    average: float = Field(default=0.0, ge=0, lt=1)  # of weights: decay of the moving average
-    validation: float = Field(default=0.0, ge=0, le=0.5)  # share of released labels held out
-    patience: PositiveInt = 3  # rounds or epochs without a better score before it stops
+    augment: Annotated[str, AfterValidator(_augmentation)] = Field(
+        default="none",
+        description="Random changes of images: auto, none, shift, affine, randaugment or "
+        '"module:attr" (torch modules).',
+    )
+    smoothing: float = Field(
+        default=0.0, ge=0, lt=1, description="Label smoothing (torch modules)."
+    )
+    average: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Decay of the moving average of weights; 0 is none (torch modules).",
+    )
+    validation: float = Field(
+        default=0.0, ge=0, le=0.5, description="Share of released labels held out for stopping."
+    )
+    patience: PositiveInt = Field(
+        default=3, description="Rounds or epochs without a better score before training stops."
+    )
 
     # Self-training.
-    start: Literal["propagation", "model"] | None = None  # None: propagation for torch modules
-    fractions: tuple[Share, ...] = ()  # of pseudo-labels used, a round each; or:
-    rounds: PositiveInt | None = None  # with a threshold, after the first fit; None: 3
-    confidence: Share | None = None  # a pseudo-label needs this probability; None: 0.9
-    first_epochs: PositiveInt = 6  # of the first round; the last has `epochs`
-    folds: PositiveInt = 1  # more: a round labels each part by what the others taught
-    agreement: Share = (
-        1.0  # of torch modules: what is so probable of the rest is learnt; 1: nothing
+    start: Literal["propagation", "model"] | None = Field(
+        default=None,
+        description="First pseudo-labels: spread over the graph of public inputs, or by a model "
+        "fitted to the released labels; default: propagation for torch modules.",
     )
-    overrule: Share = 1.0  # another class so probable drops a released label; 1: never
-    propagation: PropagationSpec = PropagationSpec()
+    fractions: tuple[Share, ...] = Field(
+        default=(), description="Share of pseudo-labels used in each round; one for each round."
+    )
+    rounds: PositiveInt | None = Field(
+        default=None, description="Rounds with a threshold; default 3. Not with `fractions`."
+    )
+    confidence: Share | None = Field(
+        default=None, description="Least probability of a pseudo-label; default 0.9."
+    )
+    first_epochs: PositiveInt = Field(
+        default=6, description="Epochs of the first round; the last has `epochs`."
+    )
+    folds: PositiveInt = Field(
+        default=1,
+        description="With more than 1, models label the parts they were not trained on.",
+    )
+    agreement: Share = Field(
+        default=1.0,
+        description="Inputs without a pseudo-label are learned if the model is this sure of them; "
+        "1 is never (torch modules).",
+    )
+    overrule: Share = Field(
+        default=1.0,
+        description="A released label is dropped if another class is this probable; 1 is never.",
+    )
+    propagation: PropagationSpec = Field(
+        default=PropagationSpec(), description="Label propagation of self-training."
+    )
 
     # Methods with labelled and unlabelled inputs in every step, of torch modules only.
-    fixmatch: FixMatchSpec = FixMatchSpec()
-    mixmatch: MixMatchSpec = MixMatchSpec()
-    gan: GanSpec = GanSpec()
+    fixmatch: FixMatchSpec = Field(
+        default=FixMatchSpec(), description="Settings of method = fixmatch."
+    )
+    mixmatch: MixMatchSpec = Field(
+        default=MixMatchSpec(), description="Settings of method = mixmatch."
+    )
+    gan: GanSpec = Field(default=GanSpec(), description="Settings of method = gan.")
 
     @model_validator(mode="before")
     @classmethod
@@ -179,6 +269,16 @@ class StudentSpec(Training):
         return self
 
     def as_model(self) -> ModelSpec:
-        """The student's model on its own, as :func:`pate.teachers.load` wants it."""
+        """Return the student's model as :func:`pate.teachers.persist.load` takes it."""
         settings = {name: getattr(self, name) for name in Training.model_fields}
         return ModelSpec(model=NETWORKS.get(self.model, self.model), **settings)
+
+
+def sub_seed(seed: int, *names: object) -> int:
+    """Return a seed for one use of a seed, below 2³².
+
+    >>> sub_seed(0, "round", 1) == sub_seed(0, "round", 2)
+    False
+    """
+    text = " ".join(map(str, (seed, *names)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")

@@ -8,26 +8,87 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from pate.artifacts import fingerprint
-from pate.errors import InvalidInput
-from pate.students.data import StudentData
+from pate.errors import InvalidInput, TeacherError
+from pate.students.data import Show, StudentData, Tools, refuse_torch_keys
 from pate.students.self_training import self_training
 from pate.students.spec import StudentSpec
-from pate.students.supervised import supervised
-from pate.students.tools import Show, Tools
-from pate.teachers.errors import TeacherError
-from pate.teachers.protocol import Teacher, guarded
+from pate.teachers.placement import device_of
+from pate.teachers.protocol import Teacher, guarded, train
+from pate.teachers.torch_teacher import TorchTeacher
+
+
+def supervised(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
+    """One fit to the released labels.
+
+    A torch module with augmentation, averaged weights, smoothed labels or early stopping is
+    trained by the loop of students; otherwise as a teacher is.
+    """
+    student = tools.fresh()
+    if isinstance(student, TorchTeacher):
+        if spec.augment != "none" or spec.smoothing or spec.average or spec.validation:
+            _fit_torch(spec, data, tools, student)
+            return student
+    else:
+        refuse_torch_keys(spec)
+        if spec.validation:
+            raise InvalidInput(
+                f"validation decides when to stop, and {spec.model} is fitted once; leave it out"
+            )
+    train(student, data.inputs[data.rows], data.labels, private=tools.private)
+    return student
+
+
+def _fit_torch(spec: StudentSpec, data: StudentData, tools: Tools, student: TorchTeacher) -> None:
+    import torch
+
+    from pate.students.augment import make_augment
+    from pate.students.training import fit_table, settle
+
+    learn, stop = tools.held_out(data)
+    inputs = torch.from_numpy(np.array(data.inputs[data.rows], dtype=np.float32))
+    labels = torch.from_numpy(data.labels)
+    targets = torch.nn.functional.one_hot(labels, data.classes).float()
+    # With zeros for private records: a module that does not fit may then say what it wants.
+    settle(student, np.zeros_like(data.inputs[:2]) if tools.private else data.inputs)
+
+    def score(module: torch.nn.Module) -> float:
+        with torch.no_grad():
+            said = module(inputs[stop].to(device_of(module))).argmax(dim=1).cpu()
+            return float((said == labels[stop]).float().mean())
+
+    with tools.progress(spec.epochs, 0) as bar:
+        fit_table(
+            student,
+            inputs[learn],
+            targets[learn],
+            augment=make_augment(
+                spec.augment, shape=data.inputs.shape[1:], plugin_path=tools.plugin_path
+            ),
+            smoothing=spec.smoothing,
+            epochs=spec.epochs,
+            seed=spec.seed,
+            average=spec.average,
+            score=score if len(stop) else None,
+            patience=spec.patience,
+            checkpoint=tools.checkpoint("epochs"),
+            advance=bar.advance,
+        )
+
 
 Method = Callable[[StudentSpec, StudentData, Tools], Teacher]
 
 
-def _torch_method(name: str) -> Method:
-    """A method from a module of its name, which loads torch when it is first used."""
+def _torch_method(module: str, name: str) -> Method:
+    """Return a method whose module, and with it torch, is loaded at its first use."""
 
     def method(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
-        module = importlib.import_module(f"pate.students.{name}")
-        trained: Teacher = getattr(module, name)(spec, data, tools)
+        found = getattr(importlib.import_module(f"pate.students.{module}"), name)
+        trained: Teacher = found(spec, data, tools)
         return trained
 
     return method
@@ -36,9 +97,9 @@ def _torch_method(name: str) -> Method:
 METHODS: dict[str, Method] = {
     "supervised": supervised,
     "self-training": self_training,
-    "fixmatch": _torch_method("fixmatch"),
-    "mixmatch": _torch_method("mixmatch"),
-    "gan": _torch_method("gan"),
+    "fixmatch": _torch_method("semi_supervised", "fixmatch"),
+    "mixmatch": _torch_method("semi_supervised", "mixmatch"),
+    "gan": _torch_method("gan", "gan"),
 }
 
 
@@ -50,12 +111,14 @@ def train_student(
     folder: Path | None = None,
     progress: Show | None = None,
     private: bool = False,
+    factory: Callable[..., Any] | None = None,
 ) -> Teacher:
     """A trained student; :func:`pate.teachers.save` stores it and ``predict_labels`` asks it.
 
     In ``folder`` checkpoints are kept, so that a run that was killed goes on; a checkpoint of
     another section or other data is not used. The folder may be removed once the student is saved.
     ``private`` is for a reference model, which no student may be: one fit to private records.
+    ``factory`` makes the untrained model where ``spec.model`` does not name one that can be found.
     torch modules train on the current device (:mod:`pate.devices`); others on the processor.
 
     >>> data = StudentData(inputs=[[0.0], [1.0]], rows=[0, 1], labels=[1, 0], classes=2)
@@ -79,6 +142,7 @@ def train_student(
         identity=identity,
         show=progress,
         private=private,
+        factory=factory,
     )
     try:
         trained: Teacher = guarded(

@@ -21,11 +21,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Generator, Tensor, nn
 
+from pate.errors import TeacherError
 from pate.students.augment import Augment
 from pate.students.checkpoint import Checkpoint, pack, pack_optimizer, unpack, unpack_optimizer
-from pate.students.seeds import sub_seed
-from pate.teachers.errors import TeacherError
-from pate.teachers.placing import device_of, placed, repeatable, seeded_torch
+from pate.students.spec import sub_seed
+from pate.teachers.placement import device_of, placed, repeatable, seeded_torch
 from pate.teachers.protocol import guarded
 from pate.teachers.spec import Training
 from pate.teachers.torch_teacher import TorchTeacher, _optimizer

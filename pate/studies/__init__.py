@@ -1,13 +1,12 @@
-"""What sweeps and comparisons share: runs that are made to be looked at together.
+"""Studies: sweeps, comparisons and private selections, and what choosing by their results costs.
 
-seeds    one recipe, other shards, teachers and students: for an honest spread
-memory   the most memory that a piece of work took, with all its processes
-files    tables as JSON and CSV, whole or not at all, for their owner only
-charges  which charges paid for what lies in a folder, and whose mark they bear
-figure   pictures as PNG and SVG, the same on every machine
+study           the rule of a study: its folder, its tag, and the charges it may use
+grid            every combination of some settings, read and checked before anything runs
+sweep           a grid as runs in one folder
+selection       the best of a random number of tries, at an ε that covers the choice
+compare_recipe  the recipe of a comparison, and its points
+compare         PATE and DP-SGD on one split, at the same (ε, δ)
+tables          rows, and their JSON and CSV files
+plots           accuracy over ε, as PNG and SVG
+measure         time and memory that work took
 """
-
-from pate.studies.memory import PeakMemory
-from pate.studies.seeds import with_seed
-
-__all__ = ["PeakMemory", "with_seed"]

@@ -1,6 +1,6 @@
 """From a model's name to a teacher: scikit-learn, torch, or the user's own class.
 
-Neither library is imported to find out: an object of a library can exist only where the library
+Neither library is imported for the test: an object of a library can exist only where the library
 is loaded already.
 """
 
@@ -17,30 +17,30 @@ from typing import Any
 
 from pate.errors import InvalidInput
 from pate.plugins import resolve
-from pate.teachers.own_randomness import own_randomness
+from pate.teachers.placement import isolated_randomness, out_of_memory, short_of_memory
 from pate.teachers.protocol import Teacher
-from pate.teachers.sizing import out_of_memory, short_of_memory
 from pate.teachers.sklearn_teacher import SklearnTeacher
 from pate.teachers.spec import ENTRY_POINTS, ModelSpec, Training
 from pate.teachers.torch_teacher import TorchTeacher
 from pate.untrusted import make_untrusted
 
-# Arguments a class or factory may ask for by name, where the recipe does not give them.
+# Arguments that a class or factory is given by name, where the recipe leaves them out.
 _SEEDS = ("random_state", "seed")
 _CLASSES = ("classes", "num_classes", "n_classes")
 
 # Teachers that come with the framework, by their short names.
 BUILT_IN = {
     "logistic": "pate.teachers.logistic:LogisticTeacher",
-    "ridge": "pate.teachers.ridge:RidgeTeacher",
+    "ridge": "pate.teachers.linear:RidgeTeacher",
 }
 
 
 def make(model: ModelSpec, *, classes: int, seed: int, plugin_path: Path | None = None) -> Teacher:
-    """An untrained teacher: ``"ridge"``, ``"logistic"``, a class, or what a factory makes.
+    """Return an untrained teacher for the model that a recipe names.
 
-    Where the class or factory has an argument ``random_state`` or ``seed``, ``classes``,
-    ``num_classes`` or ``n_classes`` and ``params`` leaves it out, it is given.
+    The model is ``"ridge"``, ``"logistic"``, a class or a factory. If it has an argument
+    ``random_state`` or ``seed``, ``classes``, ``num_classes`` or ``n_classes`` that ``params``
+    leaves out, it is passed.
 
     >>> spec = ModelSpec(model="sklearn.tree:DecisionTreeClassifier", params={"max_depth": 3})
     >>> make(spec, classes=10, seed=7).estimator
@@ -58,34 +58,34 @@ def make(model: ModelSpec, *, classes: int, seed: int, plugin_path: Path | None 
 
 
 def build(target: Any, training: Training, *, classes: int, seed: int) -> Teacher:
-    """An untrained teacher from a class or a factory.
+    """Return an untrained teacher from a class or a factory.
 
     Guarantees:
-        Each call gives a teacher of its own: a copy of what is made, so that layers, arrays or
-        whole objects which a factory hands out twice are not trained twice. An object named in
-        place of a class is refused; so is what cannot be copied, where it is a torch module or is
-        handed out again.
+        Each call returns an independent teacher: a copy of what the factory returns, so that
+        layers, arrays or whole objects that it returns twice are not trained twice. An object
+        named in place of a class is refused; so is an object that cannot be copied, if it is a
+        torch module or is returned again.
     """
-    made = of_its_own(made_by(target, training, classes=classes, seed=seed))
+    made = independent_copy(make_model(target, training, classes=classes, seed=seed))
     if is_torch_module(made) and not _is_teacher(made):
         return TorchTeacher(made, training=training, classes=classes, seed=seed)
     if is_sklearn(made):
         _seed_parts(made, seed)
-        return SklearnTeacher(made, home=_home(target))
+        return SklearnTeacher(made, home=_module_of(target))
     teacher: Teacher = made
     return teacher
 
 
-def made_by(target: Any, training: Training, *, classes: int, seed: int) -> Any:
-    """What a class or factory gives: a torch module, an estimator, or a teacher."""
+def make_model(target: Any, training: Training, *, classes: int, seed: int) -> Any:
+    """Call a class or factory; return its torch module, estimator or teacher."""
     name = getattr(target, "__qualname__", type(target).__qualname__)
     if not callable(target) or is_torch_module(target) or is_sklearn(target):
         raise InvalidInput(
             f"the model is one {name} object; name its class or a function that makes one, so that "
             "every teacher is its own"
         )
-    arguments = dict(training.params) | _asked_for(target, training.params, classes, seed)
-    with own_randomness(seed):
+    arguments = dict(training.params) | _offered_arguments(target, training.params, classes, seed)
+    with isolated_randomness(seed):
         made = _call(target, arguments, name=name)  # torch draws the first weights here
     if not is_torch_module(made) and not _is_teacher(made):
         raise InvalidInput(
@@ -95,17 +95,17 @@ def made_by(target: Any, training: Training, *, classes: int, seed: int) -> Any:
     return made
 
 
-# What could not be copied, while it is alive: the same object must not come twice.
+# Objects that could not be copied, while they are alive: none may be returned twice.
 _UNCOPIED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def of_its_own(made: Any) -> Any:
-    """A copy that shares nothing with what its factory keeps.
+def independent_copy(made: Any) -> Any:
+    """Return a copy that shares nothing with objects that its factory keeps.
 
     >>> class Shares:
     ...     memory = [0]
     ...     def __init__(self): self.memory = Shares.memory
-    >>> of_its_own(Shares()).memory is Shares.memory
+    >>> independent_copy(Shares()).memory is Shares.memory
     False
     """
     kind = type(made).__name__
@@ -122,15 +122,15 @@ def of_its_own(made: Any) -> Any:
         return copied
     if is_torch_module(made) or _UNCOPIED.get(id(made)) is made:
         raise InvalidInput(
-            f"the model gives one {kind} object again; every call must make a new one, so that "
+            f"the model returned one {kind} object again; every call must make a new one, so that "
             "every teacher is its own"
         )
     try:
         _UNCOPIED[id(made)] = made
     except TypeError:
         raise InvalidInput(
-            f"the model {kind} can neither be copied nor remembered, so it may be shared by "
-            "teachers; let copy.deepcopy take it, or add '__weakref__' to its __slots__"
+            f"the model {kind} can neither be copied nor referenced weakly, so teachers may "
+            "share it; make it work with copy.deepcopy, or add '__weakref__' to its __slots__"
         ) from None
     return made
 
@@ -146,12 +146,12 @@ def _resolve(name: str, plugin_path: Path | None) -> Any:
 
 
 def takes_seed(target: Any) -> bool:
-    """Whether a class or factory has an argument for a seed."""
-    return bool(_asked_for(target, {}, 0, 0).keys() & set(_SEEDS))
+    """Return whether a class or factory has an argument for a seed."""
+    return bool(_offered_arguments(target, {}, 0, 0).keys() & set(_SEEDS))
 
 
-def _home(target: Any) -> str:
-    """The module a class or factory was written in."""
+def _module_of(target: Any) -> str:
+    """Return the module that defines a class or factory."""
     while isinstance(target, functools.partial):
         target = target.func
     return str(getattr(target, "__module__", ""))
@@ -171,10 +171,10 @@ def _is_teacher(thing: Any) -> bool:
     return all(callable(getattr(thing, name, None)) for name in ("fit", "predict"))
 
 
-def _asked_for(target: Any, params: Any, classes: int, seed: int) -> dict[str, Any]:
+def _offered_arguments(target: Any, params: Any, classes: int, seed: int) -> dict[str, Any]:
     try:
         accepted = _arguments(target)
-    except TypeError:  # of a callable object that cannot be a key
+    except TypeError:  # a callable object that is not hashable
         accepted = _arguments.__wrapped__(target)
     offers = dict.fromkeys(_SEEDS, seed) | dict.fromkeys(_CLASSES, classes)
     return {
@@ -184,7 +184,7 @@ def _asked_for(target: Any, params: Any, classes: int, seed: int) -> dict[str, A
 
 @functools.lru_cache(maxsize=64)
 def _arguments(target: Any) -> frozenset[str]:
-    """The names of what a class or factory takes; looked up once, not for every teacher."""
+    """Return the argument names of a class or factory; looked up once, not for every teacher."""
     try:
         return frozenset(inspect.signature(target).parameters)
     except (TypeError, ValueError):  # some compiled classes have no signature
@@ -196,7 +196,7 @@ def _call(target: Callable[..., Any], arguments: dict[str, Any], *, name: str) -
         try:
             found = target(**arguments)
             if is_sklearn(found) and hasattr(found, "_validate_params"):
-                found._validate_params()  # else a bad parameter is found only in fit
+                found._validate_params()  # otherwise a bad parameter is found only in fit
             return found
         except Exception as error:
             if not short_of_memory(error):
@@ -208,7 +208,7 @@ def _call(target: Callable[..., Any], arguments: dict[str, Any], *, name: str) -
 
 
 def _seed_parts(estimator: Any, seed: int) -> None:
-    """Seeds what is still unseeded, also inside pipelines and ensembles."""
+    """Set every ``random_state`` that is None, also inside pipelines and ensembles."""
     unseeded = {
         name: seed
         for name, value in estimator.get_params(deep=True).items()

@@ -1,4 +1,4 @@
-"""Families: teachers of one kind that are trained, and asked, all at once.
+"""Families: teachers of one kind that are trained, and predict, all at once.
 
 A class is a family if, besides ``fit`` and ``predict``, it offers
 
@@ -6,15 +6,15 @@ A class is a family if, besides ``fit`` and ``predict``, it offers
     fit_many(teachers, shards) -> list            for each teacher a PateError, or None
     predict_many(teachers, X) -> labels           (teachers, n); may be left out
 
-The last two are called on the class. In both lists None stands for a teacher that is missing: its
-place is kept and what is answered for it is ignored. After an exception from a call as a whole each
-member is tried again in its place, the other places empty, and by itself where that fails too:
-``fit_many`` and ``fit`` must then start anew.
+The last two are called on the class. In both lists None stands for a missing teacher: its place is
+kept and the answer for it is ignored. After an exception from a whole call, each member is tried
+again in its place, the other places empty, and by itself if that fails too: ``fit_many`` and
+``fit`` must then start from scratch.
 
-Guarantees, which a class of one's own has to give:
+Guarantees that a user's own class must give:
     ``fit_many`` sees several shards, and must not mix them: what teacher j learns, down to the
-    last bit, follows from shard j, its place and the number of places. Else one record would
-    change several teachers, and no ε that is stated here would hold.
+    last bit, follows from shard j, its place and the number of places. Otherwise one record would
+    change several teachers, and no ε stated by this package would hold.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate.errors import PateError
-from pate.teachers.errors import OutOfMemory, TeacherError
-from pate.teachers.own_randomness import own_randomness
+from pate.errors import OutOfMemory, PateError, TeacherError
+from pate.teachers.placement import isolated_randomness
 from pate.teachers.protocol import (
     Teacher,
     checked_labels,
@@ -42,12 +41,14 @@ Shard = tuple[ArrayLike, ArrayLike]
 _T = TypeVar("_T")
 
 
-def alike(teachers: Sequence[Teacher | None]) -> list[list[int]]:
-    """The places of teachers that go together; an ordinary teacher is alone, a missing one nowhere.
+def group_families(teachers: Sequence[Teacher | None]) -> list[list[int]]:
+    """Return the places of each family of teachers.
 
-    >>> from pate.teachers.ridge import RidgeTeacher
+    An ordinary teacher is alone; a missing one is in no family.
+
+    >>> from pate.teachers.linear import RidgeTeacher
     >>> a, b, c = (RidgeTeacher(classes=3, alpha=alpha) for alpha in (1.0, 2.0, 1.0))
-    >>> alike([a, b, None, c])
+    >>> group_families([a, b, None, c])
     [[0, 3], [1]]
     """
     found: dict[Hashable, list[int]] = {}
@@ -64,19 +65,19 @@ def train_many(
     seeds: Sequence[int] | None = None,
     private: bool = True,
 ) -> list[PateError | None]:
-    """Fits teachers of one family, each to its own shard; says for each what went wrong.
+    """Fit teachers of one family, each to its own shard; return an error or None for each.
 
-    ``seeds``, one for each place, are for what a model draws from generators that all share; a
-    family as a whole has the first.
+    ``seeds``, one for each place, are for models that draw from process-wide generators; a family
+    as a whole uses the first.
 
     Guarantees:
-        A teacher fails for what happened on its own shard alone: where a family cannot be trained
-        as a whole, each member is trained in its place among empty ones, which gives the same
-        teacher to the last bit, so that one shard's trouble does not even change how others are
-        rounded. Who cannot be trained so is trained by itself. What they print or warn is dropped,
-        and with ``private`` errors name places in code only, as in :func:`pate.teachers.train`.
-        A device without memory for one of them is nobody's failure: OutOfMemory is raised, and
-        nobody is tried again.
+        A teacher fails because of its own shard alone: if a family cannot be trained as a whole,
+        each member is trained in its place among empty ones, which gives the same teacher to the
+        last bit, so that a failure on one shard does not even change how others are rounded. A
+        member that cannot be trained in this way is trained by itself. Output and warnings are
+        dropped, and with ``private`` errors name places in code only, as in
+        :func:`pate.teachers.protocol.train`. A device without memory for one of them is no
+        teacher's failure: OutOfMemory is raised, and none is tried again.
     """
     seeds = range(len(teachers)) if seeds is None else seeds
     found: list[PateError | None] = [None] * len(teachers)
@@ -91,21 +92,21 @@ def train_many(
             ready[place] = checked_shard(*shard)
         except PateError as error:
             found[place], fit[place] = error, None
-    with own_randomness(seeds[0]):
-        told = _together(fit, ready, private=private)
+    with isolated_randomness(seeds[0]):
+        reports = _fit_family(fit, ready, private=private)
     for place, teacher in enumerate(fit):
         shard = ready[place]
         if teacher is None or shard is None:
             continue
-        mine = told
+        mine = reports
         if mine is None:
-            with own_randomness(seeds[0]):
-                mine = _together(_only(fit, place), _only(ready, place), private=private)
+            with isolated_randomness(seeds[0]):
+                mine = _fit_family(_only(fit, place), _only(ready, place), private=private)
         if mine is not None:
             found[place] = mine[place]
             continue
         try:
-            with own_randomness(seeds[place]):
+            with isolated_randomness(seeds[place]):
                 train(teacher, *shard, private=private)
         except OutOfMemory:
             raise
@@ -122,30 +123,30 @@ def predict_many_labels(
     seeds: Sequence[int] | None = None,
     private: bool = True,
 ) -> list[NDArray[np.int64] | PateError | None]:
-    """For each teacher of one family its labels for every record, or what went wrong.
+    """Return, for each teacher of one family, its labels for every record or an error.
 
     ``seeds`` are as in :func:`train_many`.
 
     Guarantees:
-        As in :func:`pate.teachers.predict_labels`: a prediction that is no label never becomes a
-        vote, and spoils no other teacher's, down to the rounding: after a failure each is asked in
-        its place, as in :func:`train_many`.
+        As in :func:`pate.teachers.protocol.predict_labels`: an invalid prediction never becomes a
+        vote, and changes no other teacher's, not even its rounding: after a failure each teacher
+        predicts in its place, as in :func:`train_many`.
     """
     records = np.asarray(X)
     seeds = range(len(teachers)) if seeds is None else seeds
-    with own_randomness(seeds[0]):
-        answers = _asked_together(teachers, records, private=private)
+    with isolated_randomness(seeds[0]):
+        answers = _predict_family(teachers, records, private=private)
     found: list[NDArray[np.int64] | PateError | None] = [None] * len(teachers)
     for place, teacher in enumerate(teachers):
         if teacher is None:
             continue
         mine = answers
         if mine is None:
-            with own_randomness(seeds[0]):
-                mine = _asked_together(_only(teachers, place), records, private=private)
+            with isolated_randomness(seeds[0]):
+                mine = _predict_family(_only(teachers, place), records, private=private)
         try:
             if mine is None:
-                with own_randomness(seeds[place]):
+                with isolated_randomness(seeds[place]):
                     found[place] = predict_labels(
                         teacher, records, classes=classes, private=private
                     )
@@ -159,7 +160,7 @@ def predict_many_labels(
 
 
 def _only(members: Sequence[_T | None], place: int) -> list[_T | None]:
-    """One member in its place, the others gone."""
+    """Return one member in its place, the others replaced by None."""
     return [each if number == place else None for number, each in enumerate(members)]
 
 
@@ -168,34 +169,36 @@ def _kind(teacher: Any, place: int) -> Hashable:
         try:
             key = guarded("family", teacher.family, private=True)
             hash(key)
-        except (PateError, TypeError):  # it cannot say: then it is alone
+        except (PateError, TypeError):  # no usable key: it is alone
             return (place,)
         return type(teacher), key
     return (place,)
 
 
-def _together(
+def _fit_family(
     teachers: Sequence[Teacher | None], shards: Sequence[Shard | None], *, private: bool
 ) -> list[PateError | None] | None:
-    """What a family's ``fit_many`` says, or None where there is none, or it does not work."""
+    """Return the reports of a family's ``fit_many``, or None if it has none or fails."""
     cls = _family_of(teachers, "fit_many")
     if cls is None:
         return None
     try:
-        told = guarded("fit_many", lambda: list(cls.fit_many(teachers, shards)), private=private)
+        reports = guarded("fit_many", lambda: list(cls.fit_many(teachers, shards)), private=private)
     except OutOfMemory:
         raise
     except PateError:
         return None
-    fine = len(told) == len(teachers) and all(
-        each is None or isinstance(each, PateError) for each in told
+    valid = len(reports) == len(teachers) and all(
+        each is None or isinstance(each, PateError) for each in reports
     )
-    if fine and private and not is_ours(cls.__module__):  # its words may quote a record
-        told = [each and TeacherError(f"fit_many reported {type(each).__name__}") for each in told]
-    return told if fine else None
+    if valid and private and not is_ours(cls.__module__):  # its text may quote a record
+        reports = [
+            each and TeacherError(f"fit_many reported {type(each).__name__}") for each in reports
+        ]
+    return reports if valid else None
 
 
-def _asked_together(
+def _predict_family(
     teachers: Sequence[Teacher | None], records: NDArray[Any], *, private: bool
 ) -> NDArray[Any] | None:
     cls = _family_of(teachers, "predict_many")
@@ -216,6 +219,6 @@ def _asked_together(
 
 
 def _family_of(teachers: Sequence[Teacher | None], method: str) -> Any:
-    """The class of a family that has the method, if there is more than one place in it."""
+    """Return the class of a family if it has the method and more than one place."""
     cls = next((type(teacher) for teacher in teachers if teacher is not None), None)
     return cls if len(teachers) > 1 and callable(getattr(cls, method, None)) else None

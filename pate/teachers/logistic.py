@@ -9,23 +9,34 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.errors import InvalidInput
-from pate.teachers.linear import Array, LinearTeacher, positive
+from pate._validate import check_positive, check_whole
+from pate.teachers.linear import Array, LinearTeacher
 
-_MEMORY = 8  # pairs of steps and changes of the gradient that L-BFGS keeps
-_SUFFICIENT = 1e-4  # a step must bring this share of what its slope promises
+_MEMORY = 8  # pairs of steps and gradient differences that L-BFGS keeps
+_SUFFICIENT = 1e-4  # a step must achieve this share of the decrease that its slope predicts
 _TINY = 1e-12  # relative to the features, added so that a Cholesky factor exists
 
 
 @final
 class LogisticTeacher(LinearTeacher):
-    """Cross entropy of the shard's records plus ½λ|W|², with a free intercept.
+    """Multinomial logistic regression: cross entropy of the shard plus ½λ|W|², free intercept.
 
     λ is ``alpha`` times the mean squared distance of a record from the mean of its shard, as in
     ``ridge``. The solution is that of scikit-learn's ``LogisticRegression(C=1/λ)``, also where a
     shard holds two classes, which it penalises as one difference. A shard's iterations end when
-    another step promises less than about ``tol``² of the mean loss, or after ``max_iter``. There is
-    nothing random in it.
+    another step would gain less than about ``tol``² of the mean loss, or after ``max_iter``.
+    Nothing in it is random.
+
+    Parameters
+    ----------
+    classes : int
+        The number of classes; labels are 0 … classes − 1.
+    alpha : float
+        The penalty, relative to the spread of the shard's records; positive.
+    tol : float
+        The tolerance; positive.
+    max_iter : int
+        The most iterations; 1 or more.
 
     >>> X = np.array([[0.0, 1.0], [0.2, 0.9], [1.0, 0.1], [0.8, 0.0]])
     >>> LogisticTeacher(classes=3).fit(X, [2, 2, 0, 0]).predict([[0.1, 1.0], [1.0, 0.0]])
@@ -36,11 +47,9 @@ class LogisticTeacher(LinearTeacher):
         self, *, classes: int, alpha: float = 0.03, tol: float = 5e-3, max_iter: int = 200
     ) -> None:
         super().__init__(classes=classes)
-        self.alpha = positive("alpha", alpha)
-        self.tol = positive("tol", tol)
-        if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
-            raise InvalidInput(f"max_iter is {max_iter!r}; it must be a whole number, 1 or more")
-        self.max_iter = max_iter
+        self.alpha = check_positive("alpha", alpha)
+        self.tol = check_positive("tol", tol)
+        self.max_iter = check_whole("max_iter", max_iter, least=1)
 
     def _settings(self) -> Hashable:
         return self.alpha, self.tol, self.max_iter
@@ -61,13 +70,13 @@ class LogisticTeacher(LinearTeacher):
         )
         solution = _minimise(problem, tol=self.tol, max_iter=self.max_iter)
         weights = solution[:, :-1]
-        if factor is not None:  # turned back: the shortest weights with the same scores
+        if factor is not None:  # rotated back: the shortest weights with the same scores
             weights = X.swapaxes(1, 2) @ np.linalg.solve(factor.swapaxes(1, 2), weights)
         return weights, solution[:, -1]
 
 
 def _rotated(X: Array) -> Array:
-    """Records (m, n, n) with the same products with one another: n features in place of d > n.
+    """Return records (m, n, n) with the same inner products: n features in place of d > n.
 
     Neither the loss nor the penalty changes under a rotation of the features.
     """
@@ -100,7 +109,7 @@ class _Problem:
         return table
 
     def value(self, w: Array) -> tuple[Array, Array]:
-        """The mean loss with its penalty, (m,), and its gradient."""
+        """Return the mean loss with its penalty, (m,), and its gradient."""
         records = self.X.shape[1]
         scores = self.scores(w)
         chances, logs = _softmax(scores)
@@ -117,7 +126,7 @@ class _Problem:
         return loss, gradient
 
     def metric(self) -> Array:
-        """(m, d, d): the inverse of a bound on the second derivative, for every class the same.
+        """Return the inverse of a bound on the second derivative, (m, d, d), equal for all classes.
 
         ½(XᵀX/n) + penalty is above the curvature of the loss everywhere (Böhning, 1992); L-BFGS
         learns the rest.
@@ -130,7 +139,7 @@ class _Problem:
 
 
 def _softmax(scores: Array) -> tuple[Array, Array]:
-    """Probabilities over the last axis, and the logarithm of the sum of exponentials."""
+    """Return probabilities over the last axis, and the logarithm of the sum of exponentials."""
     top = scores.max(axis=-1, keepdims=True)
     powers = np.exp(scores - top)
     sums = powers.sum(axis=-1, keepdims=True)
@@ -139,13 +148,13 @@ def _softmax(scores: Array) -> tuple[Array, Array]:
 
 
 def _dot(a: Array, b: Array) -> Array:
-    """Inner products over all but the first axis; row by row, whatever the other rows are."""
+    """Return inner products over all but the first axis; each row by itself."""
     product: Array = (a * b).reshape(len(a), -1).sum(axis=1)
     return product
 
 
 def _minimise(problem: _Problem, *, tol: float, max_iter: int) -> Array:
-    """L-BFGS for all problems at once; one that has arrived is taken out and not touched again."""
+    """Run L-BFGS on all problems at once; a converged one is removed and not touched again."""
     shape = (len(problem.X), problem.X.shape[2] + 1, problem.targets.shape[2])
     answer: Array = np.zeros(shape)
     active = np.arange(len(answer))
@@ -168,7 +177,7 @@ def _minimise(problem: _Problem, *, tol: float, max_iter: int) -> Array:
         w_next, loss_next, gradient_next = _search(problem, w, loss, step=step, slope=slope)
         s, y = w_next - w, gradient_next - gradient
         curvature = _dot(s, y)
-        usable = curvature > 0  # else the pair is left out: its weight is 0
+        usable = curvature > 0  # otherwise the pair is left out: its weight is 0
         pairs.append((s, y, np.where(usable, 1.0 / np.where(usable, curvature, 1.0), 0.0)))
         del pairs[:-_MEMORY]
         w, loss, gradient = w_next, loss_next, gradient_next
@@ -177,7 +186,7 @@ def _minimise(problem: _Problem, *, tol: float, max_iter: int) -> Array:
 
 
 def _direction(gradient: Array, pairs: list[tuple[Array, Array, Array]], metric: Array) -> Array:
-    """The two loops of L-BFGS, started from the metric."""
+    """Return the search direction: the two loops of L-BFGS, started from the metric."""
     q = gradient.copy()
     weights: list[Array] = []
     for s, y, r in reversed(pairs):
@@ -194,7 +203,7 @@ def _direction(gradient: Array, pairs: list[tuple[Array, Array, Array]], metric:
 def _search(
     problem: _Problem, w: Array, loss: Array, *, step: Array, slope: Array
 ) -> tuple[Array, Array, Array]:
-    """Halves the steps of those problems whose loss did not fall enough."""
+    """Halve the steps of problems whose loss did not decrease enough."""
     length = np.ones(len(w))
     w_next = w + step
     loss_next, gradient_next = problem.value(w_next)

@@ -1,7 +1,7 @@
 """Trained teachers on disk: skops, safetensors, npz and JSON; never pickle.
 
-A folder holds ``teacher.json`` (which format) and the format's own files. What to import comes
-from the recipe: the folder names formats only.
+A folder holds ``teacher.json``, which names the format, and the files of that format. Modules to
+import come from the recipe, never from the folder.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import numpy as np
 
 from pate.errors import InvalidInput, PateError
 from pate.teachers.adapters import is_torch_module, make
-from pate.teachers.archive import pack, unpack
 from pate.teachers.protocol import Teacher, guarded
-from pate.teachers.sklearn_teacher import SklearnTeacher
+from pate.teachers.sklearn_teacher import SklearnTeacher, pack, unpack
 from pate.teachers.spec import ModelSpec
 from pate.teachers.torch_teacher import TorchTeacher
 
@@ -29,10 +28,10 @@ _OWN = "own"  # the folder a class's own save() writes into
 
 
 def save(teacher: Teacher, folder: Path) -> dict[str, Any]:
-    """Writes a trained teacher into a folder; returns what ``teacher.json`` says.
+    """Write a trained teacher into a folder; return the content of ``teacher.json``.
 
-    A class's own ``save(folder)`` and ``load(folder)`` are used where it has both. The same model
-    gives the same bytes, except where a class writes its own.
+    A class's own ``save(folder)`` and ``load(folder)`` are used if it has both. The same model
+    gives the same bytes, unless a class writes its own files.
 
     Guarantees:
         A trained teacher is PRIVATE: the folder must be one that only its owner can read.
@@ -46,12 +45,12 @@ def save(teacher: Teacher, folder: Path) -> dict[str, Any]:
 def load(
     folder: Path, model: ModelSpec, *, classes: int, seed: int, plugin_path: Path | None = None
 ) -> Teacher:
-    """The teacher that :func:`save` wrote, for the model the recipe names."""
+    """Return the teacher that :func:`save` wrote, for the model that the recipe names."""
     return restore(make(model, classes=classes, seed=seed, plugin_path=plugin_path), folder)
 
 
 def restore(fresh: Teacher, folder: Path) -> Teacher:
-    """A fresh, untrained teacher becomes the one in the folder; use the result."""
+    """Load the saved state into an untrained teacher; return the teacher to use."""
     try:
         header = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
         kind = header["format"]

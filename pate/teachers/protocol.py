@@ -1,7 +1,7 @@
-"""What a teacher is, and the two guarded calls through which the framework uses one.
+"""The teacher protocol, and the guarded calls through which the framework uses a model.
 
-A model that trains on private records may say anything: print a record, warn about a label, quote
-a value in an exception. Here its words stop, and its predictions are checked before they count.
+A model that trains on private records may print a record, warn about a label, or quote a value in
+an exception. Guarded calls drop all of it, and check predictions before they count.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate.teachers.errors import TeacherError
-from pate.teachers.sizing import out_of_memory, short_of_memory
+from pate.errors import TeacherError
+from pate.teachers.placement import out_of_memory, short_of_memory
 from pate.untrusted import run_untrusted
 
 
@@ -27,23 +27,23 @@ class Teacher(Protocol):
 
 
 def train(teacher: Teacher, X: ArrayLike, y: ArrayLike, *, private: bool = True) -> None:
-    """Fits a teacher to its shard: records (n, …), labels (n,).
+    """Fit a teacher to its shard: records (n, …), labels (n,).
 
     Guarantees:
-        With ``private`` an error says where in the code the model failed and never what it said;
-        what the model prints or warns is dropped.
+        With ``private`` an error names the place in the code where the model failed and never its
+        message; output and warnings of the model are dropped.
     """
     records, labels = checked_shard(X, y)
     guarded("fit", lambda: teacher.fit(records, labels), private=private)
 
 
 def checked_shard(X: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Records and labels that a teacher can be given, or the rule they break."""
+    """Return records and labels as arrays; raise the rule they break."""
     records, labels = np.asarray(X), np.asarray(y)
     if len(labels) == 0:
         raise TeacherError("its shard holds no records; use fewer teachers")
     if labels.ndim != 1 or len(records) != len(labels):
-        raise TeacherError(f"records {records.shape} and labels {labels.shape} do not go together")
+        raise TeacherError(f"records {records.shape} and labels {labels.shape} do not match")
     if labels.dtype.kind not in "iu":
         raise TeacherError(f"labels have type {labels.dtype}; they must be whole numbers")
     return records, labels.astype(np.int64, copy=False)
@@ -52,11 +52,11 @@ def checked_shard(X: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[np.
 def predict_labels(
     teacher: Teacher, X: ArrayLike, *, classes: int, private: bool = True
 ) -> NDArray[np.int64]:
-    """One label in 0 … classes − 1 for every record.
+    """Return one label in 0 … classes − 1 for every record.
 
     Guarantees:
-        A prediction that is no label raises :class:`TeacherError` and never becomes a vote, so a
-        teacher casts at most one vote on a query. The text holds no predicted value.
+        An invalid prediction raises :class:`TeacherError` and never becomes a vote, so a teacher
+        casts at most one vote on a query. The message holds no predicted value.
     """
     records = np.asarray(X)
     answer = guarded("predict", lambda: np.asarray(teacher.predict(records)), private=private)
@@ -64,7 +64,7 @@ def predict_labels(
 
 
 def checked_labels(answer: NDArray[Any], *, records: int, classes: int) -> NDArray[np.int64]:
-    """The answer as labels, or the rule it breaks."""
+    """Return predictions as labels; raise the rule they break."""
     if answer.shape != (records,):
         raise TeacherError(
             f"predict returned shape {answer.shape}; it must return one label for each record, "
@@ -82,7 +82,7 @@ def checked_labels(answer: NDArray[Any], *, records: int, classes: int) -> NDArr
 
 
 def probabilities(teacher: Any, X: ArrayLike, *, classes: int) -> NDArray[np.float64]:
-    """``predict_proba`` with a column for every class, also those the model never saw."""
+    """Return ``predict_proba`` with a column for every class, also those the model never saw."""
     records = np.asarray(X)
     answer = guarded(
         "predict_proba",
@@ -100,9 +100,9 @@ def probabilities(teacher: Any, X: ArrayLike, *, classes: int) -> NDArray[np.flo
 
 
 def guarded(name: str, call: Callable[[], Any], *, private: bool, silent: bool = True) -> Any:
-    """Runs a model's own code: its words are dropped, its exceptions become one sentence.
+    """Run a model's own code: its output is dropped, its exceptions become one sentence.
 
-    A device that is short of memory is not the model's doing, and says so in its own way.
+    A device that is out of memory is not the model's fault and raises OutOfMemory.
     """
 
     def called() -> Any:

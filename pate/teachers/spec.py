@@ -1,4 +1,4 @@
-"""The ``[teachers]`` section of a recipe: which models, how many, and what to do on failure."""
+"""The ``[teachers]`` section of a recipe: models, their number, and what to do on failure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-# Where and how long, not what: none of it is part of a fingerprint.
+# Where and how long a teacher trains, not what it learns: not part of a fingerprint.
 NOT_IN_FINGERPRINT = {"timeout", "retries", "cpus", "gpus"}
 ENTRY_POINTS = "pate.teachers"  # the entry-point group in which packages offer teachers
 
@@ -34,46 +34,74 @@ ModelName = Annotated[str, AfterValidator(_named)]
 
 
 class Training(BaseModel):
-    """How one model is built and trained; all but ``params`` matter to torch modules only."""
+    """The construction and training of one model; all keys but ``params`` are for torch modules."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    params: dict[str, JsonValue] = {}  # arguments of the class or factory
-    epochs: PositiveInt = 10
-    batch_size: PositiveInt = 32
-    lr: PositiveFloat = 1e-2
-    optimizer: Literal["sgd", "adam", "adamw"] = "adam"
-    weight_decay: NonNegativeFloat = 0.0
+    params: dict[str, JsonValue] = Field(
+        default={}, description="Arguments of the model's class or factory."
+    )
+    epochs: PositiveInt = Field(default=10, description="Passes over the records (torch modules).")
+    batch_size: PositiveInt = Field(default=32, description="Records in a step (torch modules).")
+    lr: PositiveFloat = Field(default=1e-2, description="Learning rate (torch modules).")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        default="adam", description="Optimizer (torch modules); sgd has momentum 0.9."
+    )
+    weight_decay: NonNegativeFloat = Field(
+        default=0.0, description="Weight decay of the optimizer (torch modules)."
+    )
 
 
 class ModelSpec(Training):
-    """One model: a built-in name, ``"module:attr"`` or an entry point, and its share in a mix."""
+    """One entry of ``[[teachers.mix]]``: a model, its settings, and its share of the teachers."""
 
-    model: ModelName
-    weight: PositiveFloat = 1.0
+    model: ModelName = Field(
+        description='"ridge", "logistic", "module:attr", or the name of an installed teacher.'
+    )
+    weight: PositiveFloat = Field(
+        default=1.0, description="Share of the teachers, relative to the other entries."
+    )
 
 
 class TeachersSpec(Training):
-    """An ensemble of ``count`` teachers of one model, or of a weighted mix of several.
+    """``[teachers]``: an ensemble of ``count`` teachers of one model, or of a mix of several.
 
     Guarantees:
-        Which model and seed a teacher gets depends on this public section and its number alone,
+        The model and the seed of a teacher depend on this public section and its number alone,
         never on data: one record still reaches one teacher.
     """
 
-    count: int = Field(ge=2)
-    model: ModelName | None = None
-    mix: list[ModelSpec] = []
-    on_error: Literal["fail", "retry", "abstain"] = "fail"
-    retries: int = Field(default=1, ge=0)
-    seed: int = Field(default=0, ge=0)
-    timeout: PositiveFloat | None = None  # seconds for one teacher
-    cpus: PositiveFloat = 1.0  # of a cluster, for one group; also how many threads it may use
-    gpus: NonNegativeFloat = 0.0
-    batched: bool = True  # torch modules of one architecture train as one program
+    count: int = Field(ge=2, description="Number of teachers, and of disjoint shards.")
+    model: ModelName | None = Field(
+        default=None,
+        description='"ridge", "logistic", "module:attr" (scikit-learn, torch or your own), or the '
+        "name of an installed teacher; or give `mix`.",
+    )
+    mix: list[ModelSpec] = Field(
+        default=[], description="Several models, each for a share of the teachers."
+    )
+    on_error: Literal["fail", "retry", "abstain"] = Field(
+        default="fail",
+        description="What follows a teacher's failure: the run stops, the teacher is trained again "
+        "with another seed, or it abstains from every vote.",
+    )
+    retries: int = Field(default=1, ge=0, description="Further attempts, with on_error = retry.")
+    seed: int = Field(default=0, ge=0, description="Seed of the teachers' own randomness; public.")
+    timeout: PositiveFloat | None = Field(
+        default=None, description="Seconds that one teacher may train; without it, no limit."
+    )
+    cpus: PositiveFloat = Field(
+        default=1.0, description="Processors of a cluster, and threads, for one group of teachers."
+    )
+    gpus: NonNegativeFloat = Field(
+        default=0.0, description="GPUs of a cluster for one group of teachers."
+    )
+    batched: bool = Field(
+        default=True, description="Train torch modules of one architecture as one program."
+    )
 
     @model_validator(mode="after")
-    def _one_way_to_say_it(self) -> TeachersSpec:
+    def _model_or_mix(self) -> TeachersSpec:
         if not self.mix:
             if self.model is None:
                 raise ValueError("teachers need 'model', or 'mix' for several models")
@@ -82,7 +110,7 @@ class TeachersSpec(Training):
             raise ValueError("give 'model' or 'mix', not both")
         for name, field in Training.model_fields.items():
             if getattr(self, name) != field.default:
-                raise ValueError(f"with 'mix', {name!r} belongs into the entries of the mix")
+                raise ValueError(f"with 'mix', {name!r} belongs to the entries of the mix")
         counts = shares(tuple(entry.weight for entry in self.mix), self.count)
         if 0 in counts:
             raise ValueError(
@@ -93,7 +121,7 @@ class TeachersSpec(Training):
 
 
 def model_for(spec: TeachersSpec, teacher: int) -> ModelSpec:
-    """The model of teacher number ``teacher``, counted from 0.
+    """Return the model of teacher number ``teacher``, counted from 0.
 
     The shares of a mix follow its weights as closely as whole numbers can, and alternate.
 
@@ -111,17 +139,16 @@ def model_for(spec: TeachersSpec, teacher: int) -> ModelSpec:
 
 
 def seed_for(spec: TeachersSpec, teacher: int, *, attempt: int = 0) -> int:
-    """The seed of one teacher's training, below 2³²; each attempt after a failure has another.
+    """Return the seed of one teacher's training, below 2³²; each attempt has another.
 
-    Guarantees:
-        None is needed: a teacher's own randomness is not the noise that privacy rests on.
+    Privacy does not depend on it: a teacher's own randomness is not the noise of the mechanism.
     """
     text = f"teacher {teacher} attempt {attempt} seed {spec.seed}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 
 
 def shares(weights: tuple[float, ...], count: int) -> list[int]:
-    """``count`` divided in proportion to weights, by largest remainder.
+    """Divide ``count`` in proportion to weights, by largest remainder.
 
     >>> shares((2, 1, 1), 10)
     [5, 3, 2]
@@ -137,7 +164,7 @@ def shares(weights: tuple[float, ...], count: int) -> list[int]:
 
 @functools.lru_cache(maxsize=16)
 def _order(weights: tuple[float, ...], count: int) -> tuple[int, ...]:
-    """The entry each teacher uses: every entry is spread evenly over the teachers."""
+    """Return the entry of each teacher; every entry is spread evenly over the teachers."""
     counts = shares(weights, count)
     places = [
         ((i + 0.5) / total, entry) for entry, total in enumerate(counts) for i in range(total)

@@ -2,7 +2,7 @@
 
 Parameters are stacked, (m, …), and the module runs under ``vmap``. A step of the program is one
 step of every teacher: its own batch, in its own order, with its own optimizer state. The stack is
-on the current device (:mod:`pate.devices`); records stay in host memory, and batches go there.
+on the current device (:mod:`pate.devices`); records stay in host memory and are copied in batches.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.devices import current_device
-from pate.errors import PateError
-from pate.teachers.apart import require_apart
-from pate.teachers.errors import TeacherError
-from pate.teachers.placing import device_of, repeatable, seeded_torch, workplace
-from pate.teachers.sizing import fitting, kind_of, need_of
-from pate.teachers.stacked_optimizer import stacked_optimizer
+from pate.errors import PateError, TeacherError
+from pate.teachers.placement import (
+    device_of,
+    largest_fitting,
+    memory_key,
+    memory_need,
+    repeatable,
+    seeded_torch,
+    working_device,
+)
+from pate.teachers.torch_stack import check_separable, stacked_optimizer
 
 if TYPE_CHECKING:
     import torch
@@ -32,18 +37,18 @@ if TYPE_CHECKING:
 Shard = tuple[ArrayLike, ArrayLike]
 Stack = dict[str, "torch.Tensor"]
 
-TOGETHER = 64  # networks in one program, at most
+MOST_NETWORKS = 64  # networks in one program, at most
 STATE_BYTES = 256 * 2**20  # of parameters, gradients and optimizer state in one program
 
 
 _LAZY_HOOKS = ("_initialize_hook", "_load_hook")
 
 
-def likeness(module: nn.Module) -> Hashable:
-    """Equal for modules that differ in the values of their parameters and buffers alone.
+def architecture_key(module: nn.Module) -> Hashable:
+    """Return a key, equal for modules that differ in values of parameters and buffers alone.
 
-    What is neither a number, text, function nor class has an identity of its own: modules that
-    hold such a thing are like no other, and train alone.
+    Attributes that are no number, text, function or class are compared by identity: a module that
+    holds one has a key of its own, and trains alone.
     """
     import torch
 
@@ -70,81 +75,80 @@ def _frozen(value: Any) -> Hashable:
     if value is None or isinstance(value, (bool, int, float, str, bytes, type)):
         return type(value), value
     if inspect.isfunction(value) or inspect.isbuiltin(value):
-        return id(value)  # of a module or class; a closure is made anew each time
+        return id(value)  # of a module or class; a closure is new each time
     if type(value).__module__ == "torch" and not hasattr(value, "detach"):  # a dtype, a device
         return str(value)
     return id(value)
 
 
-def fit_together(
+def fit_family(
     teachers: Sequence[TorchTeacher | None], shards: Sequence[Shard | None]
 ) -> list[PateError | None]:
-    """Trains teachers of one :func:`likeness` as :meth:`TorchTeacher.fit` does each.
+    """Train teachers of one :func:`architecture_key` as :meth:`TorchTeacher.fit` trains each.
 
     The same first weights, orders of records, batches and steps, so the same teachers up to
     rounding. A batch is filled up to ``batch_size + 1`` records of weight 0; a teacher with fewer
     batches keeps its weights and optimizer state while others take a step. Raises TeacherError
-    where modules cannot run together: if what the module says of a record depends on others in the
-    batch (BatchNorm), if it draws random numbers (dropout) or changes its buffers, if an operation
-    is not known to keep networks apart (:mod:`pate.teachers.apart`), or if ``vmap`` cannot follow
-    it. Nothing is changed then, but for lazy layers, which have their sizes.
+    if modules cannot run together: if the output for a record depends on others in the batch
+    (BatchNorm), if the module draws random numbers (dropout) or changes its buffers, if an
+    operation may mix networks (:mod:`pate.teachers.torch_stack`), or if ``vmap`` does not support
+    it. Nothing is changed then, except that lazy layers have their sizes.
 
-    On a device with a limit as many networks make a program as its free memory can hold, and half
-    as many each time that proves too many; then all begin anew. How many they are changes no more
-    than rounding (nothing, for linear layers on the processor). OutOfMemory is raised where not
-    even one fits.
+    On a device with limited memory a program has as many networks as fit, halved each time that
+    proves too many; then all start from scratch. Their number changes no more than rounding
+    (nothing, for linear layers on the CPU). OutOfMemory is raised if not even one fits.
 
     Guarantees:
         * Networks share no arithmetic: a change in shard j changes teacher j alone. Whether they
           run together follows from their architecture and the shape of records. All shapes
-          follow from the recipe and the number of places in the group, none from shards; a
-          missing teacher's place is filled with a copy that takes no step. So the size of a shard
+          follow from the recipe and the number of places in the group, none from shards; the place
+          of a missing teacher is filled with a copy that takes no step. So the size of a shard
           does not even change the rounding of another teacher.
-        * How many networks make a program, which may change their rounding, is tried with made-up
-          records and follows from the recipe and the device alone. What a program takes of the
-          device is the same for all shards: records wait in host memory, and every batch has the
-          same shape.
+        * The number of networks in a program, which may change their rounding, is tried with
+          made-up records and follows from the recipe and the device alone. A program uses the
+          same memory for all shards: records stay in host memory, and every batch has the same
+          shape.
     """
     found: list[PateError | None] = [None] * len(teachers)
-    lanes: list[_Lane | None] = [None] * len(teachers)
+    members: list[_Member | None] = [None] * len(teachers)
     for place, (teacher, shard) in enumerate(zip(teachers, shards, strict=True)):
         if teacher is None or shard is None:
             continue
         try:
-            lanes[place] = _Lane(teacher, *shard)
+            members[place] = _Member(teacher, *shard)
         except TeacherError as error:
             found[place] = error
-    first = next((lane for lane in lanes if lane is not None), None)
+    first = next((member for member in members if member is not None), None)
     if first is None:
         return found
-    _check(first, lanes)
+    _check(first, members)
     shape = tuple(first.records.shape[1:])
-    kind = kind_of(first.teacher.module, first.teacher.training, shape)
-    for part, errors, stack in fitting(
-        lambda width: _programs(first, lanes, width), lambda: _widest(first), kind=("train", kind)
-    ):  # only now: if one program had failed, all would begin anew, or train alone
+    kind = memory_key(first.teacher.module, first.teacher.training, shape)
+    for part, errors, stack in largest_fitting(
+        lambda width: _programs(first, members, width), lambda: _widest(first), kind=("train", kind)
+    ):  # only now: if one program had failed, all would start again, or train alone
         for place, failure in zip(part, errors, strict=True):
             found[place] = found[place] or failure
-        _write_back([lanes[place] for place in part], stack)
+        _write_back([members[place] for place in part], stack)
     return found
 
 
 Trained = tuple[range, list[PateError | None], Stack]  # of one program: places, errors, weights
 
 
-def _programs(first: _Lane, lanes: Sequence[_Lane | None], width: int) -> list[Trained]:
-    """Trains all lanes, so many at a time; no teacher is changed yet."""
-    places = [range(len(lanes))[start : start + width] for start in range(0, len(lanes), width)]
+def _programs(first: _Member, members: Sequence[_Member | None], width: int) -> list[Trained]:
+    """Train all members, ``width`` at a time; no teacher is changed yet."""
+    places = [range(len(members))[start : start + width] for start in range(0, len(members), width)]
     with repeatable():
         return [
-            (part, *_run(first, [lanes[place] for place in part]))
+            (part, *_run(first, [members[place] for place in part]))
             for part in places
-            if any(lanes[place] for place in part)
+            if any(members[place] for place in part)
         ]
 
 
-class _Lane:
-    """One teacher of a group and its shard: what it is given, step after step."""
+class _Member:
+    """One teacher of a group, its shard and its order of records."""
 
     def __init__(self, teacher: TorchTeacher, X: ArrayLike, y: ArrayLike) -> None:
         import torch
@@ -155,42 +159,42 @@ class _Lane:
         self.begin()
 
     def begin(self) -> None:
-        """The next epoch is the first; also if a program before was not finished."""
+        """Restart at the first epoch; an earlier program may not have finished."""
         self.order.manual_seed(self.teacher.seed)
 
     def order_of_epoch(self) -> NDArray[np.int64]:
-        """The records in the order of the next epoch."""
+        """Return the order of records in the next epoch."""
         import torch
 
         return torch.randperm(len(self.labels), generator=self.order).numpy()
 
 
-def _check(first: _Lane, lanes: Sequence[_Lane | None]) -> None:
-    """Raises if these modules cannot be one program.
+def _check(first: _Member, members: Sequence[_Member | None]) -> None:
+    """Raise if these modules cannot form one program.
 
-    Decided by made-up records and drawn weights: not by whose lane comes first.
+    Decided by made-up records and random weights, not by which member comes first.
     """
     import torch
 
     shape = first.records.shape[1:]
     with seeded_torch(0):
         few, more = (torch.randn(n, *shape).to(device_of(first.teacher.module)) for n in (3, 2))
-    for lane in filter(None, lanes):
-        if lane.records.shape[1:] != shape:
+    for member in filter(None, members):
+        if member.records.shape[1:] != shape:
             raise TeacherError("the shards of the group differ in the shape of their records")
-        with seeded_torch(lane.teacher.seed):
-            lane.teacher._find_sizes(few)
+        with seeded_torch(member.teacher.seed):
+            member.teacher._find_sizes(few)
     module = copy.deepcopy(first.teacher.module).train()
     with seeded_torch(0):
         _draw(module)
-        before, made_of = _values(module), likeness(module)
-        alone = require_apart(module, few)
+        before, made_of = _values(module), architecture_key(module)
+        alone = check_separable(module, few)
         with torch.no_grad():
             beside = module(torch.cat([few, more]))[:3]
     same = torch.allclose(alone, beside, rtol=1e-3, atol=1e-3 * float(alone.abs().max()))
     kept = all(torch.equal(value, before[name]) for name, value in _values(module).items())
-    if not same or not kept or likeness(module) != made_of:
-        raise TeacherError("the module's answers depend on other records, chance or its past")
+    if not same or not kept or architecture_key(module) != made_of:
+        raise TeacherError("the module's output depends on other records, chance or its past")
 
 
 def _values(module: nn.Module) -> Stack:
@@ -199,7 +203,7 @@ def _values(module: nn.Module) -> Stack:
 
 
 def _draw(module: nn.Module) -> None:
-    """Parameters and buffers of moderate size, the same for every module of one likeness."""
+    """Set random parameters and buffers of moderate size, equal for every module of one key."""
     import torch
 
     with torch.no_grad():
@@ -213,20 +217,20 @@ def _draw(module: nn.Module) -> None:
             value.copy_(drawn)
 
 
-def _run(first: _Lane, lanes: Sequence[_Lane | None]) -> tuple[list[PateError | None], Stack]:
-    """Trains one program; the errors and the stack of trained parameters, in host memory."""
+def _run(first: _Member, members: Sequence[_Member | None]) -> tuple[list[PateError | None], Stack]:
+    """Train one program; return errors and the stack of trained parameters, in host memory."""
     import torch
 
     spec = first.teacher.training
-    # A missing teacher's place is filled: the shape of the program does not tell who is there.
-    program = _Program(first, [(lane or first).teacher.module.train() for lane in lanes])
-    batches = _Batches(lanes, size=spec.batch_size)
-    errors: list[PateError | None] = [None] * len(lanes)
+    # A missing teacher's place is filled: the shape of the program does not depend on it.
+    program = _Program(first, [(member or first).teacher.module.train() for member in members])
+    batches = _Batches(members, size=spec.batch_size)
+    errors: list[PateError | None] = [None] * len(members)
     for epoch in range(spec.epochs):
-        fine = torch.ones(len(lanes), dtype=torch.bool, device=program.place)
+        finite = torch.ones(len(members), dtype=torch.bool, device=program.place)
         for records, labels, weights in batches.epoch():
-            fine &= torch.isfinite(program.step(records, labels, weights))
-        for place, each in enumerate(fine.cpu().tolist()):
+            finite &= torch.isfinite(program.step(records, labels, weights))
+        for place, each in enumerate(finite.cpu().tolist()):
             if not each and errors[place] is None:
                 errors[place] = TeacherError(
                     f"the loss is not finite in epoch {epoch + 1}; lower 'lr'"
@@ -234,11 +238,8 @@ def _run(first: _Lane, lanes: Sequence[_Lane | None]) -> tuple[list[PateError | 
     return errors, program.weights()
 
 
-def _try_out(first: _Lane, networks: int) -> None:
-    """One step of a program with made-up records, of which nothing is kept.
-
-    Whether the device can hold it is found out before any shard is used.
-    """
+def _try_out(first: _Member, networks: int) -> None:
+    """Run one step of a program with made-up records, to see whether the device can hold it."""
     import torch
 
     records = _width(first.teacher.training.batch_size)
@@ -251,15 +252,18 @@ def _try_out(first: _Lane, networks: int) -> None:
 
 
 class _Program:
-    """Networks of one architecture, stacked, where they work."""
+    """Networks of one architecture, stacked on their working device."""
 
-    def __init__(self, first: _Lane, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, first: _Member, modules: Sequence[nn.Module]) -> None:
         self.teacher, self.networks = first.teacher, len(modules)
         spec, device = first.teacher.training, current_device()
         if limited := device.kind != "cpu":
-            need = need_of(first.teacher.module, spec, tuple(first.records.shape[1:]))
-            device.claim(need.together(len(modules), records=_width(spec.batch_size)))
-        self.home, self.place = device_of(first.teacher.module), workplace(first.teacher.module)
+            need = memory_need(first.teacher.module, spec, tuple(first.records.shape[1:]))
+            device.claim(need.bytes_for(len(modules), records=_width(spec.batch_size)))
+        self.home, self.place = (
+            device_of(first.teacher.module),
+            working_device(first.teacher.module),
+        )
         self._stack, self._buffers = _stacked(modules, self.place)
         self._trained = [value for value in self._stack.values() if value.requires_grad]
         if not self._trained:
@@ -270,7 +274,7 @@ class _Program:
     def step(
         self, records: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """One step of those that have a weight; the losses (m,), 0 for the others."""
+        """Take one step of members with a weight; return the losses (m,), 0 for the others."""
         import torch
 
         active = weights.any(dim=1)
@@ -293,35 +297,35 @@ class _Program:
 
 
 class _Batches:
-    """The records of a group in one tensor of host memory, and the batches of each epoch in it."""
+    """The records of a group in one tensor in host memory, and the batches of each epoch."""
 
-    def __init__(self, lanes: Sequence[_Lane | None], *, size: int) -> None:
+    def __init__(self, members: Sequence[_Member | None], *, size: int) -> None:
         import torch
 
-        self.lanes, self.size, self.width = lanes, size, _width(size)
-        present = [lane for lane in lanes if lane is not None]
-        for lane in present:
-            lane.begin()
-        self.records = torch.cat([lane.records for lane in present])
-        self.labels = torch.cat([lane.labels for lane in present])
+        self.members, self.size, self.width = members, size, _width(size)
+        present = [member for member in members if member is not None]
+        for member in present:
+            member.begin()
+        self.records = torch.cat([member.records for member in present])
+        self.labels = torch.cat([member.labels for member in present])
 
     def epoch(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Records (m, width, …), labels and weights (m, width), until the last one has ended."""
+        """Yield records (m, width, …), labels and weights (m, width) until all batches are used."""
         import torch
 
-        from pate.teachers.torch_teacher import cuts
+        from pate.teachers.torch_teacher import batch_slices
 
-        sizes = [len(lane.labels) if lane is not None else 0 for lane in self.lanes]
-        batches = [cuts(size, self.size) if size else [] for size in sizes]
-        shape = (max(map(len, batches)), len(self.lanes), self.width)
+        sizes = [len(member.labels) if member is not None else 0 for member in self.members]
+        batches = [batch_slices(size, self.size) if size else [] for size in sizes]
+        shape = (max(map(len, batches)), len(self.members), self.width)
         rows, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
         start = 0
-        for place, lane in enumerate(self.lanes):
-            if lane is None:
+        for place, member in enumerate(self.members):
+            if member is None:
                 continue
-            # Its own records fill up: on others, such as zeros, a gradient might not exist.
+            # Padded with its own records: on others, such as zeros, a gradient might not exist.
             rows[:, place] = start
-            order = lane.order_of_epoch() + start
+            order = member.order_of_epoch() + start
             for number, cut in enumerate(batches[place]):
                 count = cut.stop - cut.start
                 rows[number, place, :count] = order[cut]
@@ -332,7 +336,7 @@ class _Batches:
 
 
 def _width(size: int) -> int:
-    """Of a batch: a record left over joins the batch before."""
+    """Return the width of a batch: a single record left over joins the batch before."""
     return size + 1 if size > 1 else 1
 
 
@@ -348,7 +352,7 @@ def _stacked(modules: Sequence[nn.Module], place: torch.device) -> tuple[Stack, 
 
 
 def _forward(module: nn.Module) -> Callable[[Stack, Stack, torch.Tensor], Any]:
-    """All networks at once, each on records of its own."""
+    """Return a function that runs all networks at once, each on its own records."""
     from torch.func import functional_call, vmap
 
     def one(parameters: Stack, buffers: Stack, records: torch.Tensor) -> Any:
@@ -364,35 +368,37 @@ def _checked(logits: Any, teacher: TorchTeacher, networks: int, records: int) ->
     return logits  # type: ignore[no-any-return]
 
 
-def _widest(first: _Lane) -> int:
-    """How many networks make one program; known from the architecture and the device alone.
+def _widest(first: _Member) -> int:
+    """Return how many networks form one program, by the architecture and the device alone.
 
-    Tried at full width also for a group with fewer places: else it would matter later which group
-    came first.
+    Tried at full width also for a group with fewer places: otherwise the order of groups would
+    matter.
     """
     module, spec = first.teacher.module, first.teacher.training
     each = sum(p.numel() * p.element_size() for p in module.parameters())
-    width = int(max(1, min(TOGETHER, STATE_BYTES // (5 * max(1, each)))))
+    width = int(max(1, min(MOST_NETWORKS, STATE_BYTES // (5 * max(1, each)))))
     free = current_device().free_memory()
     if free is None:
         return width
     shape = tuple(first.records.shape[1:])
-    room = need_of(module, spec, shape).widest(free, records=_width(spec.batch_size))
+    room = memory_need(module, spec, shape).widest(free, records=_width(spec.batch_size))
 
     def tried(width: int) -> int:
         with repeatable():
             _try_out(first, width)
         return width
 
-    return fitting(tried, lambda: min(width, room), kind=("try", kind_of(module, spec, shape)))
+    return largest_fitting(
+        tried, lambda: min(width, room), kind=("try", memory_key(module, spec, shape))
+    )
 
 
-def _write_back(lanes: Sequence[_Lane | None], stack: Stack) -> None:
+def _write_back(members: Sequence[_Member | None], stack: Stack) -> None:
     import torch
 
     with torch.no_grad():
-        for place, lane in enumerate(lanes):
-            if lane is not None:
-                for name, parameter in lane.teacher.module.named_parameters():
+        for place, member in enumerate(members):
+            if member is not None:
+                for name, parameter in member.teacher.module.named_parameters():
                     parameter.copy_(stack[name][place])
-                lane.teacher.module.eval()
+                member.teacher.module.eval()

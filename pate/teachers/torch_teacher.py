@@ -1,7 +1,7 @@
 """A torch module as a teacher: a plain training loop that leaves torch's global state alone.
 
-It runs on the current device (:mod:`pate.devices`). Records stay in host memory, and so does what
-is learned and said: the device holds one module and one batch.
+It runs on the current device (:mod:`pate.devices`). Records, weights and predictions stay in host
+memory: the device holds one module and one batch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.devices import current_device
-from pate.errors import PateError
-from pate.teachers.errors import TeacherError
-from pate.teachers.placing import device_of, placed, repeatable, seeded_torch
-from pate.teachers.sizing import fitting, kind_of, need_of
+from pate.errors import PateError, TeacherError
+from pate.teachers.placement import (
+    device_of,
+    largest_fitting,
+    memory_key,
+    memory_need,
+    placed,
+    repeatable,
+    seeded_torch,
+)
 from pate.teachers.spec import Training
 
 if TYPE_CHECKING:
@@ -31,13 +37,13 @@ CHUNK = 1024  # records in one forward pass of a prediction
 class TorchTeacher:
     """Trains any module from records (n, …) as float32 to logits (n, classes), by cross entropy.
 
-    Layers whose size is found at first use (``LazyLinear``), BatchNorm and dropout are fine. The
-    same seed gives the same weights on one machine with one thread. ``sgd`` has momentum 0.9.
+    Lazy layers (``LazyLinear``), BatchNorm and dropout are supported. The same seed gives the same
+    weights on one machine with one thread. ``sgd`` has momentum 0.9.
 
     Guarantees:
-        A device that is short of memory raises :class:`~pate.teachers.OutOfMemory`, which is no
-        teacher's failure. What a module takes of the device is bounded by the recipe's batch, and
-        never grows with the shard.
+        A device that is out of memory raises :class:`~pate.errors.OutOfMemory`, which is no
+        teacher's failure. Memory on the device is bounded by the recipe's batch, and never grows
+        with the shard.
     """
 
     def __init__(self, module: nn.Module, *, training: Training, classes: int, seed: int) -> None:
@@ -47,38 +53,38 @@ class TorchTeacher:
         self.seed = seed
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> TorchTeacher:
-        """Trains from the weights the module has."""
+        """Train from the weights that the module has."""
         records, labels = self._shard(X, y)
         with seeded_torch(self.seed):
             self._find_sizes(records)
-            kind = kind_of(self.module, self.training, tuple(records.shape[1:]))
-            # One network has no half: a device too small for it stops the run.
-            fitting(lambda _: self._run(records, labels), lambda: 1, kind=("alone", kind))
+            kind = memory_key(self.module, self.training, tuple(records.shape[1:]))
+            # One network cannot be halved: a device too small for it stops the run.
+            largest_fitting(lambda _: self._run(records, labels), lambda: 1, kind=("alone", kind))
         self.module.eval()
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[np.int64]:
-        """The class of the largest logit; the first of equals."""
+        """Return the class of the largest logit; the first of equals."""
         return np.asarray(self._logits(X).argmax(dim=1).numpy(), dtype=np.int64)
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """The softmax of the logits."""
+        """Return the softmax of the logits."""
         return np.asarray(self._logits(X).double().softmax(dim=1).numpy(), dtype=np.float64)
 
     def family(self) -> Hashable:
-        """What modules must have in common to be trained together."""
-        from pate.teachers.torch_family import likeness
+        """Return a key that modules must share to be trained together."""
+        from pate.teachers.torch_family import architecture_key
 
-        return self.classes, self.training.model_dump_json(), likeness(self.module)
+        return self.classes, self.training.model_dump_json(), architecture_key(self.module)
 
     @classmethod
     def fit_many(
         cls, teachers: Sequence[TorchTeacher | None], shards: Sequence[Any]
     ) -> list[PateError | None]:
-        """Trains modules of one architecture as one program; see :mod:`pate.teachers.families`."""
-        from pate.teachers.torch_family import fit_together
+        """Train modules of one architecture as one program; see :mod:`pate.teachers.families`."""
+        from pate.teachers.torch_family import fit_family
 
-        return fit_together(teachers, shards)
+        return fit_family(teachers, shards)
 
     def _run(self, records: torch.Tensor, labels: torch.Tensor) -> None:
         import torch
@@ -93,7 +99,7 @@ class TorchTeacher:
             for epoch in range(spec.epochs):
                 total = 0.0
                 shuffled = torch.randperm(len(labels), generator=order)
-                for cut in cuts(len(labels), spec.batch_size):
+                for cut in batch_slices(len(labels), spec.batch_size):
                     batch = shuffled[cut]
                     if doubles and len(batch) == 1:  # BatchNorm has no variance of one record
                         batch = batch.repeat(2)
@@ -107,13 +113,13 @@ class TorchTeacher:
                     raise TeacherError(f"the loss is not finite in epoch {epoch + 1}; lower 'lr'")
 
     def _logits(self, X: ArrayLike) -> torch.Tensor:
-        """In host memory, a chunk of records at a time."""
+        """Return logits in host memory, computed a chunk of records at a time."""
         import torch
 
         self.module.eval()
         records = np.asarray(X)
 
-        def ask(size: int) -> list[torch.Tensor]:
+        def compute(size: int) -> list[torch.Tensor]:
             parts = []
             self._claim(tuple(records.shape[1:]), size)
             with torch.no_grad(), repeatable(), placed(self.module) as place:
@@ -122,16 +128,16 @@ class TorchTeacher:
                     parts.append(self._checked(self.module(chunk), len(chunk)).cpu())
             return parts
 
-        kind = kind_of(self.module, self.training, tuple(records.shape[1:]))
-        parts = fitting(ask, lambda: CHUNK, kind=("ask", kind))
+        kind = memory_key(self.module, self.training, tuple(records.shape[1:]))
+        parts = largest_fitting(compute, lambda: CHUNK, kind=("ask", kind))
         return torch.cat(parts) if parts else torch.zeros(0, self.classes)
 
     def _claim(self, shape: tuple[int, ...], records: int) -> None:
         """Tells the device how much is about to be used; only a pretended one listens."""
         device = current_device()
         if device.kind != "cpu":
-            need = need_of(self.module, self.training, shape)
-            device.claim(need.together(1, records=records))
+            need = memory_need(self.module, self.training, shape)
+            device.claim(need.bytes_for(1, records=records))
 
     def _shard(self, X: ArrayLike, y: ArrayLike) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
@@ -142,16 +148,16 @@ class TorchTeacher:
         return self._records(X), labels
 
     def _records(self, X: ArrayLike) -> torch.Tensor:
-        """Records as the module takes them, in host memory."""
+        """Return records as a float32 tensor in host memory."""
         import torch
 
         # A copy: torch has no read-only tensors, and shards are read-only maps of files.
         return torch.from_numpy(np.array(X, dtype=np.float32))
 
     def _find_sizes(self, records: torch.Tensor) -> None:
-        """One pass without training gives lazy layers their size, before the optimizer asks.
+        """Give lazy layers their sizes by one forward pass, before an optimizer is made.
 
-        At home: first weights are drawn there, and are the same whatever the device.
+        On the module's own device: first weights do not depend on where it trains.
         """
         import torch
 
@@ -174,10 +180,10 @@ class TorchTeacher:
         return self.module.modules()
 
 
-def cuts(records: int, size: int) -> list[slice]:
-    """Where an order of records is cut into batches; a single one left over joins the batch before.
+def batch_slices(records: int, size: int) -> list[slice]:
+    """Return the slices of batches; a single record left over joins the batch before.
 
-    >>> [(cut.start, cut.stop) for cut in cuts(9, 4)]
+    >>> [(cut.start, cut.stop) for cut in batch_slices(9, 4)]
     [(0, 4), (4, 9)]
     """
     stops = [*range(size, records, size), records]

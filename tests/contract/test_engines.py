@@ -36,8 +36,8 @@ def jobs(monkeypatch):
 def leave_ray():
     """One Ray for all tests here, and none after them."""
     yield
-    if "pate.engines.on_ray.session" in sys.modules:
-        sys.modules["pate.engines.on_ray.session"].disconnect()
+    if "pate.engines.ray" in sys.modules:
+        sys.modules["pate.engines.ray"].disconnect()
 
 
 @pytest.fixture(params=ENGINES)

@@ -1,18 +1,31 @@
-"""What every mechanism promises, run over all of them."""
+"""The contract of a mechanism, run over all built-in ones and over one defined here."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from pate.accounting import Ledger, compose, event_from_json, event_to_json
+from pate._validate import check_noise
+from pate.accounting import (
+    LaplaceNoisyMaxAnswer,
+    Ledger,
+    compose,
+    event_from_json,
+    event_to_json,
+    laplace_total,
+)
 from pate.accounting.events import tally
 from pate.accounting.guarantee import Guarantee
+from pate.accounting.smooth import lnmax_cost
 from pate.errors import InvalidInput
 from pate.mechanisms import (
+    MECHANISMS,
     AggregateSpec,
     ConfidentGnmax,
     GaussianNoisyMax,
@@ -20,23 +33,74 @@ from pate.mechanisms import (
     LaplaceNoisyMax,
     insecure_generator,
     make_mechanism,
-    noisy_argmax,
+    noisy_max,
     secure_generator,
 )
+from pate.mechanisms.noisy_max import NoisyMax, laplace_win_chances
 from pate.votes import Votes
 
 TEACHERS, CLASSES = 100, 5
 
-SPECS = {
-    "lnmax": AggregateSpec(mechanism="lnmax", scale=10.0),
-    "gnmax": AggregateSpec(mechanism="gnmax", sigma=10.0),
-    "confident": AggregateSpec(mechanism="confident", threshold=60.0, sigma1=20.0, sigma2=10.0),
-    "interactive": AggregateSpec(
-        mechanism="interactive", threshold=30.0, sigma1=20.0, sigma2=10.0, keep=0.8
-    ),
+KEYS = {
+    "lnmax": {"scale": 10.0},
+    "gnmax": {"sigma": 10.0},
+    "confident": {"threshold": 60.0, "sigma1": 20.0, "sigma2": 10.0},
+    "interactive": {"threshold": 30.0, "sigma1": 20.0, "sigma2": 10.0, "keep": 0.8},
+    "widened": {"scale": 5.0, "width": 2.0},
 }
 CHECKED = ("confident", "interactive")
-ANSWER = {"lnmax": "LaplaceNoisyMaxAnswer"}
+ANSWER = {"lnmax": "LaplaceNoisyMaxAnswer", "widened": "LaplaceNoisyMaxAnswer"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WidenedNoisyMax(NoisyMax):
+    """Laplace noisy-max with ``width`` times the noise: a fifth mechanism with its own key."""
+
+    name: ClassVar[str] = "widened"
+    title: ClassVar[str] = "Widened-LNMax"
+    calibrated: ClassVar[str | None] = "scale"
+
+    scale: float
+    width: float = 3.0
+
+    def __post_init__(self):
+        check_noise("scale", self.scale)
+        check_noise("width", self.width)
+
+    @property
+    def _wide(self):
+        return self.scale * self.width
+
+    @property
+    def answer_event(self):
+        return LaplaceNoisyMaxAnswer(scale=self._wide)
+
+    def noise(self, rng, shape):
+        return rng.laplace(scale=self._wide, size=shape)
+
+    def data_dependent_cost(self, counts, *, moments=None, answered=None, baseline=None):
+        return laplace_total(counts, scale=self._wide, moments=moments)
+
+    def sensitive_cost(self, counts, *, order, teachers, answered=None, baseline=None):
+        return lnmax_cost(counts, scale=self._wide, order=order, teachers=teachers)
+
+    def formula(self):
+        return f"answer = argmaxⱼ (nⱼ + {self.width:g} Lap({self.scale:g}))"
+
+    def settings(self):
+        return f"b {self.scale:g} × {self.width:g}"
+
+    def win_chances(self, leads):
+        return laplace_win_chances(leads, self._wide)
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch):
+    monkeypatch.setitem(MECHANISMS, WidenedNoisyMax.name, WidenedNoisyMax)
+
+
+def spec_of(name):
+    return AggregateSpec(mechanism=name, **KEYS[name])
 
 
 def some_votes(queries=400, seed=5):
@@ -51,14 +115,14 @@ def some_student(queries, seed=6):
     return np.random.default_rng(seed).dirichlet([0.3] * CLASSES, size=queries)
 
 
-@pytest.fixture(params=SPECS)
+@pytest.fixture(params=KEYS)
 def name(request):
     return request.param
 
 
 @pytest.fixture
 def mechanism(name):
-    return make_mechanism(SPECS[name])
+    return make_mechanism(spec_of(name))
 
 
 def release(mechanism, votes, *, seed=0, **options):
@@ -77,10 +141,11 @@ def test_the_recipe_makes_the_mechanism_it_names(name, mechanism):
         "gnmax": GaussianNoisyMax,
         "confident": ConfidentGnmax,
         "interactive": InteractiveGnmax,
+        "widened": WidenedNoisyMax,
     }
     assert type(mechanism) is kinds[name]
     for field in dataclasses.fields(mechanism):
-        assert getattr(mechanism, field.name) == getattr(SPECS[name], field.name)
+        assert getattr(mechanism, field.name) == getattr(spec_of(name), field.name)
 
 
 @pytest.mark.parametrize("most_answers", [None, 0, 1, 37, 10_000])
@@ -88,7 +153,7 @@ def test_the_recipe_makes_the_mechanism_it_names(name, mechanism):
 def test_a_release_is_well_formed_and_its_events_are_what_happened(
     name, mechanism, most_answers, block, monkeypatch
 ):
-    monkeypatch.setattr(noisy_argmax, "BLOCK", block)
+    monkeypatch.setattr(noisy_max, "BLOCK", block)
     votes = some_votes()
     given = release(mechanism, votes, most_answers=most_answers)
     cap = votes.queries if most_answers is None else min(most_answers, votes.queries)
@@ -149,13 +214,13 @@ def test_a_plan_ledger_takes_the_charge(mechanism, tmp_path):
 
 @pytest.mark.parametrize("block", [7, 1 << 17])
 def test_without_noise_to_speak_of_the_plurality_answers(name, block, monkeypatch):
-    monkeypatch.setattr(noisy_argmax, "BLOCK", block)
-    spec = SPECS[name]
+    monkeypatch.setattr(noisy_max, "BLOCK", block)
+    spec = spec_of(name)
     quiet = {
         key: 1e-6
         for key in ("scale", "sigma", "sigma1", "sigma2")
         if getattr(spec, key) is not None
-    }
+    } | ({"width": 1.0} if name == "widened" else {})
     if name in CHECKED:
         quiet["threshold"] = spec.threshold - 0.5  # between whole numbers: no check is a toss-up
     mechanism = make_mechanism(AggregateSpec(**{**spec.model_dump(), **quiet}))
@@ -261,8 +326,8 @@ def test_a_bad_number_of_answers_is_refused(mechanism, most_answers):
 
 
 def test_a_mechanism_is_a_value(name, mechanism):
-    assert mechanism == make_mechanism(SPECS[name])
-    assert hash(mechanism) == hash(make_mechanism(SPECS[name]))
+    assert mechanism == make_mechanism(spec_of(name))
+    assert hash(mechanism) == hash(make_mechanism(spec_of(name)))
     field = dataclasses.fields(mechanism)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(mechanism, field, 1.0)
@@ -274,3 +339,108 @@ def test_noise_out_of_range_is_refused_by_name(name, mechanism, bad):
         if field.name.startswith(("scale", "sigma")):
             with pytest.raises(InvalidInput, match=rf"^{field.name} is .* votes"):
                 dataclasses.replace(mechanism, **{field.name: bad})
+
+
+def test_every_built_in_key_is_a_documented_field_of_the_recipe(monkeypatch):
+    monkeypatch.delitem(MECHANISMS, "widened")
+    fields = AggregateSpec.model_fields
+    for kind in MECHANISMS.values():
+        for key in kind.required_keys() + kind.optional_keys():
+            assert fields[key].description, key
+        assert kind.calibrated is None or kind.calibrated in kind.required_keys()
+
+
+def test_costs_from_votes_stay_below_those_of_the_caps(mechanism):
+    counts = some_votes().counts
+    everything = np.ones(len(counts), dtype=bool)
+    dependent = mechanism.data_dependent_cost(counts, answered=everything)
+    caps = compose(mechanism.caps(queries=len(counts), answers=len(counts)))
+    assert np.all(dependent.values <= caps.values * (1 + 1e-9))
+    assert dependent.data_dependent
+    assert np.all(dependent.values > 0)
+
+
+def test_chances_describe_what_happens(name, mechanism):
+    """Over many draws: how often a query is answered, and how often with the class that leads."""
+    votes = some_votes(60)
+    chances = mechanism.answer_chances(votes.counts)
+    winners = votes.counts.argmax(axis=1)
+    leads = np.array(
+        [row[w] - np.delete(row, w) for row, w in zip(votes.counts, winners, strict=True)]
+    )
+    right = mechanism.win_chances(leads.astype(float))
+    answered, won, trials = np.zeros(60), np.zeros(60), 400
+    for seed in range(trials):
+        given = mechanism.release(votes, rng=insecure_generator(seed))
+        answered[given.answered] += 1
+        won[given.answered] += given.labels == winners[given.answered]
+    error = 5 * np.sqrt(0.25 / trials)
+    assert np.abs(answered / trials - chances).max() < error
+    often = answered > trials / 2
+    assert np.abs(won[often] / answered[often] - right[often]).max() < error * 2**0.5
+
+
+def test_noise_for_a_budget_is_the_least_that_fits(mechanism):
+    if mechanism.calibrated is None:
+        return
+    moments = np.array([1.0, 4.0, 16.0])
+    room = np.full(3, 0.5)
+
+    def cost(noise):
+        made = type(mechanism)(**{mechanism.calibrated: noise})
+        return compose(made.caps(queries=50, answers=50), moments).values
+
+    least = mechanism.least_noise(50, moments=moments, room=room)
+    assert np.any(cost(least * 1.0001) <= room)
+    assert not np.any(cost(least * 0.999) <= room)
+
+
+def test_a_students_predictions_are_refused_where_they_would_be_ignored(mechanism):
+    if mechanism.uses_student:
+        return
+    with pytest.raises(InvalidInput, match="takes no student's predictions"):
+        mechanism.release(some_votes(), rng=insecure_generator(0), student=some_student(400))
+
+
+def test_the_keys_of_a_registered_mechanism_are_checked_like_any_other():
+    made = AggregateSpec(mechanism="widened", scale=5, width=4)
+    assert make_mechanism(made) == WidenedNoisyMax(scale=5.0, width=4.0)
+    assert AggregateSpec(**json.loads(made.model_dump_json())) == made
+    with pytest.raises(ValueError, match='"lnmax" takes no width; its keys are scale'):
+        AggregateSpec(mechanism="lnmax", scale=5.0, width=4.0)
+    with pytest.raises(ValueError, match="width is -1"):
+        AggregateSpec(mechanism="widened", scale=5.0, width=-1.0)
+    with pytest.raises(ValueError, match='"widened" needs scale; its keys are scale and, if you'):
+        AggregateSpec(mechanism="widened", width=2.0)
+
+
+def test_one_registration_takes_a_mechanism_from_recipe_to_verified_release(project):
+    """Recipe, plan, labels, account, report, card and verification, with no code but its own."""
+    tree = {"model": "sklearn.tree:DecisionTreeClassifier", "params": {"max_depth": 3}}
+    recipe = project.write(aggregate={"mechanism": "widened", "width": 2.5}, student=tree)
+    public = ("--records", "90", "--classes", "3", "--accuracy", "0.8", "--teachers", "6")
+    planned = project.call("plan", recipe, "--epsilon", "4", "--mechanism", "widened", *public)
+    assert "widened with b " in planned.stdout
+
+    project.call_run()
+    events = project.json("aggregate", "events.json")
+    assert [event_from_json(text) for text in events] == list(
+        WidenedNoisyMax(scale=2.0, width=2.5).caps(queries=12, answers=12)
+    )
+    paid = compose([event_from_json(text) for text in events]).guarantee(delta=1e-3)
+    assert project.json("account", "guarantees.json")["plan"]["improved"]["epsilon"] == paid.epsilon
+
+    project.call("report", "runs/tiny", "--plugin-path", "plugins")
+    (page,) = project.run_folder.glob("**/report.html")
+    assert "Widened-LNMax" in page.read_text()
+    assert "2.5 Lap(2)" in page.read_text()
+
+    project.call("release", "runs/tiny", "out", "--plugin-path", "plugins")
+    out = project.folder / "out"
+    assert "LaplaceNoisyMaxAnswer(scale=5.0), count=12" in (out / "MODEL_CARD.md").read_text()
+    assert json.loads((out / "release.json").read_text())["recipe"]["aggregate"]["width"] == 2.5
+    project.call("verify", "out")
+
+    project.write(aggregate={"mechanism": "widened", "width": 3.5}, student=tree)
+    refused = project.call_run(code=3)  # its own key counts: that is another release
+    assert "with other settings" in refused.stderr

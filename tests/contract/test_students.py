@@ -17,9 +17,11 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from pate.students import StudentData, StudentSpec, train_student
-from pate.students.train import METHODS
-from pate.teachers import load, predict_labels, save
+from pate.students.data import StudentData
+from pate.students.spec import StudentSpec
+from pate.students.train import METHODS, train_student
+from pate.teachers.persist import load, save
+from pate.teachers.protocol import predict_labels
 
 # Settings that make a method quick on small images; a method without an entry runs as it is.
 QUICK = {
@@ -151,7 +153,7 @@ def test_labels_of_one_class(method):
 @methods
 def test_held_out_labels_are_not_learnt_from(method):
     """They choose among rounds or epochs, and do no more."""
-    from pate.students.tools import Tools
+    from pate.students.data import Tools
 
     held = short(method, validation=0.25, patience=100)
     seen = short_data()
@@ -175,7 +177,9 @@ from contextlib import contextmanager
 from pathlib import Path
 import numpy as np, torch
 from sklearn.datasets import load_digits
-from pate.students import StudentData, StudentSpec, train_student
+from pate.students.data import StudentData
+from pate.students.spec import StudentSpec
+from pate.students.train import train_student
 torch.set_num_threads(1)
 digits = load_digits()
 data = StudentData(

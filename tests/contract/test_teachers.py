@@ -20,8 +20,8 @@ from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
 from pate.plugins import resolve
+from pate.teachers.linear import RidgeTeacher
 from pate.teachers.logistic import LogisticTeacher
-from pate.teachers.ridge import RidgeTeacher
 from pate.testing import check_teacher
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "custom_teacher"

@@ -23,7 +23,7 @@ from pate._format import format_epsilon
 from pate._format import format_epsilon_fixed as shown_epsilon
 from pate.accounting import Guarantee, Ledger
 from pate.accounting.events import Repeated, tally
-from pate.accounting.together import NOT_PLANNED
+from pate.accounting.ledger.study_costs import NOT_PLANNED
 
 EPSILONS, SEEDS, DELTA = (4.0, 8.0), 2, 1e-4
 RECIPE = """
@@ -61,6 +61,13 @@ lot_size = 200
 learning_rate = 2.0
 """
 pytestmark = pytest.mark.xdist_group("compare")  # one comparison for all of them
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch):
+    """Plotting takes half the time of what runs in this process; ``made`` has the plots."""
+    monkeypatch.setattr("pate.studies.compare.plot_comparison", lambda *_, **__: None)
+
 
 WORDS = ("compare", "mine.toml", "--engine", "serial")
 LEDGERS = ("digits.ledger", "digits.dpsgd.ledger")  # of PATE, and of DP-SGD
@@ -162,10 +169,12 @@ def test_what_needs_no_epsilon_is_beside_it(made):
 
 def test_true_labels_are_those_of_the_inputs_that_were_asked_about(made):
     """The figure is that of a student trained here, on what the split itself says."""
-    from pate.datasets import DataSpec, load
-    from pate.students import StudentData, train_student
+    from pate.datasets.loading import load
+    from pate.datasets.spec import DataSpec
+    from pate.students.data import StudentData
     from pate.students.spec import StudentSpec
-    from pate.teachers import predict_labels
+    from pate.students.train import train_student
+    from pate.teachers.protocol import predict_labels
 
     splits = load(DataSpec(name="digits", public=100, test=100), root=made.folder / "data")
     asked = {tuple(np.load(path)) for path in made.place.glob("released/aggregate/*/asked.npy")}
@@ -438,7 +447,7 @@ def test_points_that_are_added_later_cost_what_the_ledgers_say(project):
     before = files_of(project)
     # A seeded one in the same folder would take its place.
     done = project.call(*ONCE, "--epsilon", "4,8", "--insecure-seed", "1", code=2)
-    assert "is of secure noise, and would be written over by one of seeded noise" in done.stderr
+    assert "is of secure noise, and would be overwritten by one of seeded noise" in done.stderr
     assert len([line for line in done.stderr.splitlines() if "NOT PRIVATE" not in line]) == 1
     assert files_of(project) == before
     said = project.call(*WORDS, "--seeds", "1", "--epsilon", "4,8").stdout
@@ -523,21 +532,20 @@ def test_a_lost_model_is_not_paid_for_again_unasked(project):
     assert told_by(project, "--epsilon", "4,8")[1] is False  # it is known from now on
 
 
-def test_what_was_run_before_is_marked_and_was_not_fixed_with_the_rest(project):
-    """Points of both methods in the comparison's folder, paid for by themselves."""
+@pytest.mark.parametrize("name", LEDGERS)
+def test_what_was_run_by_itself_is_not_used(project, name):
+    """Points of either method in the comparison's folder that do not bear its tag."""
     write(project)
     told_by(project, "--epsilon", "4")
-    for file in (project.folder / "data" / "ledgers").glob("*.ledger"):
-        with contextlib.closing(sqlite3.connect(file)) as database, database:
-            database.execute("DELETE FROM studies")
-            database.execute("DELETE FROM plans")
-    assert [[charge.studies for charge in charges] for charges in ledgers(project)] == [[()]] * 2
-    for _ in range(2):  # it is marked now, and stays what it was
-        told, fixed = told_by(project, "--epsilon", "4,8")
-        marks = [[charge.studies for charge in charges] for charges in ledgers(project)]
-        assert marks == [[("compare mine",)] * 2] * 2
-        assert not fixed
-        require_readings(project, told)
+    file = project.folder / "data" / "ledgers" / name
+    with contextlib.closing(sqlite3.connect(file)) as database, database:
+        database.execute("DELETE FROM studies")
+    before = ledgers(project)
+    said = project.call(*ONCE, "--epsilon", "4,8", code=2).stderr
+    assert said.count("\n") == 1
+    assert "a study uses only what was released for it" in said
+    assert "choose another --out" in said
+    assert ledgers(project) == before
 
 
 def interrupted(*words):
@@ -547,13 +555,13 @@ def interrupted(*words):
 def test_a_model_keeps_its_study_whoever_brings_it_to_its_end(project, monkeypatch):
     write(project)
     from dpsgd import training
-    from pate.compare import running
+    from pate.studies import compare as studies
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "_release", interrupted)
         project.call(*ONCE, "--epsilon", "4", code=130)
-    options = running.DpsgdOptions
-    monkeypatch.setattr(running, "DpsgdOptions", lambda **words: options(**words | {"study": None}))
+    options = studies.DpsgdOptions
+    monkeypatch.setattr(studies, "DpsgdOptions", lambda **words: options(**words | {"study": None}))
     told_by(project, "--epsilon", "4")
     (file,) = project.folder.glob("runs/mine/dpsgd/*/released/training/*/guarantee.json")
     assert json.loads(file.read_text())["study"] == "compare mine"
@@ -561,10 +569,10 @@ def test_a_model_keeps_its_study_whoever_brings_it_to_its_end(project, monkeypat
 
 def test_fewer_points_after_a_look_cost_what_was_planned(project, monkeypatch):
     write(project)
-    from pate.compare import running
+    from pate.studies import compare as studies
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "train", lambda *words: sys.exit(9))
+        patch.setattr(studies, "train", lambda *words: sys.exit(9))
         project.call(*ONCE, "--epsilon", "4,8", code=9)
     assert [len(charges) for charges in ledgers(project)] == [1, 0]
     told, fixed = told_by(project, "--epsilon", "4")
@@ -660,7 +668,7 @@ def test_seeded_noise_is_said_to_be_none_and_publishes_nothing(project):
     before = files_of(project)
     said = project.call(*ONCE, "--epsilon", "4", code=2).stderr  # secure noise in its place
     assert said.count("\n") == 1
-    assert "is of seeded noise, and would be written over by one of secure noise" in said
+    assert "is of seeded noise, and would be overwritten by one of secure noise" in said
     assert files_of(project) == before
 
 

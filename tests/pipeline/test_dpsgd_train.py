@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import fcntl
-import io
 import json
 import os
 import random
@@ -16,14 +14,13 @@ import stat
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import Project
 from safetensors.numpy import load_file
 
-from dpsgd.cli import main
 from pate.accounting import Guarantee, Ledger, Neighbours, compose, event_from_json
 
 ROOT = Path(__file__).parents[2]
@@ -61,15 +58,10 @@ RELEASED = {
 }  # fmt: skip
 
 
-@dataclass
-class Place:
-    """A folder with data and a recipe, and the command line to run in it."""
+class TrainingProject(Project):
+    """A folder with data and a recipe, and ``dpsgd`` to run in it."""
 
-    folder: Path
-
-    @property
-    def run_folder(self) -> Path:
-        return self.folder / "runs" / "tiny"
+    program = "dpsgd"
 
     @property
     def released(self) -> Path:
@@ -80,13 +72,13 @@ class Place:
     def report(self):
         return json.loads((self.released / "guarantee.json").read_text())
 
-    def ledger(self, kind="dpsgd.ledger") -> Path:
+    def ledger_file(self, kind="dpsgd.ledger") -> Path:
         return self.folder / "data" / "ledgers" / f"tiny.{kind}"
 
     def charges(self, kind="dpsgd.ledger"):
-        if not self.ledger(kind).exists():
+        if not self.ledger_file(kind).exists():
             return []
-        with Ledger.open(self.ledger(kind)) as ledger:
+        with Ledger.open(self.ledger_file(kind)) as ledger:
             return ledger.charges()
 
     def change(self, old, new):
@@ -94,36 +86,23 @@ class Place:
         assert old in path.read_text()
         path.write_text(path.read_text().replace(old, new, 1))
 
-    def call(self, *words, code=0):
-        """Runs a command in this process; it must end with ``code``, and with one line if not 0."""
-        out, err = io.StringIO(), io.StringIO()
-        before, sys.argv = sys.argv, ["dpsgd", *map(str, words)]
-        try:
-            with (
-                contextlib.chdir(self.folder),
-                contextlib.redirect_stdout(out),
-                contextlib.redirect_stderr(err),
-                pytest.raises(SystemExit) as stop,
-            ):
-                main()
-        finally:
-            sys.argv = before
-        assert (stop.value.code or 0) == code, out.getvalue() + err.getvalue()
+    def dpsgd(self, *words, code=0):
+        """Run a command in this process; it must end with ``code``, and one line if not 0."""
+        done = self.call(*words, code=code)
         if code:
-            assert err.getvalue().startswith("dpsgd: "), err.getvalue()
-            assert err.getvalue().count("\n") == 1, err.getvalue()
-        return out.getvalue() if code == 0 else err.getvalue()
+            assert done.stderr.startswith("dpsgd: "), done.stderr
+            assert done.stderr.count("\n") == 1, done.stderr
+        return done.stderr if code else done.stdout
 
     def train(self, *words, code=0):
-        return self.call("train", "tiny.toml", *words, code=code)
+        return self.dpsgd("train", "tiny.toml", *words, code=code)
 
     def process(self, *words):
-        """The command as a process of its own."""
-        clean = {key: value for key, value in os.environ.items() if key != "PATE_DATA"}
+        """Start the command as a process of its own."""
         return subprocess.Popen(
-            [sys.executable, "-m", "dpsgd", *map(str, words)],
+            self.command(*words),
             cwd=self.folder,
-            env=clean | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"},
+            env=self.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -131,7 +110,7 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def project(tmp_path, monkeypatch):
     """Blobs of three classes in six dimensions; 320 of 400 records are private."""
     monkeypatch.delenv("PATE_DATA", raising=False)
     rng = np.random.default_rng(11)
@@ -140,75 +119,75 @@ def place(tmp_path, monkeypatch):
     np.savez(tmp_path / "tiny.npz", X=features, y=labels)
     (tmp_path / "data").mkdir()
     (tmp_path / "tiny.toml").write_text(RECIPE)
-    return Place(tmp_path)
+    return TrainingProject(tmp_path)
 
 
 @pytest.fixture
-def quick(place, monkeypatch):
+def quick(project, monkeypatch):
     """The same, without the picture, which takes longer than the training."""
 
     def table_alone(history, folder):
         (folder / "curve.csv").write_text(f"{len(history)} rows\n")
 
     monkeypatch.setattr("dpsgd.training.write_curve", table_alone)
-    return place
+    return project
 
 
 # --- whole runs -------------------------------------------------------------------------------
 
 
-def test_a_run_tells_its_guarantee_and_releases_what_was_paid_for(place):
-    told = place.train()
-    report = place.report
-    rows = [line.split() for line in told.splitlines() if line.lstrip()[:1].isdigit()]
+def test_a_run_tells_its_guarantee_and_releases_what_was_paid_for(project):
+    output = project.train()
+    report = project.report
+    rows = [line.split() for line in output.splitlines() if line.lstrip()[:1].isdigit()]
     assert [row[0] for row in rows if len(row) == 4] == ["1", "2", "3", "4"]
-    assert "δ = 0.001 for one record's contribution removed (zero-out; the number" in told
-    assert "to be published: ε" in told
-    assert "PCA and training" in told
-    assert "moments accountant" in told
+    assert "δ = 0.001 for one record's contribution removed (zero-out; the number" in output
+    assert "to be published: ε" in output
+    assert "PCA and training" in output
+    assert "moments accountant" in output
     assert 5.99 < report["guarantee"]["epsilon"] <= 6.0
     assert report["guarantee"]["neighbours"] == "zero-out"
     assert report["guarantee"]["publishable"]
     assert report["accuracy"] > 0.8
     # One charge, for exactly what the guarantee was worked out from.
-    (charge,) = place.charges()
+    (charge,) = project.charges()
     events = [event_from_json(text) for text in report["events"]]
     spent = compose(list(charge.events)).guarantee(delta=1e-3).epsilon
     assert spent == report["guarantee"]["epsilon"] == compose(events).guarantee(delta=1e-3).epsilon
     assert len(events) == 2
 
 
-def test_what_is_released_holds_nothing_private(place):
-    place.train()
-    assert {file.name for file in place.released.iterdir()} == RELEASED
-    private = place.run_folder / "private"
+def test_what_is_released_holds_nothing_private(project):
+    project.train()
+    assert {file.name for file in project.released.iterdir()} == RELEASED
+    private = project.run_folder / "private"
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     (checkpoint,) = private.glob("*/checkpoint.safetensors")
     assert stat.S_IMODE(checkpoint.stat().st_mode) == 0o600
-    assert {path.name for path in place.run_folder.iterdir()} == {"private", "released"}
-    weights = load_file(place.released / "model.safetensors")
+    assert {path.name for path in project.run_folder.iterdir()} == {"private", "released"}
+    weights = load_file(project.released / "model.safetensors")
     assert {name: value.shape for name, value in weights.items()} == {
         "0.weight": (8, 5), "0.bias": (8,), "2.weight": (3, 8), "2.bias": (3,),
     }  # fmt: skip
-    with np.load(place.released / "pca.npz") as pca:
+    with np.load(project.released / "pca.npz") as pca:
         assert pca["components"].shape == (6, 5)
-    with (place.released / "curve.csv").open() as file:
+    with (project.released / "curve.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["1", "2", "3", "4"]
     assert {row["seconds"] for row in rows} == {"0.0"}  # how long a lot took tells its size
     # No number of a private record, and no path of this machine, is anywhere in the texts.
-    texts = "".join(file.read_text() for file in place.released.glob("*.json"))
-    with np.load(place.folder / "tiny.npz") as data:
+    texts = "".join(file.read_text() for file in project.released.glob("*.json"))
+    with np.load(project.folder / "tiny.npz") as data:
         assert not any(f"{value:.6f}"[:8] in texts for value in data["X"].ravel()[:600])
-    assert str(place.folder) not in texts
+    assert str(project.folder) not in texts
 
 
 def test_a_finished_run_is_found_again_without_torch(quick):
     quick.train()
     before = {file: file.stat().st_mtime_ns for file in quick.run_folder.rglob("*")}
-    told = quick.train()
-    assert told.startswith("nothing to do: ")
-    assert "Guarantee: ε = 6 at δ = 0.001" in told
+    output = quick.train()
+    assert output.startswith("nothing to do: ")
+    assert "Guarantee: ε = 6 at δ = 0.001" in output
     assert len(quick.charges()) == 1
     assert before == {file: file.stat().st_mtime_ns for file in quick.run_folder.rglob("*")}
     code = (
@@ -224,8 +203,8 @@ def test_a_finished_run_is_found_again_without_torch(quick):
     assert done.returncode == 0
 
 
-def test_json_for_machines(place):
-    first, again = json.loads(place.train("--json")), json.loads(place.train("--json"))
+def test_json_for_machines(project):
+    first, again = json.loads(project.train("--json")), json.loads(project.train("--json"))
     assert first["guarantee"]["delta"] == 1e-3
     assert [row["epoch"] for row in first["epochs"]] == [1, 2, 3, 4]
     assert set(first["files"]) == RELEASED - {"manifest.json"}
@@ -234,9 +213,9 @@ def test_json_for_machines(place):
 
 
 def test_quiet_says_the_result_alone(quick):
-    told = quick.train("--quiet")
-    assert told.lstrip().startswith("Test accuracy")
-    assert "epoch" not in told
+    output = quick.train("--quiet")
+    assert output.lstrip().startswith("Test accuracy")
+    assert "epoch" not in output
 
 
 def test_every_rule_and_way_to_say_it(quick):
@@ -275,12 +254,12 @@ def test_a_seeded_run_repeats_itself_and_is_kept_apart(quick):
 
 
 def test_what_pate_released_is_pointed_out(quick):
-    quick.ledger("ledger").parent.mkdir(parents=True)
+    quick.ledger_file("ledger").parent.mkdir(parents=True)
     votes = Guarantee(epsilon=20.0, delta=1e-3, neighbours=Neighbours.REPLACE_ONE)
-    Ledger.open(quick.ledger("ledger"), budget=votes).close()
-    told = quick.train()
-    assert "what PATE released from these data is in" in told
-    assert "add up" in told
+    Ledger.open(quick.ledger_file("ledger"), budget=votes).close()
+    output = quick.train()
+    assert "releases of PATE from these data are charged in" in output
+    assert "add up" in output
 
 
 # --- budgets and changes ----------------------------------------------------------------------
@@ -354,16 +333,16 @@ def test_a_killed_run_is_resumed_under_its_settings_without_a_word(quick):
 
 @pytest.mark.parametrize("rate", ["1e300", "1e38", "{start=0.1, end=1e300, epochs=2}"])
 def test_a_learning_rate_beyond_all_bounds_is_refused_before_the_charge(quick, rate):
-    told = quick.train("--set", f"training.learning_rate={rate}", code=2)
-    assert "learning_rate" in told
-    assert not quick.ledger().exists()
+    output = quick.train("--set", f"training.learning_rate={rate}", code=2)
+    assert "learning_rate" in output
+    assert not quick.ledger_file().exists()
 
 
 def test_a_mistake_found_late_costs_nothing_and_asks_for_no_consent(quick):
     assert "did you mean relu" in quick.train("--set", 'model.activation="rellu"', code=2)
     assert "features" in quick.train("--set", "features.pca.dimension=7", code=2)
     assert "lot_size is 900" in quick.train("--set", "training.lot_size=900", code=2)
-    assert not quick.ledger().exists()
+    assert not quick.ledger_file().exists()
     quick.train("--quiet")
 
 
@@ -374,8 +353,8 @@ def test_one_process_at_a_time(quick):
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert "another process is training" in quick.train(code=2)
-    told = quick.train()  # publishes what was trained, once more
-    assert "going on after step 64 of 64" in told
+    output = quick.train()  # publishes what was trained, once more
+    assert "resuming after step 64 of 64" in output
     assert len(quick.charges()) == 1
 
 
@@ -397,9 +376,9 @@ def epochs_in(text):
     return {row[0]: tuple(row[1:3]) for row in rows if len(row) == 4 and row[0].isdigit()}
 
 
-def stopped(place, how, *, after):
+def stopped(project, how, *, after):
     """A long run that ends by a signal some time after its second epoch: what it showed and said"""
-    process = place.process("train", "tiny.toml", *LONG)
+    process = project.process("train", "tiny.toml", *LONG)
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -416,7 +395,7 @@ def test_stopped_at_random_moments_a_run_goes_on_under_one_charge(quick):
     code, shown, err = stopped(quick, signal.SIGINT, after=rng.random() / 4)
     assert (code, err) == (
         130,
-        "dpsgd: interrupted; run the same command again to go on where it was\n",
+        "dpsgd: interrupted; run the same command again to resume\n",
     )
     code, again, _ = stopped(quick, signal.SIGKILL, after=rng.random() / 4)
     assert code == -signal.SIGKILL
@@ -424,12 +403,12 @@ def test_stopped_at_random_moments_a_run_goes_on_under_one_charge(quick):
     assert 2 <= len(again) < 60
     assert len(quick.charges()) == 1
     assert not list(quick.run_folder.glob("released/*/*"))
-    told = quick.train(*LONG)
-    assert "going on after step" in told
+    output = quick.train(*LONG)
+    assert "resuming after step" in output
     # What anybody saw of an epoch is what became of it: no step was drawn twice.
-    assert set(shown.items()) <= set(epochs_in(told).items())
-    assert set(again.items()) <= set(epochs_in(told).items())
-    assert list(epochs_in(told)) == [str(epoch) for epoch in range(1, 61)]
+    assert set(shown.items()) <= set(epochs_in(output).items())
+    assert set(again.items()) <= set(epochs_in(output).items())
+    assert list(epochs_in(output)) == [str(epoch) for epoch in range(1, 61)]
     (charge,) = quick.charges()
     assert quick.report["steps"] == 16 * 60
     spent = compose(list(charge.events)).guarantee(delta=1e-3).epsilon
@@ -445,8 +424,8 @@ def test_a_copy_of_a_live_run_is_refused_and_one_of_them_finishes(quick):
             break
     live.send_signal(signal.SIGSTOP)  # a slow machine: it holds its lock all the while
     shutil.copytree(quick.run_folder, copy)
-    told = quick.train("--out", "runs/copy", *LONG, code=2)
-    assert "another process is training this run" in told
+    output = quick.train("--out", "runs/copy", *LONG, code=2)
+    assert "another process is training this run" in output
     live.send_signal(signal.SIGCONT)
     for line in live.stdout:
         if line.split()[:1] == ["6"]:  # several checkpoints after the copy
@@ -471,18 +450,18 @@ def test_a_copy_of_a_live_run_is_refused_and_one_of_them_finishes(quick):
 
 
 def test_the_shipped_digits_recipe(quick):
-    report = json.loads(quick.call("train", "digits-dpsgd", "--json", "--data-root", "data"))
+    report = json.loads(quick.dpsgd("train", "digits-dpsgd", "--json", "--data-root", "data"))
     assert report["guarantee"]["epsilon"] <= 4.0
     assert report["accuracy"] > 0.85
 
 
-def test_recipes_are_for_one_command_each(place):
-    told = place.call("train", "digits", code=2)
-    assert "digits is a recipe for `pate run`, not for `dpsgd train`" in told
+def test_recipes_are_for_one_command_each(project):
+    output = project.dpsgd("train", "digits", code=2)
+    assert "digits is a recipe for `pate run`, not for `dpsgd train`" in output
     for name in ("digits-dpsgd", "tiny.toml"):
         process = subprocess.run(
             [sys.executable, "-m", "pate", "run", name],
-            cwd=place.folder, env=os.environ | {"PYTHONPATH": str(ROOT)},
+            cwd=project.folder, env=os.environ | {"PYTHONPATH": str(ROOT)},
             capture_output=True, text=True,
         )  # fmt: skip
         assert process.returncode == 2
@@ -493,16 +472,16 @@ def test_recipes_are_for_one_command_each(place):
 
 
 def test_recipes_and_new(quick):
-    listed = [line.split()[0] for line in quick.call("recipes").splitlines()]
+    listed = [line.split()[0] for line in quick.dpsgd("recipes").splitlines()]
     assert "digits-dpsgd" in listed
     assert not {"digits", "tabular"} & set(listed)
-    assert quick.call("new", "my.toml") == "wrote my.toml; next: dpsgd train my.toml\n"
-    assert "is there already" in quick.call("new", "my.toml", code=2)
-    quick.call("train", "my.toml", "--set", "training.epochs=1", "--quiet")
+    assert quick.dpsgd("new", "my.toml") == "wrote my.toml; next: dpsgd train my.toml\n"
+    assert "already exists" in quick.dpsgd("new", "my.toml", code=2)
+    quick.dpsgd("train", "my.toml", "--set", "training.epochs=1", "--quiet")
 
 
-def test_version_and_light_help(place):
-    assert place.call("--version").startswith("dpsgd 0")
+def test_version_and_light_help(project):
+    assert project.dpsgd("--version").startswith("dpsgd 0")
     code = (
         "import sys; sys.argv = ['dpsgd', 'train', '--help']\n"
         "from dpsgd.cli import main\n"
@@ -521,32 +500,32 @@ def test_version_and_light_help(place):
 STEP = ("epsilon", "--sample-rate", "0.01", "--delta", "1e-5")
 
 
-def test_epsilon_finds_what_is_missing(place):
-    noise = place.call(*STEP, "--steps", "1000", "--target-epsilon", "2")
+def test_epsilon_finds_what_is_missing(project):
+    noise = project.dpsgd(*STEP, "--steps", "1000", "--target-epsilon", "2")
     assert re.search(r"^noise multiplier = 1\.0222\d*\nε = (1\.9999\d*|2) at δ = 1e-05", noise)
     given = ("--noise-multiplier", "4", "--target-epsilon", "1")
-    most = json.loads(place.call(*STEP, *given, "--json"))
+    most = json.loads(project.dpsgd(*STEP, *given, "--json"))
     assert (most["found"], most["steps"]) == ("steps", 9376)
-    assert "left open" in place.call(*STEP, *given, "--steps", "5", code=2)
-    assert "give --steps" in place.call(*STEP, "--noise-multiplier", "4", code=2)
-    assert "not even one" in place.call(*STEP, "--noise-multiplier", "0.1", "--target-epsilon",
+    assert "left open" in project.dpsgd(*STEP, *given, "--steps", "5", code=2)
+    assert "give --steps" in project.dpsgd(*STEP, "--noise-multiplier", "4", code=2)
+    assert "not even one" in project.dpsgd(*STEP, "--noise-multiplier", "0.1", "--target-epsilon",
                                         "0.01", code=2)  # fmt: skip
 
 
-def test_epsilon_by_every_accountant(place):
+def test_epsilon_by_every_accountant(project):
     words = (*STEP, "--steps", "10000", "--noise-multiplier", "4", "--json", "--accountant")
     spent = {
-        name: json.loads(place.call(*words, name))["epsilon"]
+        name: json.loads(project.dpsgd(*words, name))["epsilon"]
         for name in ("pld", "moments", "abadi", "strong")
     }
     assert list(spent) == sorted(spent, key=spent.__getitem__)
     assert spent["abadi"] == pytest.approx(1.2586, abs=1e-4)
     assert spent["strong"] > 4
-    strong = place.call(*words[:-2], "--accountant", "strong")
+    strong = project.dpsgd(*words[:-2], "--accountant", "strong")
     assert "strong composition; the other accountants are tighter" in strong
 
 
-# --- one charge, one drawing, and what a guarantee does not cover ---------------------------------
+# --- one charge, one draw, and what a guarantee does not cover ---------------------------------
 
 
 def test_components_that_are_gone_are_not_drawn_again(quick):
@@ -565,11 +544,11 @@ def test_a_finished_run_is_not_taken_for_one_on_other_data(quick):
 
 @pytest.mark.parametrize("section", ["training.sampling=shuffle", "privacy.noise=fast"])
 def test_what_no_guarantee_covers_is_kept_apart(quick, section):
-    told = quick.train("--set", section)
+    output = quick.train("--set", section)
     assert quick.charges() == []
     assert len(quick.charges("dpsgd.not-private.ledger")) == 1
-    assert "none of them is private" in told
-    assert "to be published" not in told.lower().replace("not to be published", "")
+    assert "none of them is private" in output
+    assert "to be published" not in output.lower().replace("not to be published", "")
     assert not quick.report["guarantee"]["publishable"]
 
 

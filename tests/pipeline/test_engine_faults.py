@@ -450,7 +450,7 @@ def test_ctrl_c_leaves_nothing_running_and_nothing_behind(clinic, engine, reques
         assert marked(clinic.folder)
         os.killpg(process.pid, signal.SIGINT)
         _, err = ended(process, code=130)
-    assert err.strip() == "pate: interrupted; run the same command again to go on where it was"
+    assert err.strip() == "pate: interrupted; run the same command again to resume"
     wait_until(lambda: not any(map(alive, workers)), seconds=10)
     wait_until(lambda: not marked(clinic.folder), seconds=10)
     if engine.startswith("ray"):
@@ -496,6 +496,6 @@ def test_ray_on_this_machine_alone(clinic):
         wait_until(lambda: clinic.times("began")[SICK] == 2, process=process)
         os.killpg(process.pid, signal.SIGINT)
         _, err = ended(process, code=130)
-    assert err.strip() == "pate: interrupted; run the same command again to go on where it was"
+    assert err.strip() == "pate: interrupted; run the same command again to resume"
     wait_until(lambda: not marked(clinic.folder), seconds=10)
     wait_until(lambda: not list(clinic.tasks.iterdir()), seconds=10)

@@ -18,7 +18,7 @@ import pytest
 import pate
 from pate.accounting import Conversion, Ledger, Repeated, compose, event_from_json
 from pate.accounting.events import tally
-from pate.accounting.terms import Terms
+from pate.accounting.ledger.terms import Terms
 from pate.artifacts.fingerprint import digest_of, fingerprint
 from pate.artifacts.manifest import write_sealed
 from pate.errors import InvalidInput

@@ -18,7 +18,7 @@ from pate.accounting import (
     compose,
 )
 from pate.accounting.events import tally
-from pate.accounting.terms import moment_for
+from pate.accounting.ledger.terms import moment_for
 
 CONFIDENT = {
     "mechanism": "confident",

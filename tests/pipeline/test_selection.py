@@ -31,7 +31,7 @@ from pate.pipeline.runner import read_resolved
 from pate.release.checking import verify_release
 from pate.release.sums import SUMS, digests, rendered
 from pate.stages.selected import candidate, candidates_of, differences
-from pate.sweep import trying
+from pate.studies import selection
 
 OVER = ("--over", "teachers.count=4,6", "--over", "aggregate.scale=1.0,3.0")
 WORDS = ("--engine", "serial", "--plugin-path", "plugins", "--out", "runs/tiny")
@@ -162,7 +162,7 @@ def test_the_best_try_wins(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         return order[number]
 
     settings = [(4, 1.0), (4, 3.0), (6, 1.0), (6, 3.0)]
-    monkeypatch.setattr(trying, "_scored", scored)
+    monkeypatch.setattr(selection, "_score_of", scored)
     choose(tiny, tries="20")
     best = max(set(picked), key=order.__getitem__)
     recipe = read_resolved(tiny.run_folder)
@@ -172,7 +172,7 @@ def test_the_best_try_wins(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.campaign
 def test_tries_are_independent_and_uniform(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many tries: every candidate is picked about as often, and no two have the same noise."""
-    monkeypatch.setattr(trying, "draw_tries", lambda mean, shape, *, rng: 400)
+    monkeypatch.setattr(selection, "draw_tries", lambda mean, shape, *, rng: 400)
     seen: list[tuple[int, bytes]] = []
 
     def scored(one: Any, answer: Any) -> float:
@@ -182,7 +182,7 @@ def test_tries_are_independent_and_uniform(tiny: Any, monkeypatch: pytest.Monkey
         )
         return 0.5
 
-    monkeypatch.setattr(trying, "_scored", scored)
+    monkeypatch.setattr(selection, "_score_of", scored)
     tiny.write(aggregate={"scale": 50.0, "queries": 30})  # labels are all but random
     over = ("--over", "teachers.count=4,6", "--over", "aggregate.scale=50.0,60.0")
     choose(tiny, over=over)
@@ -204,7 +204,7 @@ def test_nothing_heard_depends_on_the_number_of_tries(
     tiny.write(student={"model": "loud:Loud", "params": {"journal": str(journal)}})
     heard, trained = [], []
     for count in (1, 7):
-        monkeypatch.setattr(trying, "draw_tries", lambda mean, shape, *, rng, n=count: n)
+        monkeypatch.setattr(selection, "draw_tries", lambda mean, shape, *, rng, n=count: n)
         shutil.rmtree(tiny.run_folder, ignore_errors=True)
         journal.unlink(missing_ok=True)
         done = choose(tiny, "--spend")
@@ -220,7 +220,7 @@ def test_nothing_heard_depends_on_the_number_of_tries(
 def test_a_try_that_fails_is_the_worst(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One candidate's student cannot learn from real labels: the other wins, and nobody hears."""
     tiny.plugin("loud", LOUD)
-    monkeypatch.setattr(trying, "draw_tries", lambda mean, shape, *, rng: 30)
+    monkeypatch.setattr(selection, "draw_tries", lambda mean, shape, *, rng: 30)
     params = [{"journal": str(tiny.folder / "journal"), "shy": shy} for shy in (True, False)]
     tiny.write(student={"model": "loud:Loud", "params": params[0]})
     told = ",".join(
@@ -263,7 +263,7 @@ def test_what_is_under_way_is_in_private(tiny: Any, monkeypatch: pytest.MonkeyPa
         seen.append((released, outside, mode, paid(tiny), recipe["selection"]))
         return 0.5
 
-    monkeypatch.setattr(trying, "_scored", scored)
+    monkeypatch.setattr(selection, "_score_of", scored)
     choose(tiny)
     assert seen[0] == ([], [], 0o700, [], None)
     assert all(each == seen[0] for each in seen)
@@ -313,8 +313,8 @@ def test_a_second_selection_touches_nothing_of_the_first(
         assert paid(tiny) == []
         return 0.5
 
-    monkeypatch.setattr(trying, "_scored", scored)
-    monkeypatch.setattr(trying, "draw_tries", lambda mean, shape, *, rng: 3)
+    monkeypatch.setattr(selection, "_score_of", scored)
+    monkeypatch.setattr(selection, "draw_tries", lambda mean, shape, *, rng: 3)
     choose(tiny)
     (said,) = refused
     assert len(said.splitlines()) == 1
@@ -329,7 +329,7 @@ KILLER = """
 import os, signal, sys
 from pate.accounting.ledger import Ledger
 from pate.pipeline.runner import Run
-from pate.sweep import selecting, trying
+from pate.studies import selection
 from pate.stages import distill
 
 def die(*given, **named):
@@ -346,17 +346,17 @@ def of_the_winner(self, *given, **named):
 
 moment = sys.argv.pop(1)
 if moment == "course":
-    trying.Tries._answer = die
+    selection.Tries._answer = die
 elif moment == "half an answer":
-    trying.save_answer = die
+    selection.save_answer = die
 elif moment == "score":
-    trying._scored = die
+    selection._score_of = die
 elif moment == "before the charge":
     Ledger.charge = die
 elif moment == "after the charge":
     Ledger.charge = charged
 elif moment == "published":
-    selecting.forget = die
+    selection.forget = die
 elif moment == "forgotten":
     Run.execute = of_the_winner
 elif moment == "student":
@@ -447,8 +447,10 @@ def test_choosing_again_among_the_same_votes_needs_consent(tiny: Any) -> None:
 
 def test_a_winner_takes_up_its_own_selection(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One folder, one choice, several seeds: the same winner, and each has labels of its own."""
-    monkeypatch.setattr(trying, "draw_tries", lambda mean, shape, *, rng: 30)
-    monkeypatch.setattr(trying, "_scored", lambda one, answer: one.context.recipe.aggregate.scale)
+    monkeypatch.setattr(selection, "draw_tries", lambda mean, shape, *, rng: 30)
+    monkeypatch.setattr(
+        selection, "_score_of", lambda one, answer: one.context.recipe.aggregate.scale
+    )
     over = ("--over", "aggregate.scale=1.0,3.0")
     for seed in range(4):
         choose(tiny, "--insecure-seed", str(seed), "--spend", over=over)
@@ -604,7 +606,7 @@ def test_what_was_changed_is_found(released: Any, tmp_path: Path, kind: str) -> 
 
 def test_a_smaller_epsilon_is_found(released: Any, tmp_path: Path) -> None:
     """The event replaced by what one try costs, all figures made to follow."""
-    from pate.accounting.terms import Terms
+    from pate.accounting.ledger.terms import Terms
     from pate.release.figures import of_ledger, of_plan, told, written
 
     out = shutil.copytree(released.folder / "out", tmp_path / "out")

@@ -15,11 +15,11 @@ import pytest
 
 import dpsgd.training
 from dpsgd.recipe import Recipe as TrainingRecipe
-from dpsgd.run_plan import plan_run
+from dpsgd.runs import plan_run
 from pate._format import describe_neighbours, format_epsilon
 from pate.accounting import Event, LaplaceNoisyMaxAnswer, Ledger, Neighbours, Repeated, compose
-from pate.accounting.data_ledger import open_data_ledger
-from pate.accounting.together import NOT_PLANNED, all_of, study_costs
+from pate.accounting.ledger.data_ledger import open_data_ledger
+from pate.accounting.ledger.study_costs import NOT_PLANNED, all_of, study_costs
 from pate.cli.running import make_run
 from pate.errors import BudgetExceeded, SpendNeeded
 from pate.recipes.read import read_recipe

@@ -1,4 +1,4 @@
-"""``pate sweep``: teachers once, every release paid and marked, and the cost of looking told."""
+"""``pate sweep``: teachers once, every release paid and tagged, the cost of choosing printed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import pytest
 
 from pate._format import format_epsilon
 from pate.accounting import Guarantee, LaplaceNoisyMaxAnswer, Ledger, Repeated, compose
-from pate.accounting.terms import moment_for
-from pate.accounting.together import NOT_PLANNED, StudyCost, study_cost
+from pate.accounting.ledger.study_costs import NOT_PLANNED, StudyCost, study_cost
+from pate.accounting.ledger.terms import moment_for
 from pate.errors import LedgerError
 
 CHECKED = {"scale": None, "threshold": 3.0, "sigma1": 4.0, "sigma2": 4.0}
@@ -50,10 +50,10 @@ class Noting(centroids.Centroids):
 
 
 @pytest.fixture(autouse=True)
-def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes half of a small sweep's time; only one test here looks at the pictures."""
-    if request.node.name != "test_teachers_once_releases_paid_and_marked_and_nothing_twice":
-        monkeypatch.setattr("pate.sweep.running.draw", lambda *_: None)
+def _no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plotting takes half of a small sweep's time; only one test here looks at the plots."""
+    if request.node.name != "test_teachers_once_releases_paid_and_tagged_and_nothing_twice":
+        monkeypatch.setattr("pate.studies.sweep.plot_sweep", lambda *_: None)
 
 
 def sweep(project: Any, *words: str, code: int = 0) -> Any:
@@ -138,7 +138,7 @@ def fits(project: Any, section: str) -> int:
     return journal.read_text().count("fit") if journal.exists() else 0
 
 
-def test_teachers_once_releases_paid_and_marked_and_nothing_twice(noting: Any) -> None:
+def test_teachers_once_releases_paid_and_tagged_and_nothing_twice(noting: Any) -> None:
     said = sweep(noting, *OVER).stdout
     folder = noting.folder / "runs" / "tiny-sweep"
     assert fits(noting, "teachers") == 4 + 6
@@ -323,20 +323,29 @@ def test_a_sweep_of_the_same_name_elsewhere_is_part_of_the_study(project: Any) -
     assert found["together"] == unplanned(project, releases=4)
 
 
-def test_a_point_that_was_run_before_was_not_planned_with_the_others(project: Any) -> None:
-    out = ("--out", "runs/tiny-sweep")
-    project.call_run(*out, "--set", "privacy.sanitise=false")
-    for _ in range(2):  # it is marked now, and stays what it was
-        sweep(project, *TWO)
-        assert [each.studies for each in charges(project)] == [(STUDY,)] * 2
-        assert swept(project)["together"] == unplanned(project, releases=2)
-    words = ("--plugin-path", "plugins", "--data-root", "data")
-    refused = project.call("release", "runs/tiny-sweep", "out", *words, code=2)
-    assert "--chosen-beforehand" in refused.stderr
+BEFORE = ("--set", "aggregate.scale=2.0", "--set", "privacy.sanitise=false")
+
+
+def refused_as_not_its_own(project: Any, *words: str, made: str) -> None:
+    """A sweep that would use another's release: one line, and nothing is charged or tagged."""
+    paid = charges(project)
+    (line,) = sweep(project, *words, code=2).stderr.splitlines()
+    assert f"holds labels that were released {made}" in line
+    assert "choose another --out" in line
+    assert charges(project) == paid
+
+
+def test_a_sweep_uses_no_point_that_was_run_by_itself(project: Any) -> None:
+    project.call_run("--out", "runs/tiny-sweep", *BEFORE)
+    refused_as_not_its_own(project, *TWO, made="by a run of its own")
+    assert not (project.folder / "runs/tiny-sweep/sweep.json").exists()
+    sweep(project, *TWO, "--out", "runs/own", "--spend")  # the point of before is drawn again
+    assert [each.studies for each in charges(project)] == [(), *[("sweep own",)] * 2]
+    assert swept(project, "own")["together"]["planned_in_advance"] is True
 
 
 @pytest.mark.parametrize("after", ["drawn", "paid"])
-def test_a_run_that_was_killed_and_is_finished_by_a_sweep_is_part_of_it(
+def test_a_run_that_was_killed_is_finished_by_a_sweep_if_it_was_not_paid_for(
     project: Any, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     from pate.stages import releasing
@@ -351,16 +360,83 @@ def test_a_run_that_was_killed_and_is_finished_by_a_sweep_is_part_of_it(
     with monkeypatch.context() as patch:
         patch.setattr(releasing, "_pay", killed)
         project.call_run("--out", "runs/tiny-sweep", "--set", "privacy.sanitise=false", code=9)
-    sweep(project, *TWO)
+    if after == "paid":
+        refused_as_not_its_own(project, *TWO, made="by a run of its own")
+        return
+    sweep(project, *TWO)  # what was drawn and not paid for was seen by nobody
     assert [each.studies for each in charges(project)] == [(STUDY,)] * 2
-    # What was drawn and not paid for was seen by nobody.
-    assert swept(project)["together"]["planned_in_advance"] is (after == "drawn")
+    assert swept(project)["together"]["planned_in_advance"] is True
 
 
-def test_a_point_of_another_study_is_of_both(project: Any) -> None:
+def test_a_sweep_uses_no_point_of_another(project: Any) -> None:
+    sweep(project, "--over", "aggregate.scale=2.0", "--out", "t/a")
+    (project.folder / "t/a").rename(project.folder / "t/b")
+    refused_as_not_its_own(project, *TWO, "--out", "t/b", made="for the study “sweep a”")
+
+
+def test_a_draw_for_another_sweep_is_not_used_either(
+    project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be charged for the sweep that it was drawn for."""
+    from pate.stages import releasing
+
+    with monkeypatch.context() as patch:
+        patch.setattr(releasing, "_pay", lambda *arguments: sys.exit(9))
+        sweep(project, "--over", "aggregate.scale=2.0", "--out", "t/a", code=9)
+    (project.folder / "t/a").rename(project.folder / "t/b")
+    refused_as_not_its_own(project, *TWO, "--out", "t/b", made="for the study “sweep a”")
+
+
+def test_a_run_in_the_folder_meanwhile_is_noticed(
+    project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second point is released by itself while the first one runs: the sweep stops."""
+    from pate.studies import sweep as studies
+
+    run, others = studies._run_point, []
+
+    def beside(*arguments: Any) -> Any:
+        row = run(*arguments)
+        if not others:
+            others.append("it")
+            words = ("--set", "aggregate.scale=4.0", "--set", "privacy.sanitise=false", "--spend")
+            project.call_run("--out", "runs/tiny-sweep", *words)
+        return row
+
+    monkeypatch.setattr(studies, "_run_point", beside)
+    (line,) = sweep(project, *TWO, code=2).stderr.splitlines()
+    assert "released by a run of its own" in line
+    assert [each.studies for each in charges(project)] == [(STUDY,), ()]
+    assert len(swept(project)["rows"]) == 1
+
+
+def test_a_point_from_before_is_not_used_though_its_makings_are_gone(project: Any) -> None:
+    """The labels are left; they are found done once teachers and votes are there again."""
+    project.call_run(*BEFORE, "--out", "runs/tiny-sweep")
+    shutil.rmtree(project.folder / "runs/tiny-sweep/private/teach")
+    refused_as_not_its_own(project, *TWO, made="by a run of its own")
+
+
+def test_a_point_from_before_whose_origin_is_gone_is_not_drawn_again_for_free(project: Any) -> None:
+    project.call_run(*BEFORE, "--out", "runs/tiny-sweep")
+    shutil.rmtree(project.folder / "runs/tiny-sweep/private")
+    assert "--spend" in sweep(project, *TWO, code=3).stderr
+    assert len(charges(project)) == 1
+
+
+def tag_afterwards(project: Any, name: str) -> None:
+    """Adds a study's tag to all charges, as older versions did to what a study reused."""
+    with Ledger.open(project.ledger) as ledger:
+        for each in ledger.charges():
+            ledger.charge(each.events, release=each.release, study=name)
+
+
+def test_a_ledger_of_an_older_version_adds_up_as_before(project: Any) -> None:
+    """There a point of one study was taken over by another: it bears the tags of both."""
     sweep(project, "--over", "aggregate.scale=2.0", "--out", "t/a")
     alone = study(project, "sweep a")
     assert alone.in_advance
+    tag_afterwards(project, "sweep b")
     (project.folder / "t/a").rename(project.folder / "t/b")
     said = sweep(project, *TWO, "--out", "t/b").stdout
     assert said.count("aggregate: running") == 1
@@ -372,48 +448,30 @@ def test_a_point_of_another_study_is_of_both(project: Any) -> None:
     refused = refused_of(project, "t/b", "4.0")
     assert "one of 2 releases of the study “sweep b”" in refused
     assert told_unplanned(project) in refused
-
-
-BEFORE = ("--set", "aggregate.scale=2.0", "--set", "privacy.sanitise=false")
-
-
-def test_a_point_from_before_is_of_the_study_though_its_makings_are_gone(project: Any) -> None:
-    """The labels are left; they are found done once teachers and votes are there again."""
-    project.call_run(*BEFORE, "--out", "runs/tiny-sweep")
-    shutil.rmtree(project.folder / "runs/tiny-sweep/private/teach")
-    sweep(project, *TWO)
-    assert [each.studies for each in charges(project)] == [(STUDY,)] * 2
-    assert swept(project)["together"] == unplanned(project, releases=2)
-    words = ("--plugin-path", "plugins", "--data-root", "data")
-    refused = project.call("release", "runs/tiny-sweep", "out", *words, code=2).stderr
-    assert told_unplanned(project) in refused  # the first point is that of before
-
-
-def test_a_point_from_before_whose_origin_is_gone_is_not_drawn_again_for_free(project: Any) -> None:
-    project.call_run(*BEFORE, "--out", "runs/tiny-sweep")
-    shutil.rmtree(project.folder / "runs/tiny-sweep/private")
-    assert "--spend" in sweep(project, *TWO, code=3).stderr
-    assert len(charges(project)) == 1
-
-
-def test_a_point_of_two_studies_is_refused_with_the_cost_of_both(project: Any) -> None:
-    sweep(project, "--over", "aggregate.scale=2.0", "--out", "t/a")
-    (project.folder / "t/a").rename(project.folder / "t/b")
-    sweep(project, *TWO, "--out", "t/b")
-    refused = refused_of(project, "t/b", "2.0")
+    refused = refused_of(project, "t/b", "2.0")  # of both
     assert "“sweep a”" in refused
     assert "“sweep b”" in refused
     assert told_unplanned(project) in refused
+
+
+def test_what_builds_on_a_point_of_two_studies_is_of_both(project: Any) -> None:
+    """A sanitised ε, paid for later: the tags are there as soon as its charge is."""
+    sweep(project, "--over", "aggregate.scale=2.0")
+    tag_afterwards(project, "sweep b")
+    project.call_run("--out", "runs/tiny-sweep", "--set", "aggregate.scale=2.0")
+    labels, sanitised = charges(project)
+    assert sanitised.release.startswith("sanitised ")
+    assert sanitised.studies == labels.studies == (STUDY, "sweep b")
 
 
 def test_stopped_after_a_look_it_costs_what_was_planned(
     project: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To stop may have been decided by what came out: the smaller figure would not cover that."""
-    from pate.sweep import running
+    from pate.studies import sweep as studies
 
     three = ("--over", "aggregate.scale=2.0,4.0,8.0")
-    run, seen = running._run, []
+    run, seen = studies._run_point, []
 
     def killed(*arguments: Any) -> Any:
         if seen:
@@ -422,7 +480,7 @@ def test_stopped_after_a_look_it_costs_what_was_planned(
         return seen[0]
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "_run", killed)
+        patch.setattr(studies, "_run_point", killed)
         sweep(project, *three, code=9)
     assert len(charges(project)) == 1
     whole = {"epsilon": pytest.approx(cost_of([2.0, 4.0, 8.0])), "delta": DELTA,
@@ -439,9 +497,9 @@ def test_another_sweep_in_the_folder_meanwhile_is_not_forgotten(
     project: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the first one planned and knows must not hide what the other one paid for."""
-    from pate.sweep import running
+    from pate.studies import sweep as studies
 
-    run, others = running._run, []
+    run, others = studies._run_point, []
 
     def beside(*arguments: Any) -> Any:
         row = run(*arguments)
@@ -450,7 +508,7 @@ def test_another_sweep_in_the_folder_meanwhile_is_not_forgotten(
             sweep(project, "--over", "aggregate.scale=8.0")
         return row
 
-    monkeypatch.setattr(running, "_run", beside)
+    monkeypatch.setattr(studies, "_run_point", beside)
     sweep(project, *TWO)
     assert planned_scales(project) == [2.0, 4.0]  # that of the first
     assert [each.studies for each in charges(project)] == [(STUDY,)] * 3
@@ -460,10 +518,10 @@ def test_another_sweep_in_the_folder_meanwhile_is_not_forgotten(
 def test_what_was_planned_and_never_paid_for_is_forgotten(
     project: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pate.sweep import running
+    from pate.studies import sweep as studies
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "_run", lambda *arguments: sys.exit(9))
+        patch.setattr(studies, "_run_point", lambda *arguments: sys.exit(9))
         sweep(project, "--over", "aggregate.scale=2.0,4.0,8.0", code=9)
     assert charges(project) == []
     assert planned_scales(project) == [2.0, 4.0, 8.0]  # before anything is drawn
@@ -695,10 +753,10 @@ def test_teachers_that_were_changed_after_results_were_not_planned(project: Any)
 def test_teachers_that_were_changed_before_any_result_cost_nothing_more(
     project: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pate.sweep import running
+    from pate.studies import sweep as studies
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "_run", lambda *arguments: sys.exit(9))
+        patch.setattr(studies, "_run_point", lambda *arguments: sys.exit(9))
         sweep(project, *TWO, code=9)
     code = (project.folder / "plugins/centroids.py").read_text()
     project.plugin("centroids", code.replace("shrink=0.0", "shrink=0.3"))
@@ -757,7 +815,7 @@ def test_one_study_protects_in_one_way(project: Any) -> None:
 
 def test_private_selection_is_handed_over(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pate.cli import summary
-    from pate.sweep import selecting
+    from pate.studies import selection
 
     asked: dict[str, Any] = {}
     shown: list[Any] = []
@@ -766,7 +824,7 @@ def test_private_selection_is_handed_over(project: Any, monkeypatch: pytest.Monk
         asked.update(more, candidates=candidates)
         return "a finished run"
 
-    monkeypatch.setattr(selecting, "select", select)
+    monkeypatch.setattr(selection, "select", select)
     monkeypatch.setattr(summary, "show_summary", shown.append)
     done = sweep(project, *OVER, "--private-selection", "--tries", "3.5")
     assert asked["tries"] == 3.5

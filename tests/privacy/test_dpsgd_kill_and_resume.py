@@ -1,4 +1,4 @@
-"""Training processes, really killed: one charge, one figure, and one drawing of every step."""
+"""Training processes, really killed: one charge, one ε, and one draw of every step."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def run(path, journal, begin=None):
             model, trainer = make(ledger=opened, checkpoint=path)
             trainer.fit(epochs=6, evaluate=begun)
         except PateError as error:
-            return 2 if "drawing" in str(error) or "not the last" in str(error) else 3
+            return 2 if "one draw" in str(error) or "not the last" in str(error) else 3
     return 0
 
 def start(*arguments):
@@ -154,7 +154,7 @@ print(json.dumps(ended))
 
 
 def test_of_two_copies_resumed_together_at_most_one_ends(tmp_path):
-    """Real processes, many rounds; whatever was shown of a step, it was one drawing."""
+    """Real processes, many rounds; whatever was shown of a step, it was one draw."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     path, rounds = tmp_path / "ledger.db", 25

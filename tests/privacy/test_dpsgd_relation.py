@@ -19,9 +19,9 @@ from torch import nn
 from dpsgd import Trainer, make_private
 from dpsgd import checkpoint as checkpoints
 from dpsgd.cli import main
-from dpsgd.outcome import Outcome, name_of_run
 from dpsgd.pca import PrivatePCA
 from dpsgd.recipe import Recipe
+from dpsgd.runs import Outcome, name_of_run
 from pate.accounting import (
     Guarantee,
     Ledger,
@@ -326,9 +326,9 @@ def trained(folder, count):
     np.savez(folder / "mine.npz", X=features[:kept], y=labels[:kept])
     (folder / "data").mkdir()
     (folder / "mine.toml").write_text(RECIPE)
-    told = run(folder, "train", "mine.toml")
+    output = run(folder, "train", "mine.toml")
     released = {file.name: file for file in folder.glob("runs/mine/released/training/*/*")}
-    return told, released
+    return output, released
 
 
 def numbers_in(value):
@@ -348,9 +348,9 @@ def test_nothing_that_train_prints_or_releases_tells_the_true_number(tmp_path, m
     forbidden = {n + more for n in (count, count - 1) for more in (0, 80)}
     forbidden |= {30 / n for n in (count, count - 1)}  # the sampling rate that n would give
     reports = []
-    for told, released in runs:
-        assert "one record added or removed" in told
-        assert not numbers_in(told) & forbidden
+    for output, released in runs:
+        assert "one record added or removed" in output
+        assert not numbers_in(output) & forbidden
         for name, file in released.items():
             if file.suffix in (".json", ".csv"):
                 assert not numbers_in(file.read_text()) & forbidden, name
@@ -366,5 +366,5 @@ def test_nothing_that_train_prints_or_releases_tells_the_true_number(tmp_path, m
         settings = checkpoints.read(file)[1]["settings"]
         assert not numbers_in(settings) & forbidden
     assert reports[0] == reports[1]
-    masked = [re.sub(r" *\d+\.\d+ %|/\S*|\b[0-9a-f]{8,}\b", "…", told) for told, _ in runs]
+    masked = [re.sub(r" *\d+\.\d+ %|/\S*|\b[0-9a-f]{8,}\b", "…", output) for output, _ in runs]
     assert masked[0] == masked[1]

@@ -390,7 +390,8 @@ def test_a_crash_leaves_no_core_dump(place, engine):
 LOADED = """
 import resource, sys
 from pathlib import Path
-from pate.datasets import DataSpec, load
+from pate.datasets.spec import DataSpec
+from pate.datasets.loading import load
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 spec = DataSpec(name="mine", source="t.csv", label="y", features=["a"], public=20, test=20,
                 **eval(sys.argv[1]))

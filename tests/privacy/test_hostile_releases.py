@@ -117,7 +117,7 @@ def test_no_file_of_the_machine_is_read(old: Path, tmp_path: Path) -> None:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import LabelEncoder
 
-    from pate.teachers.archive import pack
+    from pate.teachers.sklearn_teacher import pack
 
     names = [str(tmp_path / f"{each}.txt") for each in "abc"]
     for each, file in zip(("some", "more", "secret"), names, strict=True):
@@ -143,7 +143,7 @@ def test_no_file_of_the_machine_is_read(old: Path, tmp_path: Path) -> None:
 def test_a_tree_that_leads_nowhere_crashes_nothing(old: Path) -> None:
     from sklearn.tree import DecisionTreeClassifier
 
-    from pate.teachers.archive import pack
+    from pate.teachers.sklearn_teacher import pack
 
     X = np.random.default_rng(0).normal(size=(50, 4))
     tree = DecisionTreeClassifier().fit(X, np.arange(50) % 3)
@@ -159,7 +159,7 @@ def test_a_small_archive_takes_no_large_memory(old: Path) -> None:
     """A few MB, well packed, are a GB of weights."""
     from sklearn.linear_model import LogisticRegression
 
-    from pate.teachers.archive import pack
+    from pate.teachers.sklearn_teacher import pack
 
     X = np.random.default_rng(0).normal(size=(50, 4))
     packed = pack(LogisticRegression().fit(X, np.arange(50) % 3), home="sklearn.linear_model")

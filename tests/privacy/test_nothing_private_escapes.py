@@ -19,7 +19,7 @@ import pytest
 from harness import call
 
 from pate.accounting import Ledger
-from pate.accounting.running_total import formulas
+from pate.accounting.ledger.running_total import formulas
 from pate.artifacts import Draft, Level, Store, StoreError, fingerprint
 from pate.artifacts.manifest import write_manifest
 from pate.cli import main

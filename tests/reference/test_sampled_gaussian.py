@@ -17,9 +17,8 @@ from pate.accounting import (
     log_moments,
     most,
 )
-from pate.accounting.calibrate import moments_epsilon
+from pate.accounting.calibrate import DpsgdAccountant, Method, moments_epsilon
 from pate.accounting.composition import AdvancedRule, sampled_gaussian_strong
-from pate.accounting.dpsgd import DpsgdAccountant, Method
 from pate.accounting.pld import PLD_MARGIN, pld_guarantee
 
 

@@ -1,4 +1,4 @@
-"""A training step moves the weights by noise of the size that the account says, and no other.
+"""A training step moves the weights by noise of the size that the account states, and no other.
 
 The inputs are zero and there are no biases, so every gradient is zero and a step of SGD with a
 learning rate of one moves each weight by its noise alone. The sum of squares of n weights over the

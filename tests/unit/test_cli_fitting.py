@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 
 import pytest
+from pate.cli.compare_table import _COLUMNS, _cells
 from rich.console import Console
 
-from pate.cli.compare_table import _COLUMNS, _cells
 from pate.cli.fitting import Column, fitted_table, fitting
 
 ROW = {

@@ -20,16 +20,20 @@ ROOT = Path(__file__).parents[2]
 LAYERS = [
     ["__main__"],
     ["cli"],
+    ["api"],
+    ["estimator"],
+    ["aggregation"],
     ["release"],
-    ["compare", "sweep"],
-    ["planner", "report", "studies"],
+    ["report"],
+    ["planner", "studies"],
     ["stages"],
     ["pipeline"],
     ["querying"],
+    ["ensemble"],
     ["students", "testing"],
-    ["partition", "teachers", "votes", "mechanisms", "encoders", "datasets"],
-    ["artifacts", "console", "engines", "neighbours", "plugins", "recipes", "vision"],
-    ["accounting", "devices", "randomness", "shares", "untrusted"],
+    ["partition", "teachers", "mechanisms", "encoders", "datasets"],
+    ["artifacts", "console", "engines", "neighbours", "plugins", "recipes", "vision", "votes"],
+    ["accounting", "devices", "randomness", "metrics", "untrusted"],
     ["_files", "_format", "_validate", "silence"],
     ["errors"],
 ]
@@ -38,6 +42,8 @@ OPEN_TO_DPSGD = {
     "_files", "_format", "_validate", "accounting", "artifacts", "console", "datasets",
     "encoders", "errors", "plugins", "randomness", "recipes", "silence", "untrusted",
 }  # fmt: skip
+
+MAY_IMPORT_DPSGD = {"studies/compare.py", "studies/compare_recipe.py"}
 
 
 def sources(package):
@@ -66,7 +72,7 @@ def test_imports_point_down(path):
     for module in imported_modules(path):
         package = module.split(".")[0]
         if package == "dpsgd":
-            assert own == "compare", f"{inside} imports {module}"
+            assert str(inside) in MAY_IMPORT_DPSGD, f"{inside} imports {module}"
         if package == "pate" and own != "__init__" and part_of(module) != own:
             part = part_of(module)
             if part == "__version__":

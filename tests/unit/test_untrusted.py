@@ -9,9 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from pate.errors import InvalidInput
+from pate.errors import InvalidInput, TeacherError
 from pate.partition import PartitionSpec, partition
-from pate.teachers.errors import TeacherError
 from pate.untrusted import (
     DEBUG,
     ProcessExit,

@@ -22,7 +22,7 @@ from pate.accounting.noisy_max import (
     laplace_from_log_q,
     laplace_log_q,
 )
-from pate.accounting.plurality import _sorted_columns, as_counts
+from pate.accounting.vote_counts import _sorted_columns, as_counts
 from pate.errors import InvalidInput
 
 

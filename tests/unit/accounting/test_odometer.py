@@ -8,7 +8,7 @@ import math
 import pytest
 
 from pate.accounting import Conversion, Gaussian, Guarantee, Ledger, Mode, Repeated, compose
-from pate.accounting.odometer import odometer_epsilon
+from pate.accounting.moments import odometer_epsilon
 from pate.errors import InvalidInput
 
 LAMBDAS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)

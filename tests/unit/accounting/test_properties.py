@@ -34,7 +34,7 @@ from pate.accounting import (
     log_moments,
     pld_guarantee,
 )
-from pate.accounting.dpsgd import DpsgdAccountant, Method
+from pate.accounting.calibrate import DpsgdAccountant, Method
 from pate.accounting.events import Event, ForReplacement, tally
 from pate.accounting.moments import DEFAULT_MOMENTS, LogMoments, epsilon_at, log_moment_at
 from pate.errors import InvalidInput, UnsupportedEvent

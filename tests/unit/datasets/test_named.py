@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import scipy.io
 
-from pate.datasets import DataSpec, load, record_ids
-from pate.datasets.adult import FEATURES, read_adult
+from pate.datasets.loading import load
+from pate.datasets.named import FEATURES, read_adult
+from pate.datasets.spec import DataSpec
+from pate.datasets.table import record_ids
 from pate.errors import InvalidInput
 from pate.vision import torchvision
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pate.datasets import DataSpec, load
+from pate.datasets.loading import load
+from pate.datasets.spec import DataSpec
 from pate.errors import InvalidInput
 
 RNG = np.random.Generator(np.random.PCG64(11))
@@ -372,7 +373,7 @@ def test_bad_image_folders(tmp_path):
 
 PLUGIN = """
 import numpy as np
-from pate.datasets import Splits, Table
+from pate.datasets.table import Splits, Table
 
 X = np.arange(80.0).reshape(40, 2)
 y = np.arange(40) % 2

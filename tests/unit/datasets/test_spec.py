@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pate.datasets import DataSpec, data_root, names
+from pate.datasets.catalogue import data_root, listings
+from pate.datasets.spec import DataSpec
 
 THREE = {"private_path": "a.csv", "public_path": "b.csv", "test_path": "c.csv"}
 
@@ -80,7 +81,7 @@ def test_the_list_tells_what_is_on_disk(tmp_path):
     (tmp_path / "adult").mkdir()
     for name in ("adult.data", "adult.test"):
         (tmp_path / "adult" / name).write_text("x\n")
-    present = {listing.name: listing.present for listing in names(tmp_path)}
+    present = {listing.name: listing.present for listing in listings(tmp_path)}
     assert [name for name, there in present.items() if there] == [
         "digits",
         "breast-cancer",
@@ -88,13 +89,14 @@ def test_the_list_tells_what_is_on_disk(tmp_path):
     ]
     assert set(present) >= {"mnist", "fashion-mnist", "cifar10", "svhn"}
     (tmp_path / "adult" / "adult.test").write_text("")
-    assert not {listing.name: listing.present for listing in names(tmp_path)}["adult"]
-    assert all(listing.licence and listing.source for listing in names(tmp_path))
+    assert not {listing.name: listing.present for listing in listings(tmp_path)}["adult"]
+    assert all(listing.licence and listing.source for listing in listings(tmp_path))
 
 
 def test_checking_a_recipe_needs_no_numpy():
     code = (
-        "import sys; from pate.datasets import DataSpec, names; DataSpec(name='digits'); names()\n"
+        "import sys; from pate.datasets.spec import DataSpec; DataSpec(name='digits')\n"
+        "from pate.datasets.catalogue import listings; listings()\n"
         "print([m for m in ('numpy', 'torch', 'sklearn') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

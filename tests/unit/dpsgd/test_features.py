@@ -11,13 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpsgd.inputs import prepare
+from dpsgd.features import prepare
 from dpsgd.models import build_model, linear
 from dpsgd.recipe import FeaturesSpec, ModelSpec, Recipe
-from dpsgd.run_plan import plan_run
+from dpsgd.runs import plan_run
 from dpsgd.training import Options, train
-from pate.datasets import Splits, Table, load
-from pate.encoders import EncoderSpec, fit_encoder, load_encoder
+from pate.datasets.loading import load
+from pate.datasets.table import Splits, Table
+from pate.encoders.chain import fit_encoder, load_encoder
+from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput
 from pate.recipes.read import read_recipe
 
@@ -170,8 +172,8 @@ def test_the_released_encoder_and_model_are_all_one_needs(tmp_path):
     model.load_state_dict(load_file(place / "model.safetensors"))
     test = load(made.data, root=tmp_path / "data").test
     with torch.no_grad():
-        said = model(torch.from_numpy(chain.transform(2.0 * test.features))).argmax(1).numpy()
-    assert outcome.report["accuracy"] == (said == test.labels).mean()
+        predicted = model(torch.from_numpy(chain.transform(2.0 * test.features))).argmax(1).numpy()
+    assert outcome.report["accuracy"] == (predicted == test.labels).mean()
     assert not outcome.report["pca"]
     assert len(outcome.report["events"]) == 1  # the steps of training, and nothing for features
 
@@ -216,3 +218,23 @@ def test_the_encoder_is_released_as_it_was_fitted(tmp_path, monkeypatch):
     assert len(fitted) == 3
     for file, content in fitted.items():
         assert (released / file).read_bytes() == content
+
+
+# --- stored principal components ------------------------------------------------------------------
+
+PCA = {"dimension": 3, "noise_multiplier": 2.0, "sample_rate": 0.9, "whiten": 0.5}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"dimension": 2}, {"noise_multiplier": 2.5}, {"sample_rate": 1.0}, {"whiten": 0.0}],
+)
+def test_components_of_another_recipe_are_refused(tmp_path, changed):
+    file, data = tmp_path / "pca.npz", splits(public=4, shape=(6,))
+    first = prepare(recipe([], pca=PCA), data, pca_file=file)
+    stored = file.read_bytes()
+    with pytest.raises(InvalidInput, match=r"another \[features.pca\]"):
+        prepare(recipe([], pca=PCA | changed), data, pca_file=file)
+    assert file.read_bytes() == stored
+    again = prepare(recipe([], pca=PCA), data, pca_file=file)
+    assert np.array_equal(again.features, first.features)

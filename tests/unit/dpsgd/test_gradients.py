@@ -511,7 +511,7 @@ class Outside(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Changes what a layer returned, and, if told so, what a layer was given."""
+    """Changes the output of a layer, and, optionally, its input."""
 
     def __init__(self, given=False):
         super().__init__()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dpsgd import PerLayer, make_private
-from dpsgd.calibrating import noise_for
+from dpsgd.plan import noise_for
 from pate.accounting import Gaussian, Repeated, SampledGaussian, compose, pld_guarantee
 from pate.errors import BudgetExceeded, InvalidInput
 

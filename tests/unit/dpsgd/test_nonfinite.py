@@ -145,7 +145,7 @@ def test_so_do_they_where_inputs_are_not_finite(name, poison):
 
 
 def test_every_rule_for_a_layer_is_tried():
-    from dpsgd.layers.rules import _RULES
+    from dpsgd.layers import _RULES
 
     known = {type(each) for name in MODELS for each in made(name)[0].modules() if rule_for(each)}
     alike = {nn.Conv3d, nn.InstanceNorm1d, nn.InstanceNorm3d}  # the same rule as their neighbours

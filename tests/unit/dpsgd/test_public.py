@@ -227,7 +227,7 @@ def test_frozen_parts_are_not_trained():
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"epochs": 0}, "epochs is 0"),
         ({"batch_size": 2.0}, "batch_size is 2.0"),
@@ -252,11 +252,11 @@ def test_frozen_parts_are_not_trained():
         ({"inputs": torch.full((60, 6), torch.inf)}, "not finite in epoch 1"),
     ],
 )
-def test_mistakes_are_named_and_leave_no_mode_behind(change, says):
+def test_mistakes_are_named_and_leave_no_mode_behind(change, message):
     inputs, labels = public_data(60)
     model = made(classifier).eval()
     given = {"inputs": inputs, "labels": labels, **SETTINGS, **change}
-    with pytest.raises(InvalidInput, match=says):
+    with pytest.raises(InvalidInput, match=message):
         pretrain(model, **given)
     assert not model.training
 

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from dpsgd.inputs import prepare
+from dpsgd.features import prepare
 from dpsgd.models import build_model, build_optimizer
-from dpsgd.outcome import name_of_run
 from dpsgd.recipe import ModelSpec, Recipe, TrainingSpec
-from dpsgd.run_plan import plan_run
+from dpsgd.runs import name_of_run, plan_run
 from dpsgd.schedules import Constant, Linear
 from pate.accounting import Repeated, SampledGaussian, compose
-from pate.datasets import Splits, Table
+from pate.datasets.table import Splits, Table
 from pate.errors import InvalidInput
 from pate.recipes.read import read_recipe, shipped_recipes
 
@@ -116,10 +115,10 @@ def test_mistakes_are_one_line_with_the_place(case, read):
     old, new, fragments = MISTAKES[case]
     with pytest.raises(InvalidInput) as mistake:
         read(old, new)
-    told = str(mistake.value)
-    assert "\n" not in told
+    message = str(mistake.value)
+    assert "\n" not in message
     for fragment in fragments:
-        assert fragment in told
+        assert fragment in message
 
 
 def test_groups_are_refused(read):

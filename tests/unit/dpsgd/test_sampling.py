@@ -61,7 +61,7 @@ def test_every_example_and_every_pair_of_neighbours_has_its_chance(records, lot_
         both = int((inside[:, gap:] & inside[:, :-gap]).sum())
         trials = DRAWS * (records - gap)
         assert binomtest(both, trials, q * q).pvalue > 1e-6
-    again = int((inside[1:] & inside[:-1]).sum())  # one lot says nothing about the next
+    again = int((inside[1:] & inside[:-1]).sum())  # one lot does not affect the next
     assert binomtest(again, (DRAWS - 1) * records, q * q).pvalue > 1e-6
 
 

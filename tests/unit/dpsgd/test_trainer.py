@@ -211,7 +211,7 @@ def test_what_stands_against_the_guarantee_is_said(settings, words):
     trainer = make(**settings).fit(steps=2)
     for figure in (trainer.epsilon(), trainer.planned(), trainer.odometer()):
         assert len(figure.caveats) == len(words)
-        assert all(word in said for word, said in zip(words, figure.caveats, strict=True))
+        assert all(word in caveat for word, caveat in zip(words, figure.caveats, strict=True))
         assert figure.publishable == (not words)
 
 
@@ -257,7 +257,7 @@ def test_bare_steps_are_planned_one_by_one():
     for _ in range(5):
         trainer.step()
     assert trainer.epsilon() == make().fit(steps=5).epsilon()
-    assert trainer.planned() == trainer.odometer()  # nothing said that there would be five
+    assert trainer.planned() == trainer.odometer()  # nothing fixed that there would be five
     trainer.fit(steps=2)
     assert trainer.steps == 7
     assert trainer.planned() == trainer.odometer()
@@ -571,7 +571,7 @@ def test_a_fit_asks_for_one_thing(request_):
         make().fit(**request_)
     with pytest.raises(InvalidInput, match="above zero"):
         make().fit(until_epsilon=0.0)
-    with pytest.raises(InvalidInput, match="say how many"):
+    with pytest.raises(InvalidInput, match="give the number of steps"):
         make(noise_multiplier=1e8).fit(until_epsilon=3.0)
 
 

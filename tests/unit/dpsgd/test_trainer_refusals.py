@@ -183,11 +183,11 @@ def test_a_rate_at_which_the_optimiser_fails_is_refused_before_the_charge(tmp_pa
 def test_a_rate_at_which_it_fails_later_ends_the_run_in_one_line(tmp_path):
     rising = Piecewise(((0, 0.1), (2, 1e300)))
     with ledger(tmp_path, 80.0) as book:
-        for steps in (3, 4):  # whoever goes on is told the same
+        for steps in (3, 4):  # resuming raises the same
             trainer = make(ledger=book, learning_rate=rising, checkpoint=tmp_path / "run")
-            with pytest.raises(InvalidInput, match="begin a new run with a smaller one") as told:
+            with pytest.raises(InvalidInput, match="begin a new run with a smaller one") as caught:
                 trainer.fit(epochs=2)
-            assert "\n" not in str(told.value)
+            assert "\n" not in str(caught.value)
             assert trainer.steps == steps
         assert len(book.charges()) == 1
 
@@ -282,7 +282,7 @@ class Picked(Subset):
 
 
 def test_data_sets_of_the_users_own_hand_out_what_they_say():
-    from dpsgd.records import as_records
+    from dpsgd.data import as_records
 
     whole = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
     halved = as_records(Halved(*whole.tensors)).take(np.array([3]))[0]

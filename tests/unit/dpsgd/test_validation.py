@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-import dpsgd.recording
+import dpsgd.backward_pass
 from dpsgd.clipping import Flat
 from dpsgd.gradients import ClippedGradients
 from dpsgd.losses import per_example_loss
 from dpsgd.public import Frozen
 from dpsgd.validation import Problem, UnsuitableModel, fix, problems, validate
-from dpsgd.validation.replacements import group_count
+from dpsgd.validation.modules import group_count
 from pate.errors import InvalidInput, PateError
 from pate.vision import torchvision
 
@@ -241,7 +241,7 @@ def test_instance_norm_with_running_statistics() -> None:
     inputs = draw(4, 1, 6, 6)
     expected = [("1", "keeps running statistics of private examples")]
     assert serious(model) == expected
-    assert serious(model, inputs) == expected  # the probe does not say it twice
+    assert serious(model, inputs) == expected  # the probe does not report it twice
     fixed = fix(model)
     assert serious(fixed, inputs) == []
     assert torch.allclose(model(inputs), fixed(inputs), atol=1e-6)  # in training they agree
@@ -592,7 +592,7 @@ def test_lazy_layers() -> None:
     assert "without a size" in found[0].what
     with pytest.raises(InvalidInput, match="lazy"):
         fix(model)
-    assert serious(model, draw(4, 3))[0][0] == ""  # cannot be copied, said beside the rest
+    assert serious(model, draw(4, 3))[0][0] == ""  # cannot be copied, listed beside the rest
     model(draw(4, 3))
     validate(fix(model))
 
@@ -709,7 +709,7 @@ def test_every_problem_is_listed_at_once_line_by_line() -> None:
         "use a layer that treats each example on its own",
     ]
     assert isinstance(raised.value, PateError)
-    assert UnsuitableModel is dpsgd.recording.UnsuitableModel
+    assert UnsuitableModel is dpsgd.backward_pass.UnsuitableModel
 
 
 def test_fix_leaves_no_fixable_problem_and_the_original_as_it_was() -> None:

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from pate.encoders import EncoderSpec, encoder_content, fit_encoder, load_encoder, save_encoder
 from pate.encoders import chain as chains
+from pate.encoders.chain import encoder_content, fit_encoder, load_encoder, save_encoder
+from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput
 
 STEPS = ["scattering", {"name": "standardise", "floor": 0.1}, {"name": "pca", "dimension": 6},

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pate.encoders import EncoderSpec, fit_encoder, load_encoder, save_encoder
+from pate.encoders.chain import fit_encoder, load_encoder, save_encoder
 from pate.encoders.diffusion import Diffusion
-from pate.encoders.statistics import Standardise
+from pate.encoders.scaling import Standardise
+from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pate.encoders.chain import fit_encoder
-from pate.encoders.groupnorm import GroupNorm
+from pate.encoders.scaling import GroupNorm
 from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput
 

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from pate.encoders import EncoderSpec, encoder_content, fit_encoder, load_encoder, save_encoder
+from pate.encoders.chain import encoder_content, fit_encoder, load_encoder, save_encoder
+from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput
 from pate.vision import torchvision
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pate.encoders.pca import PCA
-from pate.encoders.statistics import Normalise, Standardise
+from pate.encoders.scaling import Normalise, Standardise
 from pate.errors import InvalidInput
 
 

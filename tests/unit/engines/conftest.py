@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pate.engines.on_ray.session import _agree_on_a_word
+from pate.engines.ray import _set_token
 
 # What the first node has, each node more has; spilling is on, as Ray has it.
 CLUSTER = """
@@ -104,7 +104,7 @@ def descendants(pid):
 
 @contextlib.contextmanager
 def new_cluster():
-    _agree_on_a_word()  # the nodes and this process
+    _set_token()  # the nodes and this process
     # In /tmp: names of sockets have a limit.
     folder = Path(tempfile.mkdtemp(prefix="ray-test-", dir="/tmp"))
     try:

@@ -51,7 +51,7 @@ def announce(payload):
     """Says who works where, and on the first ``times`` tries something happens to it."""
     note = Path(payload["note"])
     with note.open("a") as file:
-        line = {"pid": os.getpid(), "steward": os.getppid(), "shard": str(path_of(payload["X"]))}
+        line = {"pid": os.getpid(), "ray_worker": os.getppid(), "shard": str(path_of(payload["X"]))}
         file.write(json.dumps(line) + "\n")
     if len(note.read_text().splitlines()) <= payload["times"]:
         if payload["how"] == "segfault":
@@ -85,3 +85,7 @@ def pass_on(payload):
         time.sleep(0.01)
     path_of(payload["made"]).write_bytes(content[::-1])
     return {"bytes": len(content)}
+
+
+def where(payload):
+    return {"path": str(path_of(payload["big"]))}

@@ -31,9 +31,9 @@ def test_names():
     ("option", "address"), [("", None), (":auto", "auto"), (":10.0.0.7:6379", "10.0.0.7:6379")]
 )
 def test_ray_gets_the_address(monkeypatch, option, address):
-    module = ModuleType("pate.engines.on_ray.engine")
+    module = ModuleType("pate.engines.ray")
     module.RayEngine = lambda address: ("ray", address)
-    monkeypatch.setitem(sys.modules, "pate.engines.on_ray.engine", module)
+    monkeypatch.setitem(sys.modules, "pate.engines.ray", module)
     assert make_engine(f"ray{option}") == ("ray", address)
     with pytest.raises(InvalidInput, match="write 'ray' for this machine, 'ray:auto', or"):
         make_engine("ray@2")

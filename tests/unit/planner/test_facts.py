@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pate.datasets import DataSpec, load
+from pate.datasets.loading import load
+from pate.datasets.spec import DataSpec
 from pate.errors import InvalidInput
 from pate.planner.facts import Facts, public_facts, teacher_counts
 

@@ -26,7 +26,7 @@ from pate.planner.forecast import evenness, expected_answers, forecast, useful_l
 from pate.planner.noise import Budget
 from pate.planner.profile import Profile
 from pate.planner.proposal import propose
-from pate.planner.search import MECHANISMS, Candidate, Wish, candidates
+from pate.planner.search import Candidate, Wish, candidates, plannable
 from pate.planner.simulated import simulated
 from pate.votes import Votes
 
@@ -147,7 +147,7 @@ def test_every_candidate_is_within_the_budget_and_uses_it(
 ) -> None:
     budget = Budget(epsilon=1.3, delta=1e-4, conversion=conversion)
     found = candidates(profile, budget=budget, queries=QUERIES)
-    assert {each.spec.mechanism for each in found} == set(MECHANISMS)
+    assert {each.spec.mechanism for each in found} == set(plannable())
     for each in found[:: len(found) // 60]:
         exact = forecast(profile, each.spec, budget=budget, queries=QUERIES)
         epsilon = exact.plan.guarantee.epsilon
@@ -213,7 +213,7 @@ def test_a_proposal_takes_the_best_of_its_rows() -> None:
     assert found.best.teachers == 200
     assert found.best in found.over_mechanisms
     assert found.best.useful == max(row.useful for row in found.over_teachers)
-    assert {row.spec.mechanism for row in found.over_mechanisms} == set(MECHANISMS)
+    assert {row.spec.mechanism for row in found.over_mechanisms} == set(plannable())
     assert (found.met, found.rehearsed) == (True, False)
     few = propose(
         profiles, facts=facts, budget=Budget(epsilon=1.0, delta=1e-5), answers=500,

@@ -9,6 +9,7 @@ import pytest
 from pate.accounting import Conversion, Repeated, ThresholdCheck, compose
 from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon, smallest_noise
 from pate.errors import InvalidInput
+from pate.mechanisms import GaussianNoisyMax, LaplaceNoisyMax
 from pate.planner.noise import Budget, rounded_up
 
 CASES = [
@@ -26,7 +27,9 @@ def test_least_noise_is_the_accountants(
 ) -> None:
     budget = Budget(epsilon=epsilon, delta=delta, conversion=conversion)
     search = moments_epsilon(delta=delta, conversion=conversion)
-    for event, found in ((gnmax, budget.gaussian(answers)), (lnmax, budget.laplace(answers))):
+    assert budget.least_noise(GaussianNoisyMax, answers) == budget.gaussian(answers)
+    scale = budget.least_noise(LaplaceNoisyMax, answers)
+    for event, found in ((gnmax, budget.gaussian(answers)), (lnmax, scale)):
         expected = smallest_noise(event, count=answers, target=epsilon, epsilon=search)
         assert found == pytest.approx(expected, rel=1e-6)
         safe = rounded_up(found)

@@ -5,10 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pate.accounting.moments import FloatArray
 from pate.errors import InvalidInput
+from pate.mechanisms import LaplaceNoisyMax
 from pate.planner.profile import Profile
 from pate.planner.simulated import accuracy_at, parse_accuracies, simulated
-from pate.planner.winning import right_with_gaussian, right_with_laplace
+from pate.planner.winning import leads, right_with_gaussian
+
+
+def _right_with_laplace(profile: Profile, scale: float) -> FloatArray:
+    return LaplaceNoisyMax(scale=scale).win_chances(leads(profile))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +44,7 @@ def test_the_chance_of_a_right_answer_is_that_of_drawing(profile: Profile, noise
     rng = np.random.default_rng(1)
     for chance, draw in (
         (right_with_gaussian, rng.normal),
-        (right_with_laplace, rng.laplace),
+        (_right_with_laplace, rng.laplace),
     ):
         trials = 400
         right = np.zeros(profile.inputs)
@@ -54,7 +60,7 @@ def test_the_chance_of_a_right_answer_is_that_of_drawing(profile: Profile, noise
 
 def test_no_noise_and_endless_noise() -> None:
     made = Profile(counts=np.array([[7, 3, 0], [1, 8, 1]]), truth=np.array([0, 2]))
-    for chance in (right_with_gaussian, right_with_laplace):
+    for chance in (right_with_gaussian, _right_with_laplace):
         np.testing.assert_allclose(chance(made, 1e-6), [1.0, 0.0], atol=1e-9)
         np.testing.assert_allclose(chance(made, 1e8), [1 / 3, 1 / 3], atol=1e-4)
 

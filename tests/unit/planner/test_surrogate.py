@@ -15,7 +15,7 @@ from pate.planner.profile import Profile
 from pate.planner.rehearsal import Rehearsal, shortlist
 from pate.planner.search import candidates
 from pate.planner.surrogate import Surrogate, load_surrogate, surrogate_profile
-from pate.teachers import TeachersSpec
+from pate.teachers.spec import TeachersSpec
 
 SECTIONS = {
     "data": {"name": "mine", "source": "nowhere.npz", "public": 30, "test": 30},

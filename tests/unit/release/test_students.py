@@ -124,7 +124,8 @@ def test_a_network_is_exported_without_a_word_of_the_machine():
 )  # fmt: skip
 def test_a_network_of_ours_is_its_weights(tmp_path, name, shape, params):
     from pate.release.export import _model
-    from pate.teachers import ModelSpec, make
+    from pate.teachers.adapters import make
+    from pate.teachers.spec import ModelSpec
 
     spec = ModelSpec(model=f"pate.students.networks:{name}", params=params, epochs=1)
     teacher = make(spec, classes=2, seed=0)

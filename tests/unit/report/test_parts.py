@@ -30,6 +30,7 @@ from pate.accounting.composition import advanced, gaussian_delta, gaussian_epsil
 from pate.errors import InvalidInput
 from pate.mechanisms import make_mechanism
 from pate.mechanisms.spec import AggregateSpec
+from pate.metrics import Share
 from pate.pipeline.recipe import Recipe
 from pate.report.comparison import read_comparison
 from pate.report.curves import (
@@ -44,7 +45,6 @@ from pate.report.markup import Markup, escape, join, tag
 from pate.report.plots import shares_picture, short
 from pate.report.recipe_text import recipe_text
 from pate.report.wording import best_guess, mechanism_formula
-from pate.shares import Share
 
 SPECS = {
     "lnmax": AggregateSpec(mechanism="lnmax", scale=8.0),

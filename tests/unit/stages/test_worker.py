@@ -14,7 +14,7 @@ from pate.devices import parse_device, use_device
 from pate.engines.files import code, makes, path_of, reads, rows
 from pate.stages.dispatch import groups
 from pate.stages.worker import ABSTAINS, predict_group, train_group
-from pate.teachers import TeachersSpec
+from pate.teachers.spec import TeachersSpec
 
 NETWORK = """
 import torch
@@ -87,7 +87,7 @@ def test_a_failure_is_one_teachers_and_the_rest_are_saved(model, bench):
     payload["teachers"][1]["labels"] = rows(bench.folder / "labels.npy", 0, 3)  # too few
     told = train_group(payload)
     assert told["stop"] is None
-    assert {n: "do not go together" in why for n, why in told["failed"].items()} == {1: True}
+    assert {n: "do not match" in why for n, why in told["failed"].items()} == {1: True}
     assert len(bench.store.all("teacher")) == 5
     assert {artifact.level for artifact in bench.store.all("teacher")} == {Level.PRIVATE}
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pate.students import StudentData, StudentSpec, train_student
-from pate.students.fixmatch import aligned, expected_shares
-from pate.students.semi_supervised import prepare
-from pate.students.tools import Tools
+from pate.students.data import StudentData, Tools
+from pate.students.semi_supervised import aligned, expected_shares, prepare
+from pate.students.spec import StudentSpec
+from pate.students.train import train_student
 
 
 def made(labels=(0, 1, 2, 0), **settings):

@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 from pate.errors import InvalidInput
-from pate.students import StudentData, StudentSpec, train_student
+from pate.students.data import StudentData
 from pate.students.gan import Maker, at_rest, feature_map, realness
 from pate.students.networks import Mlp, SmallCNN
+from pate.students.spec import StudentSpec
+from pate.students.train import train_student
 
 
 def test_realness_is_a_class_more_with_logit_zero():

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pate.students import StudentData, StudentSpec, train_student
-from pate.students.mixmatch import mixed, sharpened
+from pate.students.data import StudentData
+from pate.students.semi_supervised import mixed, sharpened
+from pate.students.spec import StudentSpec
+from pate.students.train import train_student
 
 
 def weights(**settings):

@@ -7,12 +7,13 @@ import pytest
 from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
-from pate.errors import InvalidInput
-from pate.students import StudentData, StudentSpec, train_student
+from pate.errors import InvalidInput, TeacherError
 from pate.students import self_training as module
+from pate.students.data import StudentData, Tools
 from pate.students.self_training import Round, most_confident, planned_rounds
-from pate.students.tools import Tools
-from pate.teachers import TeacherError, predict_labels
+from pate.students.spec import StudentSpec
+from pate.students.train import train_student
+from pate.teachers.protocol import predict_labels
 from pate.teachers.torch_teacher import TorchTeacher
 
 KNN = "sklearn.neighbors:KNeighborsClassifier"
@@ -187,7 +188,7 @@ def test_plans():
         ({"fractions": [0.5], "rounds": 3}, "one for each round"),
         ({"fractions": [0.5], "confidence": 0.8}, "one for each round"),
         ({"fractions": [0.0]}, "greater than 0"),
-        ({"augment": "blur"}, "'blur' is none of auto, none, shift, affine, randaugment"),
+        ({"augment": "blur"}, "'blur' is neither one of auto, none, shift, affine, randaugment"),
         ({"propagation": {"alpha": 1.0}}, "less than 1"),
         ({"propagation": {"neighbors": 3}}, "Extra inputs"),
         ({"method": "supervised", "fractions": [0.5]}, "'fractions' belongs to method"),

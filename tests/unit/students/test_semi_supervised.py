@@ -14,12 +14,13 @@ import torch
 from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
-from pate.errors import InvalidInput
-from pate.students import StudentData, StudentSpec, train_student
+from pate.errors import InvalidInput, TeacherError
+from pate.students.data import StudentData, Tools
 from pate.students.semi_supervised import bend_and_cut, cut, jitter, prepare
-from pate.students.tools import Tools
+from pate.students.spec import StudentSpec
+from pate.students.train import train_student
 from pate.students.training import Epoch
-from pate.teachers import TeacherError, load, save
+from pate.teachers.persist import load, save
 
 METHODS = ["fixmatch", "mixmatch", "gan"]
 PUBLIC = 800
@@ -151,7 +152,9 @@ def test_kill_9_and_go_on(tmp_path):
         "import json, os, signal, sys, torch\n"
         "import numpy as np\n"
         "from pathlib import Path\n"
-        "from pate.students import StudentData, StudentSpec, train_student\n"
+        "from pate.students.data import StudentData\n"
+        "from pate.students.spec import StudentSpec\n"
+        "from pate.students.train import train_student\n"
         "from pate.students.checkpoint import Checkpoint\n"
         "torch.set_num_threads(1)\n"
         "truth = np.arange(90) % 3\n"

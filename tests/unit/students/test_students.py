@@ -9,11 +9,12 @@ import pytest
 from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
-from pate.errors import InvalidInput
-from pate.students import StudentData, StudentSpec, train_student
-from pate.students.train import METHODS
-from pate.teachers import TeacherError, load, predict_labels, save
-from pate.teachers.protocol import probabilities
+from pate.errors import InvalidInput, TeacherError
+from pate.students.data import StudentData
+from pate.students.spec import StudentSpec
+from pate.students.train import METHODS, train_student
+from pate.teachers.persist import load, save
+from pate.teachers.protocol import predict_labels, probabilities
 
 LOGISTIC = "sklearn.linear_model:LogisticRegression"
 
@@ -132,14 +133,14 @@ def test_every_method_has_a_function():
     ("changes", "message"),
     [
         ({"rows": np.ones(0, int), "labels": np.ones(0, int)}, "no label was released"),
-        ({"labels": np.ones(3, int)}, "do not go together"),
+        ({"labels": np.ones(3, int)}, "do not match"),
         ({"labels": np.array([0, 1, 2, 10])}, "whole numbers from 0 to 2"),
         ({"labels": np.array([0, 1, 2, -1])}, "whole numbers from 0 to 2"),
         ({"labels": np.ones(4)}, "whole numbers from 0 to 2"),
         ({"rows": np.array([0, 1, 2, 4])}, "rows must be whole numbers from 0 to 3"),
         ({"rows": np.array([0, 1, 2, -1])}, "rows must be whole numbers from 0 to 3"),
         ({"rows": np.arange(4.0)}, "rows must be whole numbers from 0 to 3"),
-        ({"features": np.ones((5, 4))}, "5 features do not go with 4 public inputs"),
+        ({"features": np.ones((5, 4))}, "5 features do not match 4 public inputs"),
     ],
 )
 def test_data_that_do_not_fit(changes, message):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from pate.errors import TeacherError
 from pate.students.checkpoint import Checkpoint
 from pate.students.training import Epoch, batches, fit_table, run_epochs, settle, soft_cross_entropy
-from pate.teachers import TeacherError
-from pate.teachers.placing import seeded_torch
+from pate.teachers.placement import seeded_torch
 from pate.teachers.spec import Training
 from pate.teachers.torch_teacher import TorchTeacher
 

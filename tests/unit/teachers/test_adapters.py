@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from pate.errors import InvalidInput
-from pate.teachers import ModelSpec, TeacherError, make, predict_labels, train
-from pate.teachers.adapters import build
-from pate.teachers.spec import Training
+from pate.errors import InvalidInput, TeacherError
+from pate.teachers.adapters import build, make
+from pate.teachers.protocol import predict_labels, train
+from pate.teachers.spec import ModelSpec, Training
 from pate.teachers.torch_teacher import TorchTeacher
 
 SECRET = 31337
@@ -102,10 +102,10 @@ def test_batch_norm_survives_a_batch_of_one(records, batch_size):
 
 
 def test_every_record_is_used_once_in_an_epoch():
-    from pate.teachers.torch_teacher import cuts
+    from pate.teachers.torch_teacher import batch_slices
 
     for n in (1, 2, 31, 32, 33, 64, 65):
-        batches = [torch.arange(n)[cut] for cut in cuts(n, 32)]
+        batches = [torch.arange(n)[cut] for cut in batch_slices(n, 32)]
         assert torch.cat(batches).tolist() == list(range(n))
         assert n == 1 or min(map(len, batches)) > 1
 
@@ -277,8 +277,8 @@ def test_answers_that_are_labels(answer):
     ("X", "y", "message"),
     [
         (np.ones((0, 3)), np.ones(0, int), "no records"),
-        (np.ones((3, 3)), np.ones(2, int), "do not go together"),
-        (np.ones((3, 3)), np.ones((3, 1), int), "do not go together"),
+        (np.ones((3, 3)), np.ones(2, int), "do not match"),
+        (np.ones((3, 3)), np.ones((3, 1), int), "do not match"),
         (np.ones((3, 3)), np.ones(3), "type float64"),
     ],
 )
@@ -360,7 +360,7 @@ def test_what_cannot_be_copied_must_be_new_each_time():
     with pytest.raises(InvalidInput, match="one Locked object again"):
         build(lambda: one, Training(), classes=2, seed=0)
     assert build(Locked, Training(), classes=2, seed=0) is not one
-    with pytest.raises(InvalidInput, match="neither be copied nor remembered"):
+    with pytest.raises(InvalidInput, match="neither be copied nor referenced weakly"):
         build(Slotted, Training(), classes=2, seed=0)
 
     def net(classes):

@@ -21,7 +21,7 @@ from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils import all_estimators
 
 from pate.errors import InvalidInput
-from pate.teachers.archive import pack, unpack
+from pate.teachers.sklearn_teacher import pack, unpack
 
 X, Y = np.array([[0.0, 1.0], [1.0, 0.0], [0.1, 1.2]]), np.array([1, 0, 1])
 IRIS = load_iris(return_X_y=True)

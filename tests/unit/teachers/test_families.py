@@ -5,16 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pate.errors import InvalidInput
-from pate.teachers import (
-    ModelSpec,
-    TeacherError,
-    alike,
-    make,
-    predict_many_labels,
-    train_many,
-)
-from pate.teachers.ridge import RidgeTeacher
+from pate.errors import InvalidInput, TeacherError
+from pate.teachers.adapters import make
+from pate.teachers.families import group_families, predict_many_labels, train_many
+from pate.teachers.linear import RidgeTeacher
+from pate.teachers.spec import ModelSpec
 
 SECRET = 31337
 X = np.arange(12.0).reshape(6, 2)
@@ -73,9 +68,9 @@ def test_who_goes_together():
     tree = ModelSpec(model="sklearn.tree:DecisionTreeClassifier")
     trees = [make(tree, classes=3, seed=0) for _ in range(2)]
     ridges = [RidgeTeacher(classes=3), RidgeTeacher(classes=3), RidgeTeacher(classes=4)]
-    assert alike([*trees, None, *ridges]) == [[0], [1], [3, 4], [5]]
-    assert alike([Group(), Group(1), Group()]) == [[0, 2], [1]]
-    assert alike([Group([]), Group([])]) == [[0], [1]]  # it cannot be a key
+    assert group_families([*trees, None, *ridges]) == [[0], [1], [3, 4], [5]]
+    assert group_families([Group(), Group(1), Group()]) == [[0, 2], [1]]
+    assert group_families([Group([]), Group([])]) == [[0], [1]]  # it cannot be a key
 
 
 def test_a_family_is_trained_and_asked_in_one_call(capfd):

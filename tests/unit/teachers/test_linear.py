@@ -7,11 +7,12 @@ import pytest
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from pate.errors import InvalidInput
-from pate.teachers import ModelSpec, TeacherError, make
+from pate.errors import InvalidInput, TeacherError
 from pate.teachers import linear as linear_module
+from pate.teachers.adapters import make
+from pate.teachers.linear import RidgeTeacher
 from pate.teachers.logistic import LogisticTeacher
-from pate.teachers.ridge import RidgeTeacher
+from pate.teachers.spec import ModelSpec
 
 SHAPES = [(40, 70), (60, 9), (25, 25)]  # fewer records than features, more, as many
 EXACT = {"tol": 1e-9, "max_iter": 2000}
@@ -198,7 +199,7 @@ def test_the_number_of_threads_changes_nothing(threads, ragged):
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("ridge", {"alpha": 0}, "alpha is 0; it must be a positive number"),
+        ("ridge", {"alpha": 0}, "alpha is 0; it must be a finite number above zero"),
         ("ridge", {"alpha": "much"}, "alpha is 'much'"),
         ("ridge", {"alpha": True}, "alpha is True"),
         ("ridge", {"alpah": 1}, "alpah"),

@@ -16,11 +16,11 @@ import torch
 from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
-from pate.errors import InvalidInput, PateError
-from pate.teachers import ModelSpec, TeacherError, load, make, save, train
-from pate.teachers.adapters import build
-from pate.teachers.persist import restore
-from pate.teachers.spec import Training
+from pate.errors import InvalidInput, PateError, TeacherError
+from pate.teachers.adapters import build, make
+from pate.teachers.persist import load, restore, save
+from pate.teachers.protocol import train
+from pate.teachers.spec import ModelSpec, Training
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "custom_teacher"
 RNG = np.random.default_rng(0)
@@ -71,7 +71,10 @@ def test_the_same_teacher_is_the_same_bytes_in_another_process(tmp_path):
 import sys
 from pathlib import Path
 import numpy as np
-from pate.teachers import ModelSpec, make, save, train
+from pate.teachers.spec import ModelSpec
+from pate.teachers.adapters import make
+from pate.teachers.persist import save
+from pate.teachers.protocol import train
 
 def run(place):
     models = {{

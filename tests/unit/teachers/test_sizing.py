@@ -8,17 +8,13 @@ import torch
 from torch import nn
 
 from pate.devices import parse_device, use_device
-from pate.teachers import (
-    OutOfMemory,
-    TeacherError,
-    predict_many_labels,
-    sizing,
-    torch_family,
-    train,
-    train_many,
-)
+from pate.errors import OutOfMemory, TeacherError
+from pate.teachers import placement as sizing
+from pate.teachers import torch_family
 from pate.teachers.adapters import build
-from pate.teachers.sizing import SHARE, fitting, need_of
+from pate.teachers.families import predict_many_labels, train_many
+from pate.teachers.placement import SHARE, largest_fitting, memory_need
+from pate.teachers.protocol import train
 from pate.teachers.spec import Training
 from pate.teachers.torch_teacher import CHUNK, TorchTeacher
 
@@ -80,7 +76,7 @@ def need(**settings):
     """Bytes of one network, in training and in asking."""
     training = Training(**SETTINGS | settings)
     teacher = build(Mlp, training, classes=3, seed=0)
-    return need_of(teacher.module, training, (6,))
+    return memory_need(teacher.module, training, (6,))
 
 
 def pretended(free, real):
@@ -88,7 +84,7 @@ def pretended(free, real):
 
 
 def program(networks):
-    return need().together(networks, records=9)
+    return need().bytes_for(networks, records=9)
 
 
 def weights(teacher):
@@ -162,7 +158,9 @@ def test_convolutions_say_the_same_at_another_width(widths):
     wide = unlimited(Cnn)
     said = predict_many_labels(wide, queries, classes=3)
     narrow = teachers(Cnn)
-    with pretended(2**30, need_of(wide[0].module, wide[0].training, (6,)).together(3, records=9)):
+    with pretended(
+        2**30, memory_need(wide[0].module, wide[0].training, (6,)).bytes_for(3, records=9)
+    ):
         assert train_many(narrow, shards()) == [None] * 12
     assert widths[-6:] == [2] * 6
     for one, other in zip(wide, narrow, strict=True):
@@ -233,7 +231,7 @@ def test_predictions_come_in_smaller_chunks_until_those_fit(monkeypatch):
     said = predict_many_labels(group, queries, classes=3)
     chunks, forward = [], Mlp.forward
     monkeypatch.setattr(Mlp, "forward", lambda m, x: (chunks.append(len(x)), forward(m, x))[1])
-    limit = need().together(1, records=CHUNK // 4)
+    limit = need().bytes_for(1, records=CHUNK // 4)
     with pretended(2**30, limit):
         need()
         del chunks[:]
@@ -252,7 +250,7 @@ def test_other_errors_are_not_swallowed(widths, monkeypatch):
         TorchTeacher.fit_many(teachers(), shards())
     assert widths == [-64]
     with pytest.raises(ZeroDivisionError):
-        fitting(lambda size: 1 // 0, lambda: 8, kind="broken")
+        largest_fitting(lambda size: 1 // 0, lambda: 8, kind="broken")
 
 
 class Hungry:
@@ -279,8 +277,8 @@ def test_teachers_of_ones_own_too():
 
 
 def test_the_processor_has_no_limit(widths, monkeypatch):
-    monkeypatch.setattr(sizing, "need_of", None)
-    monkeypatch.setattr(torch_family, "need_of", None)
+    monkeypatch.setattr(sizing, "memory_need", None)
+    monkeypatch.setattr(torch_family, "memory_need", None)
     train_many(teachers(count=70), shards([4] * 70))
     assert widths == [64, 6]
     assert sizing._SIZES == sizing._NEEDS == {}

@@ -22,8 +22,8 @@ TREE = "sklearn.tree:DecisionTreeClassifier"
         ({"count": 1, "model": TREE}, "greater than or equal to 2"),
         ({"count": 5}, "need 'model', or 'mix'"),
         ({"count": 5, "model": TREE, "mix": [{"model": TREE}]}, "not both"),
-        ({"count": 5, "mix": [{"model": TREE}], "epochs": 3}, "'epochs' belongs into"),
-        ({"count": 5, "mix": [{"model": TREE}], "params": {"a": 1}}, "'params' belongs into"),
+        ({"count": 5, "mix": [{"model": TREE}], "epochs": 3}, "'epochs' belongs to"),
+        ({"count": 5, "mix": [{"model": TREE}], "params": {"a": 1}}, "'params' belongs to"),
         ({"count": 2, "mix": [{"model": TREE}] * 3}, "entry 3 of the mix gets none of the 2"),
         ({"count": 5, "model": TREE, "epoch": 3}, "Extra inputs"),
         ({"count": 5, "model": TREE, "weight": 2}, "Extra inputs"),
@@ -110,7 +110,9 @@ def test_specs_are_light():
 
 def test_a_scikit_learn_teacher_loads_no_torch():
     code = (
-        "import sys; from pate.teachers import make, ModelSpec, train\n"
+        "import sys; from pate.teachers.adapters import make\n"
+        "from pate.teachers.protocol import train\n"
+        "from pate.teachers.spec import ModelSpec\n"
         "import numpy as np; t = make(ModelSpec(model='sklearn.tree:DecisionTreeClassifier'),\n"
         "    classes=2, seed=0); train(t, np.eye(4), np.arange(4) % 2)\n"
         "print('torch' in sys.modules)"

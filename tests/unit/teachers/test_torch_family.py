@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from pate.teachers import TeacherError, alike, predict_labels, predict_many_labels, train_many
+from pate.errors import TeacherError
 from pate.teachers.adapters import build
+from pate.teachers.families import group_families, predict_many_labels, train_many
+from pate.teachers.protocol import predict_labels
 from pate.teachers.spec import Training
-from pate.teachers.stacked_optimizer import stacked_optimizer
+from pate.teachers.torch_stack import stacked_optimizer
 from pate.teachers.torch_teacher import TorchTeacher
 
 SIZES = [33, 7, 20, 1, 16, 41]  # of batches of 8: left-over ones, a single record, a full batch
@@ -85,7 +87,7 @@ def assert_same(one, other):
 def test_together_as_alone(module, shape, optimizer, weight_decay):
     settings = {"optimizer": optimizer, "weight_decay": weight_decay}
     group, single = teachers(module, **settings), teachers(module, **settings)
-    assert alike(group) == [list(range(len(SIZES)))]
+    assert group_families(group) == [list(range(len(SIZES)))]
     assert TorchTeacher.fit_many(group, shards(shape)) == [None] * len(SIZES)
     for number, (X, y) in enumerate(shards(shape)):
         single[number].fit(X, y)
@@ -112,7 +114,7 @@ def test_any_size_of_batches(batch_size):
 def test_more_networks_than_one_program_holds(monkeypatch):
     from pate.teachers import torch_family
 
-    monkeypatch.setattr(torch_family, "TOGETHER", 4)
+    monkeypatch.setattr(torch_family, "MOST_NETWORKS", 4)
     group, single = teachers(MLP), teachers(MLP)
     assert TorchTeacher.fit_many(group, shards()) == [None] * len(SIZES)
     for teacher, other, (X, y) in zip(group, single, shards(), strict=True):
@@ -329,7 +331,7 @@ def test_who_comes_first_does_not_decide_whether_modules_run_together():
             return super().forward(x) + self.share * x.mean(dim=0)[:3]
 
     for group in (teachers(Proud), [None, *teachers(Proud)[1:]]):
-        with pytest.raises(TeacherError, match="depend on other records"):
+        with pytest.raises(TeacherError, match="depends on other records"):
             TorchTeacher.fit_many(group, [s if t else None for t, s in zip(group, shards())])  # noqa: B905
 
 
@@ -364,15 +366,18 @@ class Scaled(MLP):
 
 
 def test_only_modules_that_compute_the_same_go_together():
-    assert alike(teachers(Chosen, 4)) == [[0, 2], [1, 3]]
-    assert alike(teachers(Scaled, 2)) == [[0], [1]]
-    assert alike([*teachers(MLP, 1), *teachers(MLP, 1, lr=0.5)]) == [[0], [1]]
-    assert alike([*teachers(MLP, 1), *teachers(lambda classes: MLP(classes, 5), 1)]) == [[0], [1]]
+    assert group_families(teachers(Chosen, 4)) == [[0, 2], [1, 3]]
+    assert group_families(teachers(Scaled, 2)) == [[0], [1]]
+    assert group_families([*teachers(MLP, 1), *teachers(MLP, 1, lr=0.5)]) == [[0], [1]]
+    assert group_families([*teachers(MLP, 1), *teachers(lambda classes: MLP(classes, 5), 1)]) == [
+        [0],
+        [1],
+    ]
     hooked = teachers(MLP, 2)
     hooked[1].module.register_forward_hook(lambda *_: None)
-    assert alike(hooked) == [[0], [1]]
+    assert group_families(hooked) == [[0], [1]]
     group, single = teachers(Scaled), teachers(Scaled)
-    for family in alike(group):
+    for family in group_families(group):
         train_many([group[p] for p in family], [shards()[p] for p in family])
     for teacher, other, (X, y) in zip(group, single, shards(), strict=True):
         assert_same(teacher, other.fit(X, y))

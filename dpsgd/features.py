@@ -1,0 +1,233 @@
+"""Records as a model takes them: scaled, encoded and projected, each on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpsgd.models import call_with
+from dpsgd.pca import PrivatePCA
+from dpsgd.public import encode
+from dpsgd.recipe import FeaturesSpec, Recipe
+from pate.datasets.table import Splits, Table
+from pate.encoders.chain import Chain, fit_encoder, load_encoder, save_encoder
+from pate.encoders.spec import EncoderSpec
+from pate.errors import InvalidInput
+from pate.plugins import resolve
+from pate.untrusted import run_untrusted
+
+_FITTED = ("standardise", "pca", "diffusion")  # built-in steps that need public inputs
+_LEAST_PUBLIC = 100  # inputs: means and directions of fewer are mostly noise
+_HEADER = "encoder.json"  # written last: the folder is complete if it exists
+
+
+def make_encoder(
+    spec: FeaturesSpec,
+    public: NDArray[np.float32],
+    *,
+    folder: Path | None = None,
+    plugin_path: Path | None = None,
+) -> Chain | None:
+    """Return the recipe's steps, fitted on public inputs; save them in, or load from, ``folder``.
+
+    Guarantees:
+        Steps are fixed, or fitted on PUBLIC inputs, and each record is encoded on its own
+        (:class:`pate.encoders.chain.Chain`). So the encoder is settled before any private record is
+        read, data sets that differ by one record differ by one row of features (up to rounding),
+        and nothing is charged: Dwork & Roth 2014, Proposition 2.1.
+    """
+    if not spec.steps:
+        return None
+    steps = EncoderSpec(steps=spec.steps)
+    if folder is not None and (folder / _HEADER).exists():
+        return load_encoder(steps, folder, plugin_path=plugin_path)
+    fitted = [step.name for step in spec.steps if step.name in _FITTED]
+    if fitted and len(public) < _LEAST_PUBLIC:
+        raise InvalidInput(
+            f'step "{fitted[0]}" of [features] is fitted on public inputs, and {len(public)} of '
+            f"them are too few to fit it; raise data.public to {_LEAST_PUBLIC} or more, or take "
+            '"groupnorm" or "normalise", which look at each record alone'
+        )
+    chain = fit_encoder(steps, public, plugin_path=plugin_path)
+    if folder is not None:
+        save_encoder(chain, folder)
+    return chain
+
+
+_TEST_BATCH = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Inputs:
+    """The training and test records. PRIVATE, except for the test records."""
+
+    features: Tensor
+    labels: Tensor
+    test_features: Tensor
+    test_labels: Tensor
+    classes: int
+    pca: PrivatePCA | None
+    encoder: Chain | None  # of [features] steps; public
+
+    @property
+    def records(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.features.shape[1:])
+
+    def accuracy(self, model: nn.Module) -> float:
+        """Return the share of test records, which are public, that a model classifies right."""
+        right = 0
+        with torch.no_grad():
+            for start in range(0, len(self.test_labels), _TEST_BATCH):
+                rows = slice(start, start + _TEST_BATCH)
+                labels = model(self.test_features[rows]).argmax(dim=1)
+                right += int((labels == self.test_labels[rows]).sum())
+        return right / len(self.test_labels)
+
+
+def prepare(
+    recipe: Recipe,
+    splits: Splits,
+    *,
+    pca_file: Path,
+    encoder_folder: Path | None = None,
+    begun: bool = False,
+    plugin_path: Path | None = None,
+    insecure_seed: int | None = None,
+) -> Inputs:
+    """Return the inputs of a run; a PCA is fitted once and kept in ``pca_file``, which is private.
+
+    Each record is encoded once, for the whole run; the features are held in memory. The encoder of
+    ``steps`` is kept in ``encoder_folder``, so that a killed run resumes with the same one.
+
+    Guarantees:
+        * Scaling and encoding treat each record on its own and learn nothing from other private
+          records, so neighbouring data sets stay neighbours. Steps that are fitted are fitted on
+          public inputs (:func:`dpsgd.features.make_encoder`), which is free. Features are exact
+          up to rounding: a record's position in a block may decide its last bits (with ``pca``
+          some 4·10⁻⁷ of their size), and that is not covered, nor is rounding of the noised sums.
+        * The PCA is drawn once: a run that resumes after a crash reads it back. Its cost
+          (``events``) must be charged before anything that depends on it is shown.
+    """
+    chain = make_encoder(
+        recipe.features,
+        _scaled(splits.public, recipe.features),
+        folder=encoder_folder,
+        plugin_path=plugin_path,
+    )
+    each = _each(recipe, chain, plugin_path)
+    private, test = each(splits.private), each(splits.test)
+    pca = None
+    if recipe.features.pca is not None:
+        pca = _fitted(
+            recipe.features, private, file=pca_file, begun=begun, insecure_seed=insecure_seed
+        )
+        private, test = pca.transform(private), pca.transform(test)
+    return Inputs(
+        features=torch.from_numpy(private),
+        labels=torch.from_numpy(_labels(splits.private)),
+        test_features=torch.from_numpy(test),
+        test_labels=torch.from_numpy(_labels(splits.test)),
+        classes=splits.classes,
+        pca=pca,
+        encoder=chain,
+    )
+
+
+def _each(
+    recipe: Recipe, chain: Chain | None, plugin_path: Path | None
+) -> Callable[[Table], NDArray[np.float32]]:
+    spec = recipe.features
+    encoder = _encoder(spec, plugin_path)
+
+    def one_by_one(table: Table) -> NDArray[np.float32]:
+        records = _scaled(table, spec)
+        if chain is not None:
+            records = chain.transform(records)
+        if encoder is not None:
+            records = run_untrusted(
+                f"the encoder {spec.encoder}",
+                partial(encode, encoder, records),
+                private=True,
+                error=InvalidInput,
+            )
+        if recipe.model.kind == "cnn" and spec.pca is None:
+            records = _channels_first(records)
+        return np.ascontiguousarray(records, dtype=np.float32)
+
+    return one_by_one
+
+
+def _scaled(table: Table, spec: FeaturesSpec) -> NDArray[np.float32]:
+    records: NDArray[np.float32] = np.multiply(table.features, spec.scale, dtype=np.float32)
+    return records
+
+
+def _encoder(spec: FeaturesSpec, plugin_path: Path | None) -> Any:
+    if spec.encoder is None:
+        return None
+    found = resolve(spec.encoder, path=plugin_path)
+    if isinstance(found, type) or spec.params:
+        return call_with(found, spec.params, offered={}, what=spec.encoder)
+    return found
+
+
+def _channels_first(images: NDArray[Any]) -> NDArray[Any]:
+    """Return (n, h, w) and (n, h, w, c) in torch's order (n, c, h, w)."""
+    if images.ndim == 3:
+        return images[:, None]
+    return images.transpose(0, 3, 1, 2) if images.ndim == 4 else images
+
+
+def _fitted(
+    spec: FeaturesSpec,
+    private: NDArray[Any],
+    *,
+    file: Path,
+    begun: bool,
+    insecure_seed: int | None,
+) -> PrivatePCA:
+    assert spec.pca is not None
+    pca = PrivatePCA(
+        spec.pca.dimension,
+        noise_multiplier=spec.pca.noise_multiplier,
+        sample_rate=spec.pca.sample_rate,
+        whiten=spec.pca.whiten,
+    )
+    if file.exists():
+        stored = PrivatePCA.load(file)
+        if _terms(stored) != _terms(pca):
+            raise InvalidInput(
+                "the stored principal components were made under another [features.pca]; restore "
+                "the recipe, or use a new run folder, whose components cost again"
+            )
+        return stored
+    if begun:
+        raise InvalidInput(
+            f"{file.name} of this run is gone, and its training was begun with it; another one "
+            "costs again: use a new run folder"
+        )
+    pca.fit(private, insecure_seed=insecure_seed)
+    pca.save(file)
+    return pca
+
+
+def _terms(pca: PrivatePCA) -> tuple[object, ...]:
+    return pca.dimension, pca.whiten, pca.events
+
+
+def _labels(table: Table) -> NDArray[np.int64]:
+    if table.labels is None:
+        raise InvalidInput("these records have no labels; training and testing need them")
+    return np.ascontiguousarray(table.labels, dtype=np.int64)

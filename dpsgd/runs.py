@@ -1,0 +1,310 @@
+"""Runs of a recipe: the plan, the ledger, the folder and the outcome. Loads no torch.
+
+FOLDER/private/NAME/             PCA, encoder and checkpoint of a run; its owner's alone
+FOLDER/released/training/NAME/   the outcome
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpsgd.plan import noise_for
+from dpsgd.recipe import FeaturesSpec, Recipe
+from dpsgd.schedules import Constant, Linear, Schedule
+from pate._files import exclusive_lock, write_atomically
+from pate.accounting import Event, Ledger, Neighbours, Repeated, compose
+from pate.accounting.calibrate import dpsgd_step
+from pate.accounting.events import event_from_json, relation_of
+from pate.accounting.ledger.data_ledger import budget_line, open_data_ledger
+from pate.accounting.ledger.data_set import NOT_PRIVATE
+from pate.artifacts import Artifact, Level, Store, StoreError, fingerprint
+from pate.errors import InvalidInput, LedgerError, SpendNeeded
+
+STAGE = "training"
+CHECKPOINT = "checkpoint.safetensors"
+_HOME, _LOCK = "home.json", "lock"
+_VERSION = 1  # raised when the same recipe would give another result
+_TOLERANCE = 1e-5  # of calibrated noise, relative; on the side of more noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """Lots, steps and noise, all fixed before training; public."""
+
+    lot_size: int
+    sample_rate: float
+    steps: int
+    steps_in_epoch: int
+    noise_multiplier: float
+    learning_rate: Schedule
+    prior: tuple[Event, ...]  # a private PCA
+    public_rate: bool  # the recipe states the number of records
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        make = dpsgd_step(self.sample_rate, public_rate=self.public_rate)
+        step = make(self.noise_multiplier)
+        return (*self.prior, Repeated(step, self.steps))
+
+
+def plan_run(recipe: Recipe, *, records: int) -> RunPlan:
+    """Return the plan for this many private records; calibrate the noise if the recipe names ε.
+
+    Guarantees:
+        Nothing here depends on the content of records. Where the recipe states
+        ``training.records``, their true number decides nothing: costs are for one record added or
+        removed. Otherwise that number decides the sampling rate and counts as public: costs are
+        for zero-out.
+    """
+    training = recipe.training
+    public_rate = training.records is not None
+    records = training.records or records
+    lot_size = training.lot_size or max(1, round(math.sqrt(records)))  # Abadi et al. 2016, § 5.3
+    if lot_size > records:
+        raise InvalidInput(
+            f"training.lot_size is {lot_size}, more than "
+            f"{'training.records' if public_rate else 'there are private records'}; choose less"
+        )
+    in_epoch = math.ceil(records / lot_size)
+    steps = training.steps or in_epoch * (training.epochs or 0)
+    prior, rate = _pca_events(recipe.features, public_rate), lot_size / records
+    privacy = recipe.privacy
+    noise = privacy.noise_multiplier
+    if noise is None:
+        assert privacy.epsilon is not None  # the recipe was checked
+        noise = noise_for(
+            target_epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            sample_rate=rate,
+            steps=steps,
+            accountant=privacy.accountant,
+            prior=prior,
+            tolerance=_TOLERANCE,
+        )
+    return RunPlan(
+        lot_size=lot_size,
+        sample_rate=rate,
+        steps=steps,
+        steps_in_epoch=in_epoch,
+        noise_multiplier=noise,
+        learning_rate=_schedule(recipe, in_epoch),
+        prior=prior,
+        public_rate=public_rate,
+    )
+
+
+def _pca_events(spec: FeaturesSpec, public_rate: bool) -> tuple[Event, ...]:
+    """Return the cost of the recipe's PCA, in the relation of the run, before reading records."""
+    if spec.pca is None:
+        return ()
+    noise, rate = spec.pca.noise_multiplier, spec.pca.sample_rate
+    return (dpsgd_step(rate, public_rate=public_rate)(noise),)
+
+
+def _schedule(recipe: Recipe, in_epoch: int) -> Schedule:
+    rate = recipe.training.learning_rate
+    if rate.end is None or rate.epochs is None:
+        return Constant(rate.start)
+    return Linear(rate.start, rate.end, max(1, round(rate.epochs * in_epoch)))
+
+
+def ledger_path(recipe: Recipe, data_root: Path, insecure_seed: int | None = None) -> Path:
+    """Return the path of the data set's ledger, beside the data: deleting a run refunds nothing.
+
+    It is not the ledger of ``pate``: costs of votes hold for one record replaced, costs of lots for
+    one added, removed or zeroed out, and these do not add up moment by moment. Runs that no
+    guarantee covers (a seed, shuffled lots, noise that is not cryptographic) have a ledger of their
+    own: no budget covers them.
+    """
+    covered = recipe.training.sampling == "poisson" and recipe.privacy.noise == "secure"
+    private = covered and insecure_seed is None
+    kind = "dpsgd.ledger" if private else f"dpsgd.{NOT_PRIVATE}"
+    return data_root / "ledgers" / f"{recipe.data.name}.{kind}"
+
+
+def open_ledger(recipe: Recipe, plan: RunPlan, path: Path) -> Ledger:
+    """Open the data set's ledger, or create it with the recipe's budget.
+
+    Without a budget it is an odometer, which refuses nothing; its λ is then the best one for the
+    first plan, which was made without reading any record. It takes charges for one record added or
+    removed, and for zero-out; after one of the latter its totals are for zero-out.
+    """
+    privacy = recipe.privacy
+    return open_data_ledger(
+        path,
+        budget=privacy.budget,
+        delta=privacy.delta,
+        neighbours=Neighbours.ADD_REMOVE,
+        moment=compose(plan.events).guarantee(delta=privacy.delta).moment,
+    )
+
+
+def private_folder(folder: Path, made_from: str) -> Path:
+    """Return the folder of a run's PCA and checkpoint."""
+    return folder / Level.PRIVATE.folder / made_from[:20]
+
+
+def require_consent(recipe: Recipe, folder: Path, private: Path) -> None:
+    """Refuse to train and pay in a folder where another recipe was trained."""
+    runs = folder / Level.PRIVATE.folder
+    # A checkpoint is written just before the charge: without one nothing was paid.
+    others = [file.parent for file in runs.glob(f"*/{CHECKPOINT}") if file.parent != private]
+    if not others:
+        return
+    newest = max(others, key=lambda path: path.stat().st_mtime)
+    try:
+        before = json.loads((newest / _HOME).read_text())["recipe"]
+    except (OSError, ValueError, KeyError, TypeError):
+        before = {}
+    now = recipe.model_dump(mode="json")
+    changed = [key for key, value in _leaves(now) if dict(_leaves(before)).get(key) != value]
+    what = f"{', '.join(changed[:3])} changed" if changed and before else "other settings"
+    raise SpendNeeded(
+        f"{folder} holds a run of another recipe ({what}); training again costs again: choose "
+        "another --out, or add --spend to train and pay here"
+    )
+
+
+def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting by its dotted name.
+
+    >>> list(_leaves({"a": {"b": 1, "c": [2]}}))
+    [('a.b', 1), ('a.c', [2])]
+    """
+    if isinstance(settings, dict) and settings:
+        for key, value in settings.items():
+            yield from _leaves(value, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, settings
+
+
+@contextlib.contextmanager
+def locked_folder(private: Path, folder: Path) -> Iterator[None]:
+    """Create the run's private folder if it is missing, and lock it for this process."""
+    busy = InvalidInput(
+        f"another process is training in {folder}; wait for it, or choose another --out"
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            private.parent.mkdir(mode=0o700, exist_ok=True)
+            private.parent.chmod(0o700)
+            private.mkdir(mode=0o700, exist_ok=True)
+            stack.enter_context(exclusive_lock(private / _LOCK, busy=busy))
+        except OSError as error:
+            raise StoreError(f"cannot write to {folder}: {error.strerror}") from error
+        yield
+
+
+def discard(private: Path) -> None:
+    """Remove the files of a run that took no step; the lock stays, since it is held."""
+    for file in private.iterdir():
+        if file.name != _LOCK:
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+
+def bind_to_ledger(private: Path, recipe: Recipe, ledger_file: Path) -> None:
+    """Record the ledger under which a run is begun, or refuse one begun under another."""
+    if require_ledger(private, ledger_file):
+        return
+    path = private / _HOME
+    home = {"ledger": str(ledger_file.absolute()), "recipe": recipe.model_dump(mode="json")}
+    write_atomically(path, f"{json.dumps(home, indent=1)}\n".encode())
+
+
+def require_ledger(private: Path, ledger_file: Path) -> bool:
+    """Return True if a run was begun here; refuse one begun under another ledger."""
+    path, ledger = private / _HOME, str(ledger_file.absolute())
+    if not path.exists():
+        return False
+    try:
+        begun = json.loads(path.read_text())["ledger"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{path} is damaged; choose another --out") from error
+    if begun != ledger:
+        raise InvalidInput(
+            f"this run was begun with the ledger at {begun}, not with the one at {ledger}; "
+            "give its --data-root, or another --out"
+        )
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcome:
+    """The outcome of a run; everything in it was released."""
+
+    artifact: Artifact
+    new: bool  # False: the run was complete before
+    ledger: str | None  # the data set's total, in a sentence
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The guarantee with its basis, and the accuracy of every epoch."""
+        report: dict[str, Any] = self.artifact.json("guarantee.json")
+        # The relation follows from the events: reports of early versions claimed a stronger one.
+        events = map(event_from_json, report["events"])
+        report["guarantee"]["neighbours"] = relation_of(events).value
+        return report
+
+
+def name_of_run(recipe: Recipe, insecure_seed: int | None) -> str:
+    """Return a fingerprint of the settings, into which nothing of the private records goes.
+
+    The data set's budget does not change the result and is left out; so are keys added to recipes
+    later, where they are not used.
+    """
+    settings = recipe.model_dump(mode="json")
+    settings["privacy"].pop("budget")
+    if settings["training"]["records"] is None:
+        settings["training"].pop("records")
+    return fingerprint("dpsgd train", _VERSION, settings, insecure_seed)
+
+
+def digest_of_settings(recipe: Recipe, insecure_seed: int | None) -> str:
+    """Return a digest of everything that decides what is trained and what it costs.
+
+    The location of the data is left out, since the digest is stored in the data set's own ledger;
+    so are settings that do not change the result (the budget, the batch size, which epochs are
+    tested).
+    """
+    settings = recipe.model_dump(mode="json", exclude={"evaluate"})
+    settings["privacy"].pop("budget")
+    settings["training"].pop("batch_size")
+    for key in ("source", "private_path", "public_path", "test_path"):
+        settings["data"].pop(key)
+    return fingerprint("dpsgd settings", settings, insecure_seed)[:40]
+
+
+def find_outcome(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    data_root: Path,
+    insecure_seed: int | None = None,
+    new: bool = False,
+) -> Outcome | None:
+    """Return the outcome of a recipe in a folder, its files checked; None if it is incomplete."""
+    store, name = Store(root=folder), name_of_run(recipe, insecure_seed)
+    if store.find(STAGE, name) is None:
+        return None
+    path = ledger_path(recipe, data_root, insecure_seed)
+    require_ledger(private_folder(folder, name), path)
+    artifact, line = store.open(STAGE, name), None
+    charged = set(artifact.facts.get("charges", ()))  # earlier versions did not record them
+    if path.exists():
+        with Ledger.open(path) as ledger:
+            line = budget_line(ledger)
+            charged -= ledger.releases()
+    if charged:
+        raise LedgerError(
+            f"the ledger at {path} lacks the charge of the model that is released in {folder}, so "
+            "what was spent is not known: restore the ledger from a backup that was made after that"
+        )
+    return Outcome(artifact=artifact, new=new, ledger=line)

@@ -1,0 +1,137 @@
+"""Opening the ledger of a data set, and its state in a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+
+from pate._format import describe_neighbours, format_epsilon
+from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
+from pate.accounting.ledger import Ledger
+from pate.accounting.ledger.data_set import NOT_PRIVATE, beside, shares_a_budget
+from pate.accounting.ledger.terms import Mode, moment_for
+from pate.errors import InvalidInput, LedgerError
+
+
+def make_ledgers_folder(folder: Path) -> None:
+    """Create the folder of ledgers and keys with mode 0700, whatever the umask.
+
+    An existing folder of ours that is open to others is closed to them.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_mode & 0o077:
+            with contextlib.suppress(PermissionError):
+                folder.chmod(0o700)
+    except OSError as error:
+        raise LedgerError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
+def open_data_ledger(
+    path: Path,
+    *,
+    budget: float | None,
+    delta: float,
+    neighbours: Neighbours,
+    conversion: Conversion = Conversion.IMPROVED,
+    moment: float | None = None,
+) -> Ledger:
+    """Open the ledger at ``path``, or create it; a budget never changes once it is set.
+
+    The budget belongs to the data set, over both of its ledgers: one that was set with the other
+    ledger binds this one, too, and the λ of a new ledger suits what the other left of it. Without a
+    budget a new ledger is an odometer, which refuses nothing. Its λ is then ``moment``, the best
+    one for the first plan, which must not depend on private data.
+    """
+    make_ledgers_folder(path.parent)
+    agreed, spent = _beside(path)
+    if path.exists():
+        ledger = Ledger.open(path)
+        own = ledger.terms.budget.epsilon
+        if budget is not None and budget not in (own, agreed):
+            ledger.close()
+            raise LedgerError(
+                f"the ledger at {path} was made {_told(own)}; privacy.budget is {budget:g}, and "
+                "a budget never changes"
+            )
+        return ledger
+    if budget is not None and agreed < math.inf and budget != agreed:
+        raise LedgerError(
+            f"the ledger at {beside(path)}, of the same data set, was made {_told(agreed)}; "
+            f"privacy.budget is {budget:g}, and a budget never changes"
+        )
+    limit = agreed if budget is None else budget
+    if limit < math.inf:
+        moment = _moment_for_rest(limit - spent, delta, conversion) if spent else None
+    terms = Guarantee(
+        epsilon=limit,
+        delta=delta,
+        moment=moment,
+        neighbours=neighbours,
+        conversion=conversion,
+    )
+    return Ledger.open(path, budget=terms, mode=Mode.ODOMETER if math.isinf(limit) else Mode.FILTER)
+
+
+def _beside(path: Path) -> tuple[float, float]:
+    """Return the budget (infinite: none) and the spending of the data set's other ledger."""
+    if not (shares_a_budget(path) and beside(path).exists()):
+        return math.inf, 0.0
+    with Ledger.open(beside(path)) as other:
+        return other.terms.budget.epsilon, other.spent().epsilon
+
+
+def _moment_for_rest(left: float, delta: float, conversion: Conversion) -> float | None:
+    """Return the λ that suits what the other ledger left of a budget; None if nothing is left.
+
+    Guarantees:
+        What was spent is public, and λ is fixed before the first charge at it.
+    """
+    if left > 0:
+        with contextlib.suppress(InvalidInput):
+            return moment_for(Guarantee(epsilon=left, delta=delta, conversion=conversion))
+    return None
+
+
+def _told(budget: float) -> str:
+    return "without a budget" if math.isinf(budget) else f"with a budget of ε {budget:g}"
+
+
+def budget_line(ledger: Ledger, *, own: bool = False) -> str:
+    """Return a sentence on what was spent and is left, with the ε that can be published.
+
+    With ``own`` it is about this ledger alone (:func:`data_set_line` is about both).
+    """
+    spent, whole = ledger.spent(), ledger.guarantee()
+    if ledger.path.name.endswith(NOT_PRIVATE):
+        return (
+            f"{ledger.path.name}, all releases: ε {format_epsilon(spent.epsilon)} at "
+            f"δ {spent.delta:g}, which does not hold: none of them is private"
+        )
+    text = (
+        f"{ledger.path.name}, all releases: so far ε {format_epsilon(spent.epsilon)} at "
+        f"δ {spent.delta:g}; to be published: ε {format_epsilon(whole.epsilon)}"
+    )
+    if whole.neighbours in (Neighbours.ADD_REMOVE, Neighbours.ZERO_OUT):
+        text += f" for {describe_neighbours(whole.neighbours)}"
+    if own:
+        return text
+    total, limit = ledger.data_set_total(), ledger.data_set_budget
+    used = spent.epsilon
+    if len(total.shares) > 1 or total.restated:
+        text += f"; the data set in all: {total}"
+        used = total.epsilon
+    if math.isinf(limit):
+        return f"{text}; no budget was set"
+    return f"{text}; left {max(0.0, limit - used):.4g} of {limit:g}"
+
+
+def data_set_line(ledger: Ledger) -> str:
+    """Return a sentence on what a data set has spent, by both of its ledgers."""
+    names = sorted((ledger.path.name, beside(ledger.path).name), key=len)
+    total, limit = ledger.data_set_total(), ledger.data_set_budget
+    left = "no budget was set"
+    if limit < math.inf:
+        left = f"left {max(0.0, limit - total.epsilon):.4g} of {limit:g}"
+    return f"{names[0].removesuffix('.ledger')}, by all ledgers: {total}; {left}"

@@ -1,0 +1,176 @@
+"""The total cost of a data set over its two ledgers, of PATE (votes) and of DP-SGD (steps).
+
+Costs of votes hold where one teacher changes, costs of steps where one record is present or absent.
+So they have separate ledgers, and each adds up at its own λ. The budget belongs to the data set: it
+is compared with the total of both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pate._format import describe_neighbours, format_epsilon
+from pate.accounting.guarantee import Neighbours
+from pate.accounting.ledger.running_total import Total
+from pate.accounting.ledger.terms import Terms
+from pate.accounting.moments import odometer_epsilon
+
+NOT_PRIVATE = "not-private.ledger"  # the end of the name of a ledger whose releases are not
+_LEDGER = ".ledger"
+_DPSGD = ".dpsgd"  # after the name of a data set, in that of its second ledger
+
+
+def beside(path: Path) -> Path:
+    """Return the other ledger of the same data: DP-SGD's for that of PATE, and vice versa.
+
+    >>> beside(Path("ledgers/mnist.ledger")).name, beside(Path("mnist.dpsgd.ledger")).name
+    ('mnist.dpsgd.ledger', 'mnist.ledger')
+    """
+    kind = NOT_PRIVATE if path.name.endswith(f".{NOT_PRIVATE}") else "ledger"
+    name = path.name.removesuffix(f".{kind}")
+    other = name.removesuffix(_DPSGD) if name.endswith(_DPSGD) else f"{name}{_DPSGD}"
+    return path.with_name(f"{other}.{kind}")
+
+
+def shares_a_budget(path: Path) -> bool:
+    """Return whether a file is one of the two ledgers of a data set with private releases."""
+    return path.name.endswith(_LEDGER) and not path.name.endswith(f".{NOT_PRIVATE}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The spending of one ledger of a data set, at its own λ and δ."""
+
+    ledger: str  # its file's name
+    epsilon: float
+    delta: float
+    moment: float
+    records: frozenset[Neighbours | None]  # relations of the charges; None: of an unknown partition
+
+    @classmethod
+    def of(cls, ledger: str, terms: Terms, total: Total) -> Share:
+        """Return the running total, valid whenever one stops (:func:`odometer_epsilon`).
+
+        Votes are charged with the relation between records under which one teacher changes. Charges
+        that state none hold under the ledger's own; where that is a replaced teacher, it is unknown
+        how records were assigned to teachers.
+        """
+        budget = terms.budget
+        assert budget.moment is not None
+        assert budget.conversion is not None
+        own = budget.neighbours.combine(total.neighbours)
+        stated = None if own is Neighbours.REPLACE_ONE else own
+        return cls(
+            ledger=ledger,
+            epsilon=odometer_epsilon(
+                total.log_moment,
+                moment=budget.moment,
+                delta=budget.delta,
+                conversion=budget.conversion,
+            )
+            if total.records
+            else 0.0,
+            delta=budget.delta,
+            moment=budget.moment,
+            records=frozenset(stated if each is None else each for each in total.records),
+        )
+
+    @property
+    def method(self) -> str:
+        return "DP-SGD" if self.ledger.removesuffix(_LEDGER).endswith(_DPSGD) else "PATE"
+
+    def __str__(self) -> str:
+        return f"{self.method} ε {format_epsilon(self.epsilon)} ({self.ledger})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSetTotal:
+    """The total spending of a data set."""
+
+    shares: tuple[Share, ...]  # of the ledgers with charges
+    epsilon: float
+    delta: float
+    neighbours: Neighbours | None  # None: data sets that differ in what one teacher was given
+
+    @property
+    def restated(self) -> bool:
+        """Whether shares count more than they cost under their own relation."""
+        return self.epsilon > math.fsum(each.epsilon for each in self.shares) * (1 + 1e-12)
+
+    def __str__(self) -> str:
+        teacher = "data sets that differ in the records of one teacher"
+        relation = teacher if self.neighbours is None else describe_neighbours(self.neighbours)
+        figure = (
+            f"ε {format_epsilon(self.epsilon)} at δ {format_epsilon(self.delta)}, for {relation}"
+        )
+        parts = " + ".join(map(str, self.shares))
+        if len(self.shares) < 2:
+            return figure
+        why = "; costs for one record more or less are restated" if self.restated else ""
+        return f"{figure} ({parts}{why})"
+
+
+def total_of(shares: Sequence[Share]) -> DataSetTotal:
+    """Return the total of both ledgers, however charges were chosen, whenever one stops.
+
+    Guarantees:
+        Let o be everything released, L_j the privacy loss of ledger j's part, A_j its running sum
+        and ε_j(o) = (A_j + log(c_j/δ_j))/λ_j its value (:func:`odometer_epsilon`). Charges to
+        either may be chosen by all outputs so far: each M_j = exp(λ_j L_j − A_j) remains a
+        supermartingale, as steps of the other ledger leave it as it is. Write (x)₊ = max(x, 0).
+
+        * **One relation for both.** (1 − e^{−x−y})₊ ≤ (1 − e^{−x})₊ + (1 − e^{−y})₊, so
+          E[(1 − e^{Σε_j(o) − ΣL_j})₊] ≤ Σδ_j: together (Σε_j, Σδ_j). What holds for one record
+          added or removed holds for one zeroed out, and votes of a hashed partition, where one
+          record changes one teacher, hold for both.
+        * **One record replaced** (votes of a shuffled partition have no other relation): for what
+          holds for one record more or less, a replaced one is one removed, then one added. Let
+          Q be the law of o on the data set in between; ledgers F take the first step, ledgers G
+          the second, and E(o) = Σ_F ε_j(o). The first step gives
+          P(S) ≤ Σ_S e^{E} Q(o) + Σ_F δ_j. In the second, with η_j = ε_j + E/λ_j,
+          E_Q[e^{E}(1 − e^{Σ(η_j − L_j)})₊] ≤ Σ_G E_Q[e^{E} c_j e^{λ_j(L_j − η_j)}]
+          = Σ_G δ_j E_Q[M_j] ≤ Σ_G δ_j. So (Σ_F ε_j + Σ_G (ε_j + E/λ_j), Σ_F δ_j + Σ_G δ_j)
+          holds together. Unlike Vadhan 2017, Lemma 2.2, δ is not multiplied by e^ε, and ε may
+          depend on o. Where relations are mixed in one ledger or not known, it takes both steps.
+        * **One teacher**: votes alone, some of a partition that was not noted, have no relation
+          between records; whatever the partition, they hold where one teacher was given others.
+    """
+    paid = [each for each in shares if each.records]
+    known: set[Neighbours | None] = set().union(*(each.records for each in paid))
+    if len(paid) == 1 and None in known:  # a ledger by itself, under its own relation
+        return _chained(paid, first=paid, second=[], neighbours=None)
+    if not known & {None, Neighbours.REPLACE_ONE}:
+        relation = Neighbours.AS_STATED
+        for each in known:
+            assert each is not None
+            relation = relation.combine(each)
+        return _chained(paid, first=paid, second=[], neighbours=relation)
+    replaced = Neighbours.REPLACE_ONE
+    at_once = [each for each in paid if each.records == {replaced}]
+    in_two = [each for each in paid if each.records != {replaced}]
+    return _chained(paid, first=in_two, second=[*at_once, *in_two], neighbours=replaced)
+
+
+def _chained(
+    shares: Sequence[Share],
+    *,
+    first: Collection[Share],
+    second: Collection[Share],
+    neighbours: Neighbours | None,
+) -> DataSetTotal:
+    before = math.fsum(each.epsilon for each in first)
+    after = [each.epsilon + before / each.moment for each in second]
+    return DataSetTotal(
+        shares=tuple(shares),
+        epsilon=math.fsum([before, *after]),
+        delta=math.fsum(each.delta for each in (*first, *second)),
+        neighbours=neighbours,
+    )
+
+
+def data_set_budget(ledgers: Sequence[Terms]) -> float:
+    """Return the budget that binds both ledgers; the smaller one if they differ."""
+    return min(terms.budget.epsilon for terms in ledgers)

@@ -1,0 +1,698 @@
+"""Durable spending: one SQLite file for each private data set.
+
+The ledger belongs to the data, not to a run: deleting a run refunds nothing. It holds events
+(public parameters and counts), never a vote.
+
+Two ways to compose, and no mixing of them:
+
+* **fixed moment** (default): charges may be chosen as answers come in. They are added up at one λ
+  that was fixed when the ledger was opened. Feldman & Zrnic 2021, Theorem 4.3: stopping before the
+  sum at a fixed Rényi order passes a bound keeps that bound, however adaptively charges come.
+* **plan**: the most that will ever be asked was fixed in advance, as caps on events. The best λ for
+  the caps may then be used, because it does not depend on any answer. Charges use up the caps.
+
+A data set that is used by both PATE and DP-SGD has two ledgers in the same folder, and one budget:
+a charge to either is compared with the total of both (:mod:`pate.accounting.ledger.data_set`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import numpy as np
+
+from pate.accounting.events import Event, Repeated, event_from_json, event_to_json, tally
+from pate.accounting.guarantee import Guarantee, Neighbours
+from pate.accounting.ledger import schema
+from pate.accounting.ledger.data_set import (
+    DataSetTotal,
+    Share,
+    beside,
+    data_set_budget,
+    shares_a_budget,
+    total_of,
+)
+from pate.accounting.ledger.running_total import RunningTotal, Total
+from pate.accounting.ledger.studies import StudyBook, StudyPlan
+from pate.accounting.ledger.terms import Basis, Mode, Terms, agree
+from pate.accounting.moments import compose, epsilon_at, odometer_epsilon
+from pate.errors import (
+    BudgetExceeded,
+    InvalidInput,
+    LedgerError,
+    MixedComposition,
+    ReleaseConflict,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """One release that was paid for.
+
+    Parameters
+    ----------
+    number
+        Its number in the ledger, from 1.
+    release
+        The unique name of the release.
+    basis
+        The rule of composition that it relies on.
+    events
+        What was released, as events.
+    charged_at
+        The time of the charge, in UTC.
+    studies
+        The names of the studies that it is part of.
+    settings
+        Digests of the settings that were, or could have been, asked for.
+    records
+        The relation between data sets under which it holds; None for the ledger's own.
+    """
+
+    number: int
+    release: str
+    basis: Basis
+    events: tuple[Event, ...]
+    charged_at: str
+    studies: tuple[str, ...] = ()
+    settings: frozenset[str] = frozenset()
+    records: Neighbours | None = None
+
+
+class Ledger:
+    """The durable record of the spending of one data set.
+
+    Open it with :meth:`open`, as a context manager. A ledger is one SQLite connection, for the
+    process and the thread that opened it.
+
+    Attributes
+    ----------
+    path
+        The file.
+    terms
+        The budget and the rule of composition, which never change.
+
+    >>> import tempfile
+    >>> from pate.accounting import Guarantee, LaplaceNoisyMaxAnswer, Repeated
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with Ledger.open(folder.name + "/ledger.db", budget=Guarantee(epsilon=4, delta=1e-5)) as it:
+    ...     charge = it.charge([Repeated(LaplaceNoisyMaxAnswer(scale=50.0), 100)], release="first")
+    ...     round(it.spent().epsilon, 2)
+    2.21
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, terms: Terms) -> None:
+        self.path = path
+        self.terms = terms
+        self._database = connection
+        self._process = os.getpid()
+        self._opened_beside: Ledger | None = None
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        """The connection; refused after a fork, which SQLite's locks do not survive."""
+        if os.getpid() != self._process:
+            raise LedgerError(
+                f"the ledger at {self.path} was opened by another process; open it anew"
+            )
+        return self._database
+
+    @property
+    def _book(self) -> StudyBook:
+        return StudyBook(self._connection)
+
+    @property
+    def _running(self) -> RunningTotal:
+        return _running_total(self._connection, self.terms)
+
+    # --- opening ------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        budget: Guarantee | None = None,
+        mode: Mode = Mode.FILTER,
+        plan: Iterable[Event] | None = None,
+    ) -> Ledger:
+        """Open a ledger, or create it if there is none and a ``budget`` is given.
+
+        An existing ledger is never replaced, and its terms never change.
+
+        Parameters
+        ----------
+        path
+            The file of the ledger; its folder must exist.
+        budget
+            The largest (ε, δ) of all charges together. ``budget.moment`` is the λ at which charges
+            are added up; None picks the λ that lets the most Gaussian noise through.
+        mode
+            Refuse charges beyond the budget, or only keep the running total.
+        plan
+            Caps on events, fixed in advance; λ is then the best one for the caps.
+
+        Returns
+        -------
+        Ledger
+
+        Raises
+        ------
+        LedgerError
+            If the file cannot be read or trusted, has other terms, or is missing while no budget
+            is given.
+        BudgetExceeded
+            If the budget does not cover the plan.
+        """
+        place = Path(path)
+        if budget is None and (plan is not None or mode is not Mode.FILTER):
+            raise InvalidInput("a plan or a mode is agreed on together with a budget")
+        wanted = None if budget is None else agree(budget, mode, plan)
+        if not os.path.lexists(place):
+            if wanted is None:
+                raise LedgerError(f"there is no ledger at {place}; give a budget to create one")
+            schema.create(place, wanted.to_json())
+        with _parsing(place):
+            connection = schema.connect(
+                place, totals=lambda each: _running_total(each, _terms(each)).rebuild()
+            )
+        try:
+            with _parsing(place):
+                terms = _terms(connection)
+            if wanted is not None and terms != wanted:
+                raise LedgerError(
+                    f"the ledger at {place} was opened with other terms ({terms}); "
+                    "they cannot be changed"
+                )
+            ledger = cls(place, connection, terms)
+            ledger._check_totals()
+        except BaseException:
+            connection.close()
+            raise
+        return ledger
+
+    def _check_totals(self) -> None:
+        """Compare the running totals with the charges; rebuild those of another version."""
+        with _parsing(self.path):
+            if not self._read(self._running.is_current):
+                with self._transaction():
+                    self._running.rebuild()
+                return
+            self._connection.execute("BEGIN")  # one state of the file, whoever charges meanwhile
+            try:
+                agrees = self._read(self._running.agrees)
+            finally:
+                self._connection.execute("COMMIT")
+        if not agrees:
+            raise schema.damaged(
+                self.path, LedgerError("its charges do not add up to the recorded total")
+            )
+
+    def close(self) -> None:
+        """Close the connection."""
+        if os.getpid() == self._process:
+            self._database.close()
+            if self._opened_beside is not None:
+                self._opened_beside.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- spending -----------------------------------------------------------------------------
+
+    def charge(
+        self,
+        events: Iterable[Event],
+        *,
+        release: str,
+        relies_on: Basis | None = None,
+        study: str | None = None,
+        settings: Iterable[str] = (),
+        again: bool = False,
+        family: Iterable[str] = (),
+        records: Neighbours | None = None,
+    ) -> Charge:
+        """Pay for a release, durably, or raise and leave the ledger unchanged.
+
+        Charging the same release again for the same events is one charge, so that a crashed run can
+        be resumed.
+
+        Parameters
+        ----------
+        events
+            What will be released.
+        release
+            The unique name of the release.
+        relies_on
+            The rule of composition that the caller counts on; the ledger's own by default.
+        study
+            The study that the release is part of (:meth:`plan_study`). It costs the same.
+        settings
+            Digests of the settings of the release. If another release was charged with one of
+            them, this one would pay twice for the same thing, and is refused.
+        again
+            Pay even so.
+        family
+            Digests that are recorded likewise, but that other releases may share.
+        records
+            The relation between data sets under which the events hold, if it is not the ledger's
+            own. For votes it is that of the partition.
+
+        Returns
+        -------
+        Charge
+            The new charge, or the earlier one of the same release.
+
+        Raises
+        ------
+        BudgetExceeded
+            If the charge would exceed the budget of the ledger or of the data set.
+        ReleaseConflict
+            If the name was charged for other events, or the settings for another release.
+        MixedComposition
+            If the ledger composes by another rule.
+
+        Guarantees:
+            One ``BEGIN IMMEDIATE`` transaction on both ledgers of the data set reads all that was
+            spent, decides, and writes; ``synchronous=FULL`` puts it on disk before this returns. Of
+            several processes that charge either ledger, or the same ``settings``, at once, each
+            sees what the ones before it wrote. Call it **before** anything is published.
+        """
+        counts = tally(events)
+        basis = relies_on or self.terms.basis
+        if basis is not self.terms.basis:
+            raise MixedComposition(
+                f"this ledger composes by {self.terms.basis}, the charge relies on {basis}; "
+                "the two cannot share a ledger"
+            )
+        if not release or not release.isprintable():
+            raise InvalidInput("a release needs an id of printable characters")
+        if study is not None:
+            _require_name(study)
+        if not counts:
+            raise InvalidInput("a charge needs at least one event")
+        noted = list(settings)
+        with self._data_set_transaction():
+            if not self._running.is_current():  # another version has charged since
+                self._running.rebuild()
+            earlier = self._find(release)
+            if earlier is not None:
+                if tally(earlier.events) != counts:
+                    raise ReleaseConflict(
+                        f"release {release!r} was already charged for other events"
+                    )
+                if study is None or study in earlier.studies:
+                    return earlier
+                self._book.mark(earlier.number, study)
+                return replace(earlier, studies=(*earlier.studies, study))
+            paid = None if again else self._book.with_settings(noted, but=release)
+            if paid is not None:
+                raise ReleaseConflict(
+                    f"the ledger at {self.path} has already paid for a release with the same "
+                    f"settings ({paid[:60]}); nothing was charged: to release another one and pay "
+                    "again, add --spend"
+                )
+            after = self._require_room(counts, records=records)
+            number = self._connection.execute(
+                "INSERT INTO charges (release, basis, records) VALUES (?, ?, ?)",
+                (release, basis, records),
+            ).lastrowid
+            self._connection.executemany(
+                "INSERT INTO entries (charge, event, count) VALUES (?, ?, ?)",
+                [(number, event_to_json(event), count) for event, count in counts.items()],
+            )
+            self._running.add(counts, after)
+            assert number is not None
+            if study is not None:
+                self._book.mark(number, study)
+            self._book.note_settings(number, {*noted, *family})
+            charged = self._find(release)
+            assert charged is not None
+            return charged
+
+    def mark(self, release: str, *, study: str) -> None:
+        """Says of a charge that a study uses its release; marks that are there stay.
+
+        For what was paid for by itself, or for another study, and is then looked at with this one.
+
+        Guarantees:
+            Nothing but the mark is written: what was spent stays the same. Marking twice is
+            marking once.
+        """
+        _require_name(study)
+        with self._transaction():
+            charge = self._find(release)
+            if charge is None:
+                raise LedgerError(
+                    f"the ledger at {self.path} holds no charge {release!r}; only what was paid "
+                    "for can be marked as part of a study"
+                )
+            self._book.mark(charge.number, study)
+
+    def plan_study(
+        self,
+        study: str,
+        releases: Iterable[Sequence[Event]],
+        *,
+        protects: str,
+        begun: bool = False,
+    ) -> StudyPlan | None:
+        """Record the most that a study will release, before its first charge.
+
+        Parameters
+        ----------
+        study
+            The name of the study.
+        releases
+            The events of each planned release.
+        protects
+            The relation between data sets under which its costs hold, in words.
+        begun
+            The study has results already, charged to another ledger.
+
+        Returns
+        -------
+        StudyPlan or None
+            The plan. Once something was charged for the study its plan no longer changes, and the
+            earlier one is returned; None if there is none.
+
+        Guarantees:
+            One transaction looks for charges of the study and writes the plan, so that no charge
+            can come in between.
+        """
+        _require_name(study)
+        with self._transaction():
+            plan = self._book.plan(study, releases, protects=protects, begun=begun)
+            if plan is not None and plan.protects != protects:
+                raise InvalidInput(
+                    f"the study “{study}” of this data set protects {plan.protects}, the new plan "
+                    f"{protects}: such costs do not add up; choose another --out"
+                )
+            return plan
+
+    def study_plans(self) -> dict[str, StudyPlan]:
+        """Return the plan of each study, by its name."""
+        return self._read(self._book.plans)
+
+    def require_room(
+        self,
+        events: Iterable[Event],
+        *,
+        records: Neighbours | None = None,
+        beside: Iterable[Event] = (),
+    ) -> None:
+        """Raise as :meth:`charge` would if these events were charged now; write nothing.
+
+        A whole study is checked at once, before its first charge. Costs only add up, so what fits
+        together fits one by one, in any order. An odometer without a budget has room for
+        everything. Another process may still charge in between: :meth:`charge` decides.
+
+        Parameters
+        ----------
+        events
+            Events to be charged to this ledger.
+        records
+            The relation under which they hold, if it is not the ledger's own.
+        beside
+            Events to be charged to the data set's other ledger.
+
+        Raises
+        ------
+        BudgetExceeded
+            If they would exceed the budget of the ledger or of the data set.
+        """
+        counts, there = tally(events), tally(beside)
+        if counts:
+            self._read(lambda: self._require_room(counts, records=records, there=there))
+
+    def _require_room(
+        self,
+        new: dict[Event, int],
+        *,
+        records: Neighbours | None,
+        there: dict[Event, int] | None = None,
+    ) -> Total:
+        """Return the total with the new events; raise if the budgets have no room for them."""
+        before = self._running.read()
+        # Composing also refuses events without a theorem and mixed neighbouring relations.
+        after = self._running.plus(before, new, records=records)
+        after.neighbours.combine(self.terms.budget.neighbours)
+        needed, spent = self._epsilon(after), self._epsilon(before)
+        budget = self.terms.budget.epsilon
+        if self.terms.basis is Basis.PLAN:
+            caps, counts = tally(self.terms.plan), self._running.counts()
+            for event, count in new.items():
+                count += counts.get(event, 0)
+                if count > caps.get(event, 0):
+                    raise BudgetExceeded(
+                        needed=needed,
+                        spent=spent,
+                        budget=budget,
+                        why=f"the plan allows {caps.get(event, 0)} of {event_to_json(event)}, and "
+                        f"this charge would make it {count}; nothing was charged",
+                    )
+        limit, whole = self.data_set_budget, self._data_set_total(after, there)
+        alone = len(whole.shares) == 1 and not whole.restated and limit == budget
+        if not alone and whole.epsilon > limit:
+            now = self._data_set_total(before).epsilon
+            raise BudgetExceeded(needed=whole.epsilon, spent=now, budget=limit, shares=str(whole))
+        if self.terms.basis is not Basis.PLAN and needed > budget:
+            raise BudgetExceeded(needed=needed, spent=spent, budget=budget)
+        return after
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def spent(self) -> Guarantee:
+        """Return the running total at the ledger's λ as (ε, δ); ε is 0 before the first charge."""
+        total = self._read(self._running.read)
+        return self._guarantee(self._epsilon(total), total)
+
+    def guarantee(self, *, more: Iterable[Event] = ()) -> Guarantee:
+        """Return the guarantee that can be published of everything charged so far.
+
+        Parameters
+        ----------
+        more
+            Events to include as if they were charged, too.
+
+        Returns
+        -------
+        Guarantee
+
+        Guarantees:
+            * filter at a fixed moment: the budget (a lower running total is not covered, because
+              answers may have decided when to stop);
+            * plan: the ε of its caps;
+            * odometer: a value valid whenever one stops
+              (:func:`~pate.accounting.odometer_epsilon`).
+        """
+        budget = self.terms.budget
+        assert budget.moment is not None
+        if self.terms.basis is Basis.PLAN:
+            caps = compose(self.terms.plan, [budget.moment])
+            planned = Total(neighbours=caps.neighbours)
+            return self._guarantee(self._convert(float(caps.values[0])), planned)
+        before, new = self._read(self._running.read), tally(more)
+        total = self._read(lambda: self._running.plus(before, new)) if new else before
+        if self.terms.mode is Mode.FILTER:
+            return self._guarantee(budget.epsilon, total)
+        if not total.records:
+            return self._guarantee(0.0, total)
+        assert budget.conversion is not None
+        reading = odometer_epsilon(
+            total.log_moment,
+            moment=budget.moment,
+            delta=budget.delta,
+            conversion=budget.conversion,
+        )
+        return self._guarantee(reading, total)
+
+    def data_set_total(self) -> DataSetTotal:
+        """Return what the data set has spent in both of its ledgers together.
+
+        Guarantees:
+            As :func:`pate.accounting.ledger.data_set.total_of`.
+        """
+        return self._read(lambda: self._data_set_total(self._running.read()))
+
+    @property
+    def data_set_budget(self) -> float:
+        """The budget of the data set, whichever ledger it was set with; infinite if none was."""
+        other = self._beside()
+        return data_set_budget([self.terms] if other is None else [self.terms, other.terms])
+
+    def _data_set_total(
+        self, own: Total, more_there: dict[Event, int] | None = None
+    ) -> DataSetTotal:
+        other = self._beside()
+        shares = [Share.of(self.path.name, self.terms, own)]
+        if other is not None:
+            there = other._read(other._running.read)
+            if more_there:
+                there = other._running.plus(there, more_there)
+            shares.append(Share.of(other.path.name, other.terms, there))
+        return total_of(sorted(shares, key=lambda each: each.method, reverse=True))
+
+    def charges(self) -> list[Charge]:
+        """Return all charges, in order."""
+        return self._read(self._charges)
+
+    def releases(self) -> set[str]:
+        """Return the names of all releases that were paid for."""
+        ask = "SELECT release FROM charges"
+        return {str(name) for (name,) in self._read(lambda: self._connection.execute(ask))}
+
+    def relations(self) -> frozenset[Neighbours | None]:
+        """Return the relations recorded with charges; None stands for charges without one."""
+        return self._read(self._running.read).records
+
+    # --- inside -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            raise schema.failed(self.path, error) from error
+
+    @contextlib.contextmanager
+    def _data_set_transaction(self) -> Iterator[None]:
+        """Hold a transaction on both ledgers of the data set.
+
+        SQLite's locks end with the process that holds them, so a killed one leaves nothing behind.
+        Everybody takes them in the same order, so there is no deadlock.
+        """
+        while True:
+            other = self._beside()
+            held = [self] if other is None else [self, other]
+            with contextlib.ExitStack() as stack:
+                for ledger in sorted(held, key=lambda each: each.path.name):
+                    stack.enter_context(ledger._transaction())
+                if other is None and self._beside_exists():
+                    continue  # it was created in the meantime
+                yield
+                return
+
+    def _beside(self) -> Ledger | None:
+        """Return the other ledger of the data set, if there is one."""
+        if self._opened_beside is None and self._beside_exists():
+            self._opened_beside = Ledger.open(beside(self.path))
+        return self._opened_beside
+
+    def _beside_exists(self) -> bool:
+        return shares_a_budget(self.path) and os.path.lexists(beside(self.path))
+
+    def _read(self, query: Callable[[], T]) -> T:
+        try:
+            return query()
+        except sqlite3.Error as error:
+            raise schema.failed(self.path, error) from error
+
+    def _find(self, release: str) -> Charge | None:
+        row = self._connection.execute(
+            "SELECT number FROM charges WHERE release = ?", (release,)
+        ).fetchone()
+        return None if row is None else self._charges(row[0])[0]
+
+    def _charges(self, number: int | None = None) -> list[Charge]:
+        where, values = ("", ()) if number is None else ("WHERE number = ?", (number,))
+        rows = self._connection.execute(
+            "SELECT number, release, basis, charged_at, records, event, count FROM charges "
+            f"JOIN entries ON charge = number {where} ORDER BY number, event",
+            values,
+        ).fetchall()
+        # After the charges: the studies of a charge are written in its transaction.
+        studies, settings = self._book.marks(number), self._book.settings(number)
+        with _parsing(self.path):
+            return [
+                Charge(
+                    number=number,
+                    release=release,
+                    basis=Basis(basis),
+                    events=tuple(Repeated(event_from_json(row[5]), row[6]) for row in entries),
+                    charged_at=at,
+                    studies=studies.get(number, ()),
+                    settings=settings.get(number, frozenset()),
+                    records=None if records is None else Neighbours(records),
+                )
+                for (number, release, basis, at, records), entries in groupby(
+                    rows, key=lambda row: row[:5]
+                )
+            ]
+
+    def _epsilon(self, total: Total) -> float:
+        return self._convert(total.log_moment) if total.records else 0.0
+
+    def _convert(self, log_moment: float) -> float:
+        budget = self.terms.budget
+        assert budget.conversion is not None
+        epsilon = epsilon_at(
+            np.array([budget.moment]),
+            np.array([log_moment]),
+            delta=budget.delta,
+            conversion=budget.conversion,
+        )
+        return float(epsilon[0])
+
+    def _guarantee(self, epsilon: float, total: Total) -> Guarantee:
+        """Return ε under the relation of the charges, which may be weaker than the budget's."""
+        budget = self.terms.budget
+        return Guarantee(
+            epsilon=epsilon,
+            delta=budget.delta,
+            moment=budget.moment,
+            neighbours=budget.neighbours.combine(total.neighbours),
+            conversion=budget.conversion,
+        )
+
+
+def _terms(connection: sqlite3.Connection) -> Terms:
+    return Terms.from_json(connection.execute("SELECT json FROM terms").fetchone()[0])
+
+
+def _running_total(connection: sqlite3.Connection, terms: Terms) -> RunningTotal:
+    assert terms.budget.moment is not None
+    return RunningTotal(connection, terms.budget.moment)
+
+
+@contextlib.contextmanager
+def _parsing(place: Path) -> Iterator[None]:
+    """Report content that cannot be parsed as a damaged file, in one line."""
+    try:
+        yield
+    except LedgerError:
+        raise
+    except (sqlite3.Error, TypeError, KeyError, ValueError) as error:
+        raise schema.damaged(place, error) from error
+
+
+def _require_name(study: str) -> None:
+    if not (study and study.isprintable()):
+        raise InvalidInput("a study needs a name of printable characters")

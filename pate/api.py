@@ -1,0 +1,495 @@
+"""The pipeline as functions: what the command line does, from Python.
+
+Each command of ``pate`` is a thin layer over one function of this module. All are exported from
+:mod:`pate` itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pate.accounting import Conversion, Guarantee, Neighbours
+from pate.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pate.engines import Progress
+    from pate.pipeline.runner import Run as PipelineRun
+    from pate.pipeline.stage import Options
+    from pate.planner.planning import Planned
+    from pate.teachers.protocol import Teacher
+
+Settings = Mapping[str, Any] | Sequence[str] | None
+PathLike = str | os.PathLike[str]
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def make_options(
+    *,
+    data_root: PathLike | None = None,
+    engine: str = "processes",
+    plugin_path: PathLike | None = None,
+    insecure_seed: int | None = None,
+    spend: bool = False,
+    verbose: bool = False,
+    json_logs: bool = False,
+    report: Callable[[str], None] | None = None,
+) -> Options:
+    """Return how to run: the options that every function of this module shares.
+
+    Parameters
+    ----------
+    data_root : str or path, optional
+        Where data sets and ledgers are. By default ``PATE_DATA``, or ``data``.
+    engine : str
+        ``"serial"``, ``"processes[:N]"``, ``"gpus[:0,1][@N]"`` or ``"ray[:auto or :ADDRESS]"``.
+    plugin_path : str or path, optional
+        A folder with modules of your own.
+    insecure_seed : int, optional
+        Seeds the noise, for tests: NOT PRIVATE.
+    spend : bool
+        Pay again: for other noise on the same votes, or for an answer that was lost.
+    verbose : bool
+        Print stages and show progress.
+    json_logs : bool
+        Progress as JSON lines on stderr.
+    report : callable, optional
+        Receives one line for each stage. By default ``print`` if ``verbose``.
+    """
+    from pate.datasets.catalogue import data_root as default_root
+    from pate.engines import make_engine, terminal_progress
+    from pate.engines.ray import sweep_leftovers
+    from pate.pipeline.stage import Options
+
+    plugins = None if plugin_path is None else Path(plugin_path)
+    if plugins is not None and not plugins.exists():
+        raise InvalidInput(f"there is nothing at --plugin-path {plugins}")
+
+    def progress(
+        title: str, total: int, done: int, slots: int | None = None, /
+    ) -> AbstractContextManager[Progress]:
+        return terminal_progress(
+            title, total, quiet=not verbose, json_logs=json_logs, done=done, slots=slots
+        )
+
+    sweep_leftovers()
+    return Options(
+        data_root=default_root(None if data_root is None else Path(data_root)),
+        engine=make_engine(engine),
+        plugin_path=None if plugins is None else plugins.absolute(),
+        insecure_seed=insecure_seed,
+        spend=spend,
+        say=report or (print if verbose else _ignore),
+        progress=progress,
+    )
+
+
+def _ignore(text: str) -> None:
+    """Print nothing."""
+
+
+def as_settings(settings: Settings) -> list[str]:
+    """Return overrides as ``section.key=value`` texts.
+
+    >>> as_settings({"teachers.count": 50, "teachers.model": "ridge"})
+    ['teachers.count=50', 'teachers.model="ridge"']
+    """
+    if settings is None:
+        return []
+    if isinstance(settings, str):
+        raise InvalidInput(
+            f"set is the text {settings!r}; give a mapping such as {{'teachers.count': 50}}"
+        )
+    if not isinstance(settings, Mapping):
+        return list(settings)
+    return [f"{key}={_toml(value)}" for key, value in settings.items()]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(each) for each in value) + "]"
+    return json.dumps(value.item() if isinstance(value, np.generic) else value)
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Labels:
+    """Released labels of public inputs.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n_labels,)
+        The public inputs that have a label, by their row.
+    values : ndarray of shape (n_labels,)
+        Their labels, as class numbers.
+    asked : int
+        How many inputs the teachers were asked about.
+    """
+
+    rows: NDArray[np.int64]
+    values: NDArray[np.int64]
+    asked: int
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@final
+class Run:
+    """A run in its folder: what it released, and what that costs.
+
+    Returned by :func:`run` and :func:`open_run`. Everything on it is RELEASED.
+    """
+
+    def __init__(self, pipeline: PipelineRun) -> None:
+        self._pipeline = pipeline
+
+    def __repr__(self) -> str:
+        return f"<Run of {self._pipeline.recipe.asked} in {self.folder}>"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self._pipeline.folder
+
+    @property
+    def recipe(self) -> Any:
+        """The recipe, with every default spelt out."""
+        return self._pipeline.recipe
+
+    @property
+    def pipeline(self) -> PipelineRun:
+        """The stages behind it, for the layers of this package."""
+        return self._pipeline
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the labels cost, data-independently, and between whom it holds."""
+        stated = self._pipeline.artifact("account").json("guarantees.json")
+        return _guarantee(stated["guarantee"], private=stated["randomness"] == "private")
+
+    @property
+    def labels(self) -> Labels:
+        """The released labels."""
+        released = self._pipeline.artifact("aggregate")
+        return Labels(
+            rows=np.array(released.array("answered.npy")),
+            values=np.array(released.array("labels.npy")),
+            asked=int(released.facts["asked"]),
+        )
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """How often the student and the labels are right, with 95 % intervals."""
+        found: dict[str, Any] = self._pipeline.artifact("evaluate").json("evaluation.json")
+        return found
+
+    @property
+    def student(self) -> Teacher:
+        """The trained student: ``predict`` returns class numbers."""
+        from pate.teachers.persist import load
+
+        made, recipe = self._pipeline.artifact("distill"), self._pipeline.recipe
+        return load(
+            made.path,
+            recipe.student.as_model(),
+            classes=int(made.facts["classes"]),
+            seed=recipe.student.seed,
+            plugin_path=self._pipeline.options.plugin_path,
+        )
+
+    def report(self, file: PathLike | None = None, *, private: bool = False) -> Path:
+        """Write the run as one HTML page and return its path.
+
+        Parameters
+        ----------
+        file : str or path, optional
+            By default ``report.html`` in the run's folder.
+        private : bool
+            Add raw votes and the data-dependent ε: a page that may NOT be published.
+        """
+        from pate.report.writing import write_report
+
+        return write_report(self._pipeline, None if file is None else Path(file), private=private)
+
+
+def _guarantee(stated: Mapping[str, Any], *, private: bool) -> Guarantee:
+    caveats = tuple(stated.get("caveats", ()))
+    if not private:
+        caveats += ("the noise was drawn from a seed: this run is not private",)
+    return Guarantee(
+        epsilon=stated["epsilon"],
+        delta=stated["delta"],
+        moment=stated["moment"],
+        neighbours=Neighbours(stated["neighbours"]),
+        conversion=None if stated["conversion"] is None else Conversion(stated["conversion"]),
+        caveats=caveats,
+    )
+
+
+def prepare_run(
+    recipe: str, *, set: Settings = None, out: PathLike | None = None, options: Options
+) -> PipelineRun:
+    """Return a run that has not been executed; what its folder holds must be in the ledger."""
+    from pate.pipeline.recipe import Recipe
+    from pate.pipeline.runner import Run as PipelineRun
+    from pate.recipes.read import read_recipe
+    from pate.stages.catalogue import STAGES
+    from pate.stages.paid import require_paid
+    from pate.stages.selected import require_made
+
+    name, checked = read_recipe(recipe, as_settings(set), Recipe)
+    made = PipelineRun(
+        folder=Path("runs") / name if out is None else Path(out),
+        recipe=checked,
+        stages=STAGES,
+        options=options,
+    )
+    require_made(made.recipe, made.store)
+    require_paid(made)
+    return made
+
+
+def run(
+    recipe: PathLike,
+    *,
+    set: Settings = None,
+    out: PathLike | None = None,
+    until: str | None = None,
+    data_root: PathLike | None = None,
+    engine: str = "processes",
+    plugin_path: PathLike | None = None,
+    insecure_seed: int | None = None,
+    spend: bool = False,
+    verbose: bool = False,
+) -> Run:
+    """Run a recipe from data to student; stages that are done are skipped.
+
+    Parameters
+    ----------
+    recipe : str or path
+        The name of a shipped recipe, or the path of a ``.toml`` file.
+    set : mapping or sequence of str, optional
+        Overrides, ``{"teachers.count": 50}`` or ``["teachers.count=50"]``.
+    out : str or path, optional
+        The run's folder. By default ``runs/NAME``. A run that was interrupted resumes there.
+    until : str, optional
+        The last stage to run. By default all.
+    data_root, engine, plugin_path, insecure_seed, spend, verbose
+        See :func:`make_options`.
+
+    Returns
+    -------
+    Run
+        What was released, its guarantee and the student.
+
+    Raises
+    ------
+    InvalidInput
+        If the recipe or a setting breaks a rule.
+    BudgetExceeded
+        If the data set's budget does not cover the plan. Nothing is charged then.
+    SpendNeeded
+        If going on would pay again, and ``spend`` is False.
+
+    Examples
+    --------
+    >>> import pate, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> run = pate.run(
+    ...     "digits", set={"teachers.count": 20}, out=folder.name + "/d", engine="serial",
+    ...     data_root=folder.name, insecure_seed=0,
+    ... )
+    >>> run.guarantee.publishable  # the noise is seeded here, so that the example repeats
+    False
+    >>> len(run.labels) <= run.labels.asked
+    True
+    >>> folder.cleanup()
+    """
+    options = make_options(
+        data_root=data_root,
+        engine=engine,
+        plugin_path=plugin_path,
+        insecure_seed=insecure_seed,
+        spend=spend,
+        verbose=verbose,
+    )
+    made = prepare_run(str(recipe), set=set, out=out, options=options)
+    if until is not None and until not in {stage.name for stage in made.stages}:
+        names = ", ".join(stage.name for stage in made.stages)
+        raise InvalidInput(f"until is {until!r}; the stages are {names}")
+    made.execute(until=until)
+    return Run(made)
+
+
+def open_run(
+    folder: PathLike,
+    *,
+    data_root: PathLike | None = None,
+    plugin_path: PathLike | None = None,
+    insecure_seed: int | None = None,
+) -> Run:
+    """Open a run by its folder; no stage is run.
+
+    Parameters
+    ----------
+    folder : str or path
+        The folder of a run.
+    data_root, plugin_path, insecure_seed
+        As the run was made with; the data root is found where it was.
+
+    Returns
+    -------
+    Run
+        The run.
+    """
+    from pate.stages.opening import open_run as opened
+
+    return Run(
+        opened(
+            Path(folder),
+            data_root=None if data_root is None else Path(data_root),
+            plugin_path=None if plugin_path is None else Path(plugin_path),
+            insecure_seed=insecure_seed,
+        )
+    )
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
+def plan(
+    recipe: PathLike,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    surrogate: str | None = None,
+    accuracy: float | Mapping[int, float] | Sequence[str] | None = None,
+    teachers: Sequence[int] = (),
+    mechanisms: Sequence[str] | None = None,
+    answers: int | None = None,
+    label_accuracy: float | None = None,
+    rehearse: bool = True,
+    records: int | None = None,
+    public: int | None = None,
+    classes: int | None = None,
+    set: Settings = None,
+    data_root: PathLike | None = None,
+    plugin_path: PathLike | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Planned:
+    """Propose teachers, mechanism, noise and queries for an ε, from public values alone.
+
+    Parameters
+    ----------
+    recipe : str or path
+        The recipe to plan for. Its private data are never opened.
+    epsilon, delta : float, optional
+        What the labels may cost in all. By default the recipe's.
+    surrogate : str, optional
+        A named public data set like yours: its teachers show how teachers agree.
+    accuracy : float, mapping or sequence of str, optional
+        Instead of a surrogate: what one teacher may reach, ``0.8``, or ``{500: 0.8}`` among 500.
+    teachers : sequence of int
+        Numbers of teachers to consider. By default a range around the recipe's.
+    mechanisms : sequence of str, optional
+        Those to consider. By default all that can be planned for.
+    answers : int, optional
+        The fewest answers wanted; the rest goes into accuracy.
+    label_accuracy : float, optional
+        The least share of right labels wanted.
+    rehearse : bool
+        With a surrogate, let what a student learns decide.
+    records, public, classes : int, optional
+        Public numbers of the data set, where the catalogue does not have them.
+    set : mapping or sequence of str, optional
+        Overrides of the recipe.
+    data_root, plugin_path : str or path, optional
+        See :func:`make_options`.
+    report : callable, optional
+        Receives a line for each step.
+
+    Returns
+    -------
+    Planned
+        ``proposal`` (with ``best``) and the ``assumptions`` it rests on.
+
+    Examples
+    --------
+    >>> planned = plan("mnist", epsilon=2.0, accuracy=0.8, teachers=[250], mechanisms=["gnmax"])
+    >>> planned.proposal.best.plan.guarantee.epsilon <= 2.0
+    True
+    """
+    from pate.datasets.catalogue import data_root as default_root
+    from pate.pipeline.recipe import Recipe
+    from pate.planner.noise import Budget
+    from pate.planner.planning import Request
+    from pate.planner.planning import plan as make_plan
+    from pate.planner.search import plannable
+    from pate.recipes.read import read_recipe
+
+    name, checked = read_recipe(str(recipe), as_settings(set), Recipe)
+    wanted = checked.privacy.epsilon if epsilon is None else epsilon
+    if wanted is None:
+        raise InvalidInput(
+            f"give --epsilon, what the labels may cost, or privacy.epsilon in {name}"
+        )
+    possible = plannable()
+    chosen = possible if mechanisms is None else tuple(mechanisms)
+    found = tuple(each for each in possible if each in chosen)
+    if not found or len(found) < len(builtin_set(chosen)):
+        raise InvalidInput(
+            f"--mechanism {','.join(chosen)}: those one can plan for are {', '.join(possible)}"
+        )
+    request = Request(
+        budget=Budget(
+            epsilon=wanted,
+            delta=checked.privacy.delta if delta is None else delta,
+            conversion=Conversion(checked.privacy.conversion),
+        ),
+        surrogate=surrogate,
+        accuracies=_accuracies(accuracy),
+        teachers=tuple(teachers),
+        mechanisms=found,
+        answers=answers,
+        label_accuracy=label_accuracy,
+        rehearse=rehearse,
+        records=records,
+        public=public,
+        classes=classes,
+    )
+    return make_plan(
+        checked,
+        request,
+        root=default_root(None if data_root is None else Path(data_root)),
+        plugin_path=None if plugin_path is None else Path(plugin_path).absolute(),
+        say=report or _ignore,
+    )
+
+
+builtin_set = frozenset  # the argument ``set`` hides the built-in in this module's functions
+
+
+def _accuracies(given: float | Mapping[int, float] | Sequence[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    if isinstance(given, Mapping):
+        return tuple(f"{count}={share}" for count, share in given.items())
+    if isinstance(given, int | float):
+        return (str(given),)
+    return tuple(given)

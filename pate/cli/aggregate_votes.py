@@ -1,0 +1,100 @@
+"""``pate aggregate-votes``: labels from votes that were counted elsewhere, released once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pate.cli import options
+from pate.errors import InvalidInput
+
+Noise = Annotated[float | None, typer.Option(show_default=False)]
+MechanismName = Annotated[str, typer.Option("--mechanism", help="gnmax, lnmax or confident.")]
+LedgerFile = Annotated[
+    Path, typer.Option("--ledger", help="The ledger of the private data; created if missing.")
+]
+LabelsFile = Annotated[
+    Path, typer.Option("--out", help="The labels (.npy); the guarantee goes beside it (.json).")
+]
+Epsilon = Annotated[
+    float | None,
+    typer.Option("--epsilon", help="Ask fewer queries where all would cost more than this.",
+                 show_default=False),
+]  # fmt: skip
+Budget = Annotated[
+    float | None,
+    typer.Option("--budget", help="The budget of a ledger that is created.", show_default=False),
+]
+
+
+def aggregate_votes(
+    votes: Annotated[Path, typer.Argument(help="Vote file (.npy): (queries, classes) counts.")],
+    mechanism: MechanismName,
+    delta: options.Delta,
+    ledger: LedgerFile,
+    out: LabelsFile,
+    sigma: Noise = None,
+    scale: Noise = None,
+    threshold: Noise = None,
+    sigma1: Noise = None,
+    sigma2: Noise = None,
+    epsilon: Epsilon = None,
+    queries: options.Queries = None,
+    budget: Budget = None,
+    labels: options.Labels = False,
+    counts: options.Counts = False,
+    abstentions: options.Abstentions = False,
+    classes: options.Classes = None,
+    spend: options.Spend = False,
+    json: options.Json = False,
+) -> None:
+    """Release noisy labels from a file of votes: charged once, and resumed after a kill.
+
+    The labels are drawn in private, charged to the ledger, and only then written to --out. Where a
+    query has no answer its label is -1. Run the same command again to complete it.
+    """
+    import numpy as np
+    from pydantic import ValidationError
+
+    from pate._format import format_epsilon
+    from pate.aggregation import aggregate_votes as aggregate
+    from pate.cli.questions import read_votes
+    from pate.mechanisms import AggregateSpec, make_mechanism
+
+    noise = {"sigma": sigma, "scale": scale, "threshold": threshold, "sigma1": sigma1,
+             "sigma2": sigma2}  # fmt: skip
+    given = {key: value for key, value in noise.items() if value is not None}
+    try:
+        spec = AggregateSpec.model_validate({"mechanism": mechanism, **given})
+    except ValidationError as error:
+        raise InvalidInput(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+    cast = read_votes(votes, None, labels, counts, abstentions, classes)
+    assert cast is not None
+    done = aggregate(
+        cast,
+        make_mechanism(spec),
+        delta=delta,
+        ledger=ledger,
+        out=out,
+        epsilon=epsilon,
+        queries=queries,
+        budget=budget,
+        spend=spend,
+    )
+    answered = int(np.count_nonzero(done.labels >= 0))
+    if json:
+        import json as encoder
+
+        report = {"out": str(out), "answered": answered, "asked": len(done.labels),
+                  "release": done.release, "guarantee": done.guarantee.as_json()}  # fmt: skip
+        typer.echo(encoder.dumps(report, allow_nan=False))
+        return
+    if not done.drawn:
+        typer.echo(f"nothing to draw: {out} was paid for before")
+    typer.echo(f"{out}: {answered} labels of {len(done.labels)} queries")
+    typer.echo(
+        f"ε = {format_epsilon(done.guarantee.epsilon)} at δ = {done.guarantee.delta:g}, for data "
+        "sets that differ in the records of one teacher"
+    )

@@ -1,0 +1,166 @@
+"""Scaling steps: by the statistics of public inputs, or of each record by itself."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pate.encoders.step import Fixed, batches, flat, read_arrays, write_arrays
+from pate.errors import InvalidInput
+
+
+class Standardise:
+    """Takes the public mean off each number and divides by the public standard deviation.
+
+    Where all public inputs agree the scale is one. ``floor`` is the least scale as a share of the
+    median scale: a number that hardly varies in public could otherwise grow without bounds on
+    private records. It compares scales, so use it where all numbers have the same unit. With
+    ``groups``, consecutive numbers in so many groups of equal length share one scale: 81 for the
+    paths of a scattering of grey images.
+
+    >>> step = Standardise()
+    >>> step.fit(np.array([[0.0, 5.0], [2.0, 5.0]]))
+    >>> step.transform(np.array([[4.0, 6.0]]))
+    array([[3., 1.]], dtype=float32)
+
+    Guarantees:
+        Mean and scale come from PUBLIC inputs; a record's features depend on it alone, bit for bit.
+    """
+
+    def __init__(self, *, floor: float = 0.0, groups: int | None = None) -> None:
+        self.floor, self.groups = floor, groups
+        self.mean: NDArray[np.float32] | None = None
+        self.scale: NDArray[np.float32] | None = None
+
+    def fit(self, X: NDArray[Any]) -> None:
+        mean = mean_of(X)
+        total = np.zeros(X.shape[1:])
+        for part in batches(X):
+            total += ((np.asarray(X[part], dtype=np.float64) - mean) ** 2).sum(axis=0)
+        scale = np.sqrt(self._shared(total) / len(X))
+        # The mean of equal numbers is rounded: what is left is below float32's own resolution.
+        constant = scale <= np.finfo(np.float32).eps * np.abs(mean)
+        if not constant.all():
+            scale = np.maximum(scale, self.floor * np.median(scale[~constant]))
+        scale[constant] = 1.0
+        self.mean = mean.astype(np.float32)
+        self.scale = np.maximum(scale.astype(np.float32), np.finfo(np.float32).tiny)
+
+    def _shared(self, squares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The mean square of its group in place of each, where there are groups."""
+        if self.groups is None:
+            return squares
+        if squares.size % self.groups:
+            raise InvalidInput(
+                f"records of {squares.size} numbers cannot be cut into {self.groups} groups of "
+                "equal length; choose groups that divide their number"
+            )
+        parts = squares.reshape(self.groups, -1)
+        parts = np.broadcast_to(parts.mean(axis=1, keepdims=True), parts.shape)
+        return parts.reshape(squares.shape).copy()
+
+    def transform(self, X: NDArray[Any]) -> NDArray[np.float32]:
+        assert self.mean is not None
+        assert self.scale is not None
+        features: NDArray[np.float32] = np.asarray(X, dtype=np.float32) - self.mean
+        features /= self.scale
+        return features
+
+    def save(self, folder: Path) -> None:
+        assert self.mean is not None
+        assert self.scale is not None
+        write_arrays(folder, {"mean": self.mean, "scale": self.scale})
+
+    def load(self, folder: Path) -> None:
+        arrays = read_arrays(folder)
+        self.mean, self.scale = arrays["mean"], arrays["scale"]
+
+
+class Root(Fixed):
+    """The square root of each number, with its sign: long tails become short.
+
+    >>> Root().transform(np.array([[4.0, -9.0]]))
+    array([[ 2., -3.]], dtype=float32)
+
+    Guarantees:
+        A record's features depend on it alone, bit for bit.
+    """
+
+    def transform(self, X: NDArray[Any]) -> NDArray[np.float32]:
+        values = np.asarray(X, dtype=np.float32)
+        roots: NDArray[np.float32] = np.copysign(np.sqrt(np.abs(values)), values)
+        return roots
+
+
+class Normalise(Fixed):
+    """Scales each record to length one (Euclidean); a record of zeros stays as it is.
+
+    >>> Normalise().transform(np.array([[3.0, 4.0], [0.0, 0.0]]))
+    array([[0.6, 0.8],
+           [0. , 0. ]], dtype=float32)
+
+    Guarantees:
+        A record's features depend on it alone, bit for bit, and their norm is at most 1 but for
+        rounding: what clips a gradient or bounds a cosine still has to enforce its own bound.
+    """
+
+    def transform(self, X: NDArray[Any]) -> NDArray[np.float32]:
+        values = np.array(X, dtype=np.float32)
+        axes = tuple(range(1, values.ndim))
+        largest = np.abs(values).max(axis=axes, keepdims=True, initial=0.0)
+        values /= np.where(largest > 0, largest, 1.0)  # squares of tiny numbers would vanish
+        norms = np.sqrt(np.square(values, dtype=np.float64).sum(axis=axes, keepdims=True))
+        values /= np.where(norms > 0, norms, 1.0).astype(np.float32)
+        return values
+
+
+def mean_of(X: NDArray[Any]) -> NDArray[np.float64]:
+    """The mean record, in double precision and one part after another."""
+    total = np.zeros(X.shape[1:])
+    for part in batches(X):
+        total += np.asarray(X[part], dtype=np.float64).sum(axis=0)
+    mean: NDArray[np.float64] = total / len(X)
+    return mean
+
+
+_STABILITY = 1e-5  # added to each variance, so that a flat part does not become loud
+
+
+class GroupNorm(Fixed):
+    """Cuts a record into ``groups`` parts of equal length, and gives each mean 0 and variance 1.
+
+    Wu & He 2018, without the learned scale and shift. Parts are consecutive numbers; scattering
+    puts a path's pixels one after another, so 27 groups of its 81 paths hold 3 paths each. A record
+    of d numbers is then about √d long, whatever its contrast, which is what clipped gradients like
+    (Tramèr & Boneh 2021, Section 2.2).
+
+    >>> GroupNorm(groups=2).transform(np.array([[1.0, 3.0, 10.0, 50.0]])).round(3)
+    array([[-1.,  1., -1.,  1.]], dtype=float32)
+
+    Guarantees:
+        Nothing is fitted: a record's features depend on it alone, bit for bit.
+    """
+
+    def __init__(self, *, groups: int) -> None:
+        if type(groups) is not int or groups < 1:
+            raise InvalidInput(f"groups is {groups!r}; groupnorm needs a whole number from 1")
+        self.groups = groups
+
+    def transform(self, X: NDArray[Any]) -> NDArray[np.float32]:
+        width = math.prod(X.shape[1:])
+        if width == 0 or width % self.groups:
+            raise InvalidInput(
+                f"records of {width} numbers cannot be cut into {self.groups} groups of equal "
+                "length; choose groups that divide their number"
+            )
+        parts = flat(np.asarray(X, dtype=np.float64)).reshape(
+            len(X), self.groups, width // self.groups
+        )
+        parts = parts - parts.mean(axis=2, keepdims=True)
+        parts /= np.sqrt(np.square(parts).mean(axis=2, keepdims=True) + _STABILITY)
+        features: NDArray[np.float32] = parts.reshape(X.shape).astype(np.float32)
+        return features

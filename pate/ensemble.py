@@ -1,0 +1,568 @@
+"""Teachers in memory: disjoint shards of arrays, one model for each, and their votes.
+
+The pipeline trains teachers as files, by an engine (:mod:`pate.stages`). This module does the same
+for arrays in one call, for a notebook and for :class:`pate.PATEClassifier`.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import ValidationError
+
+from pate._validate import check_whole
+from pate.accounting import Neighbours
+from pate.datasets.table import Table, record_ids
+from pate.engines.progress import Progress, terminal_progress
+from pate.errors import InvalidInput, PateError, TeacherError
+from pate.partition import PartitionSpec, partition
+from pate.students.spec import NETWORKS
+from pate.teachers.adapters import build, is_sklearn, is_torch_module, make
+from pate.teachers.families import group_families, predict_many_labels, train_many
+from pate.teachers.protocol import Teacher
+from pate.teachers.spec import ModelSpec, TeachersSpec, Training, seed_for
+from pate.votes import Votes
+
+_GROUP = 32  # teachers trained together: a public number, so rounding does not depend on n_jobs
+_CHUNK = 4096  # inputs predicted at a time
+_ABSTAINS = -1
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Model:
+    """A model as a user names it: a name, a class, a factory, or an object to be copied.
+
+    >>> Model.of("ridge", {"params": {"alpha": 0.5}}).build(classes=3, seed=0).alpha
+    0.5
+    """
+
+    name: str  # for messages and specs
+    training: ModelSpec
+    factory: Callable[..., Any] | None = None  # None: found by its name
+
+    @classmethod
+    def of(cls, model: Any, settings: Mapping[str, Any] | None = None) -> Model:
+        """Check what was given and return how to make one.
+
+        Parameters
+        ----------
+        model : str, class, callable, estimator or torch.nn.Module
+            A short name (``"ridge"``, ``"logistic"``, ``"small-cnn"``, ``"mlp"``), an import name
+            ``"module:attr"``, a class or factory, or an object with ``fit`` and ``predict`` or a
+            torch module, of which every teacher gets its own copy.
+        settings : mapping, optional
+            Keys of a recipe's model: ``params``, and for torch modules ``epochs``, ``batch_size``,
+            ``lr``, ``optimizer``, ``weight_decay``.
+        """
+        factory: Callable[..., Any] | None = None
+        if isinstance(model, str):
+            name = NETWORKS.get(model, model)
+        else:
+            factory = _factory(model)
+            kind = model if isinstance(model, type) else type(model)
+            if callable(model) and not isinstance(model, type) and not _is_model(model):
+                kind = model
+            name = f"own:{getattr(kind, '__name__', type(kind).__name__).strip('<>')}"
+        try:
+            training = ModelSpec(model=name, **dict(settings or {}))
+        except (ValidationError, TypeError) as error:
+            raise InvalidInput(_first_problem(error, Training)) from None
+        return cls(name=name.removeprefix("own:"), training=training, factory=factory)
+
+    def build(self, *, classes: int, seed: int) -> Teacher:
+        """Make an untrained model."""
+        if self.factory is None:
+            return make(self.training, classes=classes, seed=seed)
+        return build(self.factory, self.training, classes=classes, seed=seed)
+
+
+def _is_model(thing: Any) -> bool:
+    return is_torch_module(thing) or all(
+        callable(getattr(thing, name, None)) for name in ("fit", "predict")
+    )
+
+
+def _factory(model: Any) -> Callable[..., Any]:
+    if isinstance(model, type) or (callable(model) and not _is_model(model)):
+        return model  # type: ignore[no-any-return]
+    if is_sklearn(model):
+        from sklearn.base import clone
+
+        return lambda: clone(model)
+    if _is_model(model):
+        return lambda: copy.deepcopy(model)
+    raise InvalidInput(
+        f"a model is a name, a class, a function that makes one, an estimator with fit and predict "
+        f"or a torch module, not {type(model).__name__}"
+    )
+
+
+def _first_problem(error: Exception, allowed: type[Training]) -> str:
+    keys = ", ".join(allowed.model_fields)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "model"
+        return f"{place}: {first['msg']}; the settings of a model are {keys}"
+    return f"settings of a model are a mapping with keys among {keys}"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ensemble:
+    """Trained teachers. PRIVATE: whoever sees a teacher sees its records.
+
+    Parameters
+    ----------
+    teachers : tuple of Teacher or None
+        None stands for a teacher without records, or one that failed: it abstains.
+    classes : ndarray
+        The labels that votes are counted for, in the order of the columns of the counts.
+    seeds : tuple of int
+        One for each teacher.
+    neighbours : Neighbours
+        The relation between data sets under which one teacher changes, and no more.
+    protects : str
+        The same in words.
+    """
+
+    teachers: tuple[Teacher | None, ...]
+    classes: NDArray[Any]
+    seeds: tuple[int, ...]
+    neighbours: Neighbours
+    protects: str
+
+    def __len__(self) -> int:
+        return len(self.teachers)
+
+    def __repr__(self) -> str:
+        return f"<Ensemble of {len(self)} teachers for {len(self.classes)} classes, PRIVATE>"
+
+
+def train_teachers(
+    model: Any,
+    X: ArrayLike,
+    y: ArrayLike,
+    *,
+    teachers: int,
+    groups: Sequence[Any] | NDArray[Any] | None = None,
+    classes: Sequence[Any] | NDArray[Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    on_error: Literal["raise", "abstain"] = "raise",
+    random_state: int | None = None,
+    n_jobs: int | None = None,
+    verbose: bool = False,
+) -> Ensemble:
+    """Split records into disjoint shards and train one teacher on each.
+
+    Parameters
+    ----------
+    model : str, class, callable, estimator or torch.nn.Module
+        The teachers' model: see :class:`Model`.
+    X : array-like of shape (n_records, …) or DataFrame
+        Private records. A DataFrame reaches scikit-learn estimators as a DataFrame.
+    y : array-like of shape (n_records,)
+        Their labels, numbers or strings.
+    teachers : int
+        The number of teachers, 2 or more.
+    groups : array-like of shape (n_records,), optional
+        The person each record belongs to. All records of a person go to one teacher, so that the
+        guarantee protects persons rather than records.
+    classes : array-like, optional
+        All labels that exist. None takes those that occur in ``y``, which is right only where
+        that set is public knowledge.
+    settings : mapping, optional
+        Keys of a recipe's ``[teachers]``: ``params``, ``epochs``, ``batch_size``, ``lr``, ….
+    on_error : {"raise", "abstain"}
+        What happens to a teacher that cannot be trained: "raise" stops, "abstain" lets it cast no
+        vote.
+    random_state : int, optional
+        Seeds training and the key of the partition. None draws both from the operating system.
+    n_jobs : int, optional
+        Processes, as in joblib. None is one.
+    verbose : bool
+        Show a progress bar on a terminal.
+
+    Returns
+    -------
+    Ensemble
+        The trained teachers, for :func:`vote`. PRIVATE.
+
+    Raises
+    ------
+    InvalidInput
+        If records, labels and groups do not go together, or a label is not among ``classes``.
+    TeacherError
+        If a teacher cannot be trained and ``on_error`` is "raise", or none can.
+
+    Guarantees:
+        A record's teacher is a keyed hash of the record (or of its group) alone, so one record
+        added or removed changes one teacher and no other.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).normal(size=(300, 2))
+    >>> ensemble = train_teachers("ridge", X, X[:, 0] > 0, teachers=10, random_state=0)
+    >>> vote(ensemble, [[3.0, 0.0], [-3.0, 0.0]]).counts
+    array([[ 0, 10],
+           [10,  0]])
+    """
+    teachers = check_whole("teachers", teachers, least=2)
+    made = Model.of(model, settings)
+    records = Records.of(X)
+    names, labels = encode_labels(y, classes, records=len(records.array))
+    owners = None if groups is None else _group_names(groups, len(labels))
+    made = records.fitting(made)
+    seed = secrets.randbits(32) if random_state is None else int(random_state)
+    spec = PartitionSpec(
+        by="record" if owners is None else "group",
+        key=secrets.token_hex(32) if random_state is None else f"random state {seed}",
+    )
+    shards = partition(_ids(records.array, labels), teachers=teachers, spec=spec, groups=owners)
+    own = TeachersSpec(count=teachers, model="ridge", seed=seed)  # for the seeds alone
+    seeds = tuple(seed_for(own, number) for number in range(own.count))
+    rows = [shards.order[a:b] for a, b in zip(shards.offsets, shards.offsets[1:], strict=False)]
+
+    def jobs() -> Iterator[tuple[Any, ...]]:
+        for group in _groups(own.count):
+            given = [
+                (records.array[rows[n]], labels[rows[n]]) if len(rows[n]) else None for n in group
+            ]
+            yield made, given, len(names), [seeds[n] for n in group]
+
+    found: list[Teacher | PateError | None] = []
+    with _bar("teach", own.count, verbose) as bar:
+        for part in _parallel(_train_group, jobs(), n_jobs):
+            found += part
+            bar.advance(len(part))
+    failed = [(n, each) for n, each in enumerate(found) if isinstance(each, PateError)]
+    trained = tuple(None if isinstance(each, PateError) else each for each in found)
+    if failed and (on_error == "raise" or not any(each is not None for each in trained)):
+        raise TeacherError(f"teacher {failed[0][0]} failed: {failed[0][1]}")
+    return Ensemble(
+        teachers=trained,
+        classes=names,
+        seeds=seeds,
+        neighbours=spec.neighbours,
+        protects=spec.protects(named=False),
+    )
+
+
+def vote(
+    ensemble: Ensemble | Sequence[Any],
+    inputs: ArrayLike,
+    *,
+    classes: int | None = None,
+    on_error: Literal["raise", "abstain"] = "raise",
+    n_jobs: int | None = None,
+    verbose: bool = False,
+) -> Votes:
+    """Count the teachers' predictions for each public input.
+
+    Parameters
+    ----------
+    ensemble : Ensemble or sequence
+        What :func:`train_teachers` returned, or fitted objects whose ``predict`` returns labels
+        0 … classes − 1.
+    inputs : array-like of shape (n_inputs, …) or DataFrame
+        Public inputs, with the columns of the private records.
+    classes : int, optional
+        How many classes there are; needed with a sequence.
+    on_error : {"raise", "abstain"}
+        What happens to a teacher that cannot predict: "raise" stops, "abstain" takes its vote out
+        of every count.
+    n_jobs : int, optional
+        Processes, as in joblib. None is one.
+    verbose : bool
+        Show a progress bar on a terminal.
+
+    Returns
+    -------
+    Votes
+        Counts of shape (n_inputs, classes). PRIVATE: pass them to a mechanism's ``release``.
+
+    Raises
+    ------
+    TeacherError
+        If a teacher cannot predict and ``on_error`` is "raise", or none can.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).normal(size=(100, 2))
+    >>> ensemble = train_teachers("ridge", X, X[:, 0] > 0, teachers=4, random_state=0)
+    >>> vote(ensemble, [[3.0, 0.0]]).queries
+    1
+    """
+    if isinstance(ensemble, Ensemble):
+        teachers, seeds, width = ensemble.teachers, ensemble.seeds, len(ensemble.classes)
+    else:
+        if classes is None or classes < 2:
+            raise InvalidInput("a sequence of teachers needs classes=, 2 or more")
+        teachers, seeds, width = tuple(ensemble), tuple(range(len(ensemble))), classes
+    array = Records.of(inputs).array
+    counts = np.zeros((len(array), width), dtype=np.int64)
+    groups = list(_groups(len(teachers)))
+    jobs = (
+        ([teachers[n] for n in group], array, width, [seeds[n] for n in group]) for group in groups
+    )
+    heard = 0
+    with _bar("vote", len(teachers), verbose) as bar:
+        for group, (said, failed) in zip(groups, _parallel(_ask_group, jobs, n_jobs), strict=True):
+            for place, why in failed.items():
+                if on_error == "raise":
+                    raise TeacherError(f"teacher {group[place]} could not vote: {why}")
+                said[place] = _ABSTAINS
+            heard += sum(bool((each != _ABSTAINS).any()) for each in said)
+            cells = np.arange(len(array)) * width + said
+            counts += np.bincount(cells[said != _ABSTAINS], minlength=counts.size).reshape(
+                counts.shape
+            )
+            bar.advance(len(group))
+    if not heard and len(array):
+        raise TeacherError("no teacher could vote; use fewer teachers, or another model")
+    return Votes(counts=counts)
+
+
+# --- records and labels ---------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Records:
+    """Records as an array; of a DataFrame also what is needed to make one again."""
+
+    array: NDArray[Any]
+    template: Any = None  # a DataFrame's first no rows
+
+    @classmethod
+    def of(cls, X: Any) -> Records:
+        """Take an array-like or a DataFrame, of which mixed columns become objects."""
+        array = np.asarray(X)
+        if array.ndim < 2:
+            raise InvalidInput(
+                f"records have shape {array.shape}; give an array with a row for each record"
+            )
+        return cls(array=array, template=X.iloc[:0] if is_frame(X) else None)
+
+    def fitting(self, model: Model) -> Model:
+        """Return the model as these records need it: estimators see DataFrames as such."""
+        if self.template is not None and model.factory is not None:
+            probe = model.build(classes=2, seed=0)
+            if hasattr(probe, "estimator"):
+                factory, template = model.factory, self.template
+                return Model(
+                    name=model.name,
+                    training=model.training,
+                    factory=lambda **given: FrameEstimator(factory(**given), template),
+                )
+        if self.array.dtype.kind not in "biuf" and (
+            model.factory is None or is_torch_module(model.build(classes=2, seed=0))
+        ):
+            raise InvalidInput(
+                f"the model {model.name!r} takes numbers only, and the records hold "
+                f"{self.array.dtype}; encode them, or give an estimator that does, such as a "
+                "Pipeline with a ColumnTransformer"
+            )
+        return model
+
+
+def is_frame(X: Any) -> bool:
+    """Return whether X is a pandas DataFrame, or behaves like one."""
+    return all(hasattr(X, name) for name in ("iloc", "columns", "dtypes"))
+
+
+class FrameEstimator:
+    """An estimator that is given rows of a DataFrame as a DataFrame of the same columns."""
+
+    def __init__(self, estimator: Any, template: Any) -> None:
+        self.estimator = estimator
+        self.template = template
+
+    def fit(self, X: NDArray[Any], y: NDArray[Any]) -> FrameEstimator:
+        """Fit the estimator to a DataFrame; a shard of one class is remembered as that class."""
+        seen = np.unique(y)
+        self.only_label = int(seen[0]) if len(seen) == 1 else None
+        self.classes_ = seen
+        if self.only_label is None:
+            self.estimator.fit(self._frame(X), y)
+        return self
+
+    def predict(self, X: NDArray[Any]) -> NDArray[Any]:
+        """Predict labels."""
+        if self.only_label is not None:
+            return np.full(len(X), self.only_label, dtype=np.int64)
+        return np.asarray(self.estimator.predict(self._frame(X)))
+
+    def __getattr__(self, name: str) -> Any:
+        # Only some estimators have probabilities: ``hasattr`` must tell the truth.
+        if name == "predict_proba" and hasattr(self.__dict__.get("estimator"), "predict_proba"):
+            return self._probabilities
+        raise AttributeError(f"{type(self).__name__} has no {name!r}")
+
+    def _probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
+        if self.only_label is not None:
+            return np.ones((len(X), 1))
+        return np.asarray(self.estimator.predict_proba(self._frame(X)), dtype=np.float64)
+
+    def _frame(self, X: NDArray[Any]) -> Any:
+        columns = self.template.columns
+        frame = type(self.template)(X, columns=columns)
+        return frame.astype(dict(zip(columns, self.template.dtypes, strict=True)))
+
+
+def encode_labels(
+    y: Any, classes: Sequence[Any] | NDArray[Any] | None, *, records: int
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the classes in order, and each label's place among them. No message shows a label.
+
+    >>> encode_labels(["no", "yes", "no"], None, records=3)
+    (array(['no', 'yes'], dtype='<U3'), array([0, 1, 0]))
+    """
+    labels = np.asarray(y)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or len(labels) != records:
+        raise InvalidInput(
+            f"labels have shape {labels.shape} for {records} records; give one for each record"
+        )
+    if labels.dtype.kind == "f" and not np.array_equal(labels, np.trunc(labels)):
+        raise InvalidInput("the labels hold fractions or NaN; labels are classes")
+    if labels.dtype.kind not in "iufbUO":
+        raise InvalidInput(f"the labels are {labels.dtype}; give numbers, booleans or strings")
+    try:
+        names = np.unique(labels) if classes is None else np.unique(np.asarray(classes))
+        places = np.searchsorted(names, labels)
+        known = names[np.minimum(places, len(names) - 1)] == labels
+    except TypeError:
+        raise InvalidInput(
+            "the labels mix kinds that cannot be compared; give all as numbers or all as strings"
+        ) from None
+    if len(names) < 2:
+        raise InvalidInput(
+            f"there is {len(names)} class; a classifier needs 2 or more: name all with classes="
+        )
+    if not np.all(known):
+        raise InvalidInput(
+            "a label is not among the given classes; add it to classes=, or remove those records"
+        )
+    return names, places.astype(np.int64)
+
+
+def _group_names(groups: Any, records: int) -> list[str]:
+    owners = np.asarray(groups)
+    if owners.shape != (records,):
+        raise InvalidInput(
+            f"groups have shape {owners.shape} for {records} records; give one for each record"
+        )
+    return [str(each) for each in owners.tolist()]
+
+
+def _ids(array: NDArray[Any], labels: NDArray[np.int64]) -> list[str]:
+    """Return a name for each record by what it holds (:func:`pate.datasets.table.record_ids`)."""
+    if array.dtype.kind != "O":
+        return record_ids(Table(features=array, labels=labels))
+    seen: Counter[str] = Counter()
+    names = []
+    for row, label in zip(array, labels.tolist(), strict=True):
+        name = hashlib.sha256(repr((row.tolist(), label)).encode()).hexdigest()
+        names.append(f"{name}-{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return names
+
+
+# --- groups of teachers, in this process or in others ---------------------------------------------
+
+
+def _groups(count: int) -> Iterator[range]:
+    return (range(start, min(start + _GROUP, count)) for start in range(0, count, _GROUP))
+
+
+def _train_group(
+    model: Model, shards: list[Any], classes: int, seeds: list[int]
+) -> list[Teacher | PateError | None]:
+    """Train some teachers; for each the teacher, what went wrong, or None without records."""
+    teachers = [
+        None if shard is None else model.build(classes=classes, seed=seed)
+        for shard, seed in zip(shards, seeds, strict=True)
+    ]
+    found: list[Teacher | PateError | None] = list(teachers)
+    for places in _families(teachers):
+        failures = train_many(
+            [teachers[p] for p in places],
+            [shards[p] for p in places],
+            seeds=[seeds[p] for p in places],
+        )
+        for place, failure in zip(places, failures, strict=True):
+            if failure is not None and teachers[place] is not None:
+                found[place] = failure
+    return found
+
+
+def _ask_group(
+    teachers: list[Teacher | None], inputs: NDArray[Any], classes: int, seeds: list[int]
+) -> tuple[NDArray[np.int64], dict[int, PateError]]:
+    """Return the labels of some teachers for all inputs, and who could not predict."""
+    said = np.full((len(teachers), len(inputs)), _ABSTAINS, dtype=np.int64)
+    failed: dict[int, PateError] = {}
+    for places in _families(teachers):
+        asked = [teachers[p] for p in places]
+        for start in range(0, len(inputs), _CHUNK):
+            answers = predict_many_labels(
+                asked,
+                inputs[start : start + _CHUNK],
+                classes=classes,
+                seeds=[seeds[p] for p in places],
+            )
+            for n, (place, answer) in enumerate(zip(places, answers, strict=True)):
+                if isinstance(answer, PateError):
+                    failed[place] = answer
+                    asked[n] = None
+                elif answer is not None:
+                    said[place, start : start + _CHUNK] = answer
+    return said, failed
+
+
+def _families(teachers: Sequence[Teacher | None]) -> Iterator[list[int]]:
+    """Yield places to be taken together. A family keeps all places of the group.
+
+    Guarantees:
+        An empty shard or a failure changes no shape, so it does not change how the others round.
+    """
+    for places in group_families(teachers):
+        if hasattr(teachers[places[0]], "fit_many") and len(places) == sum(
+            each is not None for each in teachers
+        ):
+            yield list(range(len(teachers)))
+        else:
+            yield from ([place] for place in places)
+
+
+def _parallel(
+    function: Callable[..., Any], jobs: Iterator[tuple[Any, ...]], n_jobs: int | None
+) -> Iterator[Any]:
+    """Yield results in order; in other processes where ``n_jobs`` asks for them."""
+    if n_jobs in (None, 1):
+        yield from (function(*job) for job in jobs)
+        return
+    from joblib import Parallel, delayed
+
+    try:
+        pool = Parallel(n_jobs=n_jobs, return_as="generator")
+    except ValueError as error:
+        raise InvalidInput(f"n_jobs is {n_jobs!r}: {error}") from None
+    yield from pool(delayed(function)(*job) for job in jobs)
+
+
+def _bar(title: str, total: int, verbose: bool) -> AbstractContextManager[Progress]:
+    return terminal_progress(title, total, quiet=not verbose, json_logs=False)

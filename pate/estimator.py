@@ -1,0 +1,491 @@
+"""PATE behind scikit-learn's contract: arrays in, a student and its guarantee out."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from pate._format import format_epsilon
+from pate.aggregation import charge, opened_ledger, plan_release, stated_guarantee
+from pate.ensemble import Model, Records, encode_labels, is_frame, train_teachers, vote
+from pate.errors import InvalidInput
+from pate.mechanisms import Mechanism
+from pate.randomness import Randomness
+from pate.students.data import StudentData
+from pate.students.spec import StudentSpec
+from pate.students.train import METHODS, train_student
+from pate.teachers.protocol import predict_labels, probabilities
+
+if TYPE_CHECKING:
+    from pate.accounting import Ledger
+
+_CLASSES_FROM_Y = (
+    "the set of classes was read from y and counts as public; name it with classes= where it is not"
+)
+
+
+def _standard_student() -> Any:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+
+
+def _has_probabilities(self: PATEClassifier) -> bool:
+    return hasattr(self, "student_") and hasattr(self.student_, "predict_proba")
+
+
+class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier that learns from private records by Private Aggregation of Teacher Ensembles.
+
+    ``fit`` splits the private records into disjoint shards, trains a teacher on each, lets the
+    teachers vote on public inputs, releases noisy labels, and trains a student on those. Only the
+    student, the labels and the guarantee are kept: they may be published. Teachers and votes are
+    dropped.
+
+    The plan (noise, and the most queries) is fixed from public numbers before any vote is counted.
+    The guarantee is the one of the plan, so it does not depend on the data, and holds for one
+    record added or removed (with ``groups``: for all records of one person).
+
+    Parameters
+    ----------
+    teachers : int, default=250
+        The number of teachers. More teachers allow more noise, and leave each fewer records.
+    teacher : str, class, callable, estimator or torch.nn.Module, default="ridge"
+        The teachers' model: "ridge", "logistic", an import name "module:attr", a class or factory,
+        or an object, of which every teacher trains its own copy.
+    mechanism : {"gnmax", "lnmax"} or Mechanism, default="gnmax"
+        How votes become labels: Gaussian or Laplace noisy-max, or an object such as
+        ``pate.ConfidentGnmax(threshold=…, sigma1=…, sigma2=…)``.
+    epsilon : float or None, default=1.0
+        What one call of ``fit`` may cost. None sets no limit where the noise is given.
+    delta : float, default=1e-5
+        δ of the guarantee: well below one over the number of records.
+    student : str, class, callable, estimator or torch.nn.Module, default="self-training"
+        A method ("supervised", "self-training", "fixmatch", "mixmatch", "gan") with its standard
+        model, or a model, which is fitted to the released labels.
+    queries : int, optional
+        The most public inputs to ask about. By default as many as the noise allows.
+    noise : float, optional
+        σ ("gnmax") or scale ("lnmax") in votes. By default the least noise with which ``queries``
+        fit ``epsilon``; without ``queries`` a fifth of the teachers.
+    classes : array-like, optional
+        All labels that exist. By default those in ``y``, which is right only where that set is
+        public knowledge.
+    teacher_params : dict, optional
+        Keys of a recipe's ``[teachers]``: ``params`` (arguments of the model), ``epochs``,
+        ``batch_size``, ``lr``, ``optimizer``, ``weight_decay``.
+    student_params : dict, optional
+        Keys of a recipe's ``[student]``, such as ``model``, ``method``, ``params``, ``epochs``.
+    on_error : {"raise", "abstain"}, default="raise"
+        What becomes of a teacher that fails: "raise" stops, "abstain" lets it cast no vote.
+    n_jobs : int, optional
+        Processes that train and ask teachers, as in joblib. The result does not depend on it.
+    random_state : int, RandomState instance or None, default=None
+        Seeds the partition, which inputs are asked about, and training. It never seeds noise.
+    insecure_seed : int, optional
+        Seeds the noise, for tests: the result is NOT PRIVATE, and its guarantee carries a caveat.
+    verbose : bool, default=False
+        Show progress bars on a terminal.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        The labels.
+    guarantee_ : Guarantee
+        (ε, δ) of this fit, and between whom it holds. Without a ledger, a note states that nothing
+        has recorded it.
+    labels_ : ndarray of shape (n_labels,)
+        The released labels.
+    labelled_ : ndarray of shape (n_labels,)
+        The rows of ``public`` that they belong to.
+    mechanism_ : Mechanism
+        The mechanism with the noise that was used.
+    plan_ : Plan
+        The most queries and answers, fixed before votes were counted.
+    student_ : object
+        The trained student; it predicts places in ``classes_``.
+    protects_ : str
+        In words, between which data sets the guarantee holds.
+    n_features_in_ : int
+        The number of features seen in ``fit``.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Their names, where X has names.
+
+    Notes
+    -----
+    Each call of ``fit`` is a release of its own and costs its own ε; fitting twice with one ledger
+    charges it twice. Cross-validation fits many times.
+
+    Examples
+    --------
+    >>> import numpy as np, pate
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(5000, 2)); y = np.where(X.sum(axis=1) > 0, "yes", "no")
+    >>> U = rng.normal(size=(500, 2))
+    >>> clf = pate.PATEClassifier(teachers=100, epsilon=1.0, random_state=0).fit(X, y, public=U)
+    >>> clf.predict([[2.0, 1.0], [-2.0, -1.0]])
+    array(['yes', 'no'], dtype='<U3')
+    >>> clf.guarantee_.epsilon <= 1.0, clf.guarantee_.neighbours.value
+    (True, 'add-remove')
+    """
+
+    def __init__(
+        self,
+        teachers: int = 250,
+        teacher: Any = "ridge",
+        mechanism: str | Mechanism = "gnmax",
+        epsilon: float | None = 1.0,
+        delta: float = 1e-5,
+        student: Any = "self-training",
+        *,
+        queries: int | None = None,
+        noise: float | None = None,
+        classes: Any = None,
+        teacher_params: Mapping[str, Any] | None = None,
+        student_params: Mapping[str, Any] | None = None,
+        on_error: str = "raise",
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        insecure_seed: int | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.teachers = teachers
+        self.teacher = teacher
+        self.mechanism = mechanism
+        self.epsilon = epsilon
+        self.delta = delta
+        self.student = student
+        self.queries = queries
+        self.noise = noise
+        self.classes = classes
+        self.teacher_params = teacher_params
+        self.student_params = student_params
+        self.on_error = on_error
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.insecure_seed = insecure_seed
+        self.verbose = verbose
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        public: Any = None,
+        groups: Any = None,
+        ledger: str | os.PathLike[str] | Ledger | None = None,
+    ) -> Self:
+        """Train teachers on private records, release labels of public inputs, train the student.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_records, n_features) or (n_records, …), or DataFrame
+            Private records.
+        y : array-like of shape (n_records,)
+            Their labels: whole numbers, booleans or strings.
+        public : array-like of shape (n_inputs, n_features) or DataFrame
+            Public inputs without labels. Required.
+        groups : array-like of shape (n_records,), optional
+            The person each record belongs to; the guarantee then protects persons.
+        ledger : str, path or Ledger, optional
+            The ledger of the private data set. It is charged before noise is drawn, and a charge
+            past its budget is refused. A file that does not exist is created without a budget.
+
+        Returns
+        -------
+        PATEClassifier
+            The fitted classifier.
+
+        Raises
+        ------
+        InvalidInput
+            If an argument breaks a rule, such as a missing ``public``.
+        BudgetExceeded
+            If ``epsilon`` does not cover one answer, or the ledger's budget does not cover the
+            plan. Nothing is charged then.
+        """
+        if public is None:
+            raise InvalidInput(
+                "fit needs public=, inputs without labels that the teachers vote on and the "
+                "student learns from; give fit(X, y, public=U)"
+            )
+        if self.on_error not in ("raise", "abstain"):
+            raise InvalidInput(f"on_error is {self.on_error!r}; it is 'raise' or 'abstain'")
+        if self.insecure_seed is not None and ledger is not None:
+            raise InvalidInput(
+                "insecure_seed= makes a release that is not private, and no ledger covers it; "
+                "leave one of the two out"
+            )
+        records, y = self._validated(X, y)
+        check_classification_targets(y)
+        names, _ = encode_labels(y, self.classes, records=len(y))
+        inputs = self._compared(public, "public")
+        if isinstance(self.teachers, int | np.integer) and self.teachers > len(y):
+            warnings.warn(
+                f"{self.teachers} teachers are more than the records: most have one record or "
+                "none, and abstain; lower teachers=",
+                stacklevel=2,
+            )
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        student, spec = self._student(records, inputs, seed)
+        mechanism, plan = plan_release(
+            self.mechanism,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            inputs=len(inputs),
+            teachers=self.teachers,
+            classes=len(names),
+            queries=self.queries,
+            noise=self.noise,
+        )
+        if ledger is not None:
+            with opened_ledger(ledger, plan) as opened:  # before hours of training
+                opened.require_room(plan.events)
+        ensemble = train_teachers(
+            self.teacher,
+            records,
+            y,
+            teachers=self.teachers,
+            groups=groups,
+            classes=names,
+            settings=self.teacher_params,
+            on_error=self.on_error,  # type: ignore[arg-type]
+            random_state=seed,
+            n_jobs=self.n_jobs,
+            verbose=self.verbose,
+        )
+        rows = np.sort(np.random.default_rng(seed).permutation(len(inputs))[: plan.queries])
+        votes = vote(
+            ensemble,
+            inputs.iloc[rows] if is_frame(inputs) else inputs[rows],
+            on_error=self.on_error,  # type: ignore[arg-type]
+            n_jobs=self.n_jobs,
+            verbose=self.verbose,
+        )
+        randomness = Randomness.open(insecure_seed=self.insecure_seed)
+        if ledger is not None:
+            with opened_ledger(ledger, plan) as opened:
+                charge(opened, plan, neighbours=ensemble.neighbours)
+        release = mechanism.release(votes, rng=randomness.generator, most_answers=plan.answers)
+        self.classes_, self.protects_ = names, ensemble.protects
+        self.mechanism_, self.plan_ = mechanism, plan
+        self.guarantee_ = stated_guarantee(
+            plan,
+            neighbours=ensemble.neighbours,
+            secure=randomness.secure,
+            recorded=ledger is not None,
+            notes=() if self.classes is not None else (_CLASSES_FROM_Y,),
+        )
+        self.labels_, self.labelled_ = names[release.labels], rows[release.answered]
+        if not len(release.labels):
+            raise InvalidInput(
+                "no label was released, so there is nothing for a student to learn from; lower the "
+                "threshold of the mechanism"
+            )
+        data = StudentData(
+            inputs=np.asarray(inputs),
+            rows=self.labelled_,
+            labels=release.labels,
+            classes=len(names),
+        )
+        self.student_ = train_student(spec, data, factory=student.factory)
+        return self
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Predict labels with the student.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_inputs, n_features) or DataFrame
+            Inputs.
+
+        Returns
+        -------
+        ndarray of shape (n_inputs,)
+            One of ``classes_`` for each input.
+        """
+        check_is_fitted(self, "student_")
+        array = np.asarray(self._compared(X, "X"))
+        places = predict_labels(self.student_, array, classes=len(self.classes_), private=False)
+        return np.asarray(self.classes_[places])
+
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Predict the probability of each class, where the student can.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_inputs, n_features) or DataFrame
+            Inputs.
+
+        Returns
+        -------
+        ndarray of shape (n_inputs, n_classes)
+            Probabilities, in the order of ``classes_``.
+        """
+        check_is_fitted(self, "student_")
+        array = np.asarray(self._compared(X, "X"))
+        return probabilities(self.student_, array, classes=len(self.classes_))
+
+    def report(self, file: str | os.PathLike[str]) -> Path:
+        """Write what was released as one HTML page, which may be published with the student.
+
+        Parameters
+        ----------
+        file : str or path
+            The page to write.
+
+        Returns
+        -------
+        Path
+            The file.
+        """
+        check_is_fitted(self, "student_")
+        path = Path(file)
+        try:
+            path.write_text(_page(self), encoding="utf-8")
+        except OSError as error:
+            raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
+        return path
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = self.insecure_seed is None  # the noise is secure
+        return tags
+
+    # --- input --------------------------------------------------------------------------------
+
+    def _validated(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+        """Check the private records and remember their shape."""
+        if _is_mixed(X):
+            y = np.asarray(y)
+            validate_data(self, X, skip_check_array=True)
+            self._shape = (len(X.columns),)
+            return X, y.ravel()
+        array, labels = validate_data(self, X, y, allow_nd=True, dtype="numeric")
+        self._shape = array.shape[1:]
+        return (X if is_frame(X) else array), np.asarray(labels)
+
+    def _compared(self, X: Any, name: str) -> Any:
+        """Check inputs against the private records."""
+        if _is_mixed(X):
+            validate_data(self, X, skip_check_array=True, reset=False)
+        elif name == "public":
+            from sklearn.utils import check_array
+
+            array = check_array(X, allow_nd=True, dtype="numeric")
+            if array.shape[1:] != self._shape:
+                raise InvalidInput(
+                    f"public has records of shape {array.shape[1:]} and X of {self._shape}; give "
+                    "the same columns in both"
+                )
+            return X if is_frame(X) else array
+        else:
+            array = validate_data(self, X, reset=False, allow_nd=True, dtype="numeric")
+            return X if is_frame(X) else array
+        if len(X.columns) != self._shape[0]:
+            raise InvalidInput(
+                f"{name} has {len(X.columns)} columns and the private records have "
+                f"{self._shape[0]}; give the same columns in both"
+            )
+        return X
+
+    def _student(self, records: Any, inputs: Any, seed: int) -> tuple[Model, StudentSpec]:
+        """Return how to make the student and its section, checked before anything is charged."""
+        given = dict(self.student_params or {})
+        unknown = given.keys() - StudentSpec.model_fields.keys()
+        if unknown:
+            raise InvalidInput(
+                f"student_params has no key {sorted(unknown)[0]!r}; its keys are those of a "
+                f"recipe's [student]: {', '.join(StudentSpec.model_fields)}"
+            )
+        model: Any = self.student
+        if isinstance(self.student, str) and self.student in METHODS:
+            given.setdefault("method", self.student)
+            model = given.pop("model", None)
+            if model is None and self.student in ("supervised", "self-training"):
+                model = _standard_student
+            elif model is None:
+                model = "small-cnn" if np.asarray(inputs).ndim > 2 else "mlp"
+        elif "model" in given:
+            raise InvalidInput(
+                "student= is a model already; leave 'model' out of student_params, or give a "
+                "method as student="
+            )
+        params = {"params": given.pop("params")} if "params" in given else {}
+        made = Records.of(inputs).fitting(Model.of(model, params))
+        try:
+            spec = StudentSpec(**{"seed": seed} | given | params | {"model": made.training.model})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise InvalidInput(
+                f"student_params: {'.'.join(map(str, first['loc']))} {first['msg']}"
+            ) from None
+        made.build(classes=2, seed=seed)  # a model that cannot be made is found before it costs
+        return made, spec
+
+
+def _is_mixed(X: Any) -> bool:
+    """Return whether X is a DataFrame with columns that are not numbers."""
+    return is_frame(X) and any(getattr(kind, "kind", "O") not in "biuf" for kind in X.dtypes)
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>Privacy report</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 44rem; margin: 2rem auto }}
+table {{ border-collapse: collapse }} td, th {{ padding: .2rem .8rem; text-align: left }}
+.warning {{ background: #fdd; padding: .5rem 1rem }}
+</style></head><body>
+<h1>Privacy report</h1>
+{warnings}
+<p>The labels and the student together are differentially private with
+<strong>ε = {epsilon}</strong> at δ = {delta}, for {protects}.
+The value follows from the plan alone, not from the data.</p>
+{notes}
+<table>{rows}</table>
+<h2>Released labels</h2>
+<table><tr><th>Class</th><th>Labels</th></tr>{labels}</table>
+</body></html>
+"""
+
+
+def _page(clf: PATEClassifier) -> str:
+    """Return a page of released values only; every text is escaped."""
+    from html import escape
+
+    def row(*cells: object) -> str:
+        return f"<tr>{''.join(f'<td>{escape(str(each))}</td>' for each in cells)}</tr>"
+
+    stated = clf.guarantee_
+    plan = clf.plan_
+    rows = [
+        ("Teachers", f"{clf.teachers} × {Model.of(clf.teacher, clf.teacher_params).name}"),
+        ("Mechanism", repr(clf.mechanism_)),
+        ("Plan", f"at most {plan.queries} queries and {plan.answers} answers"),
+        ("Student", clf.student if isinstance(clf.student, str) else Model.of(clf.student).name),
+    ]
+    counts = [(name, int((clf.labels_ == name).sum())) for name in clf.classes_]
+    return _PAGE.format(
+        epsilon=format_epsilon(stated.epsilon),
+        delta=f"{stated.delta:g}",
+        protects=escape(clf.protects_),
+        warnings="".join(f'<p class="warning">{escape(each)}</p>' for each in stated.caveats),
+        notes="".join(f"<p>Note: {escape(each)}.</p>" for each in stated.notes),
+        rows="".join(row(*each) for each in rows),
+        labels="".join(row(*each) for each in counts),
+    )

@@ -1,0 +1,603 @@
+"""Comparisons: PATE and DP-SGD on one split, at the same (ε, δ), over several repetitions.
+
+    FOLDER/              all of PATE's points, in one store: teachers are trained once a repetition
+    FOLDER/dpsgd/POINT/  a folder for each model of DP-SGD
+    FOLDER/private/      what was measured
+
+PATE and DP-SGD have ledgers of their own. Each row of the table alone costs its ε, if it was fixed
+before any result was seen; a table that rests on all of them costs all of them together
+(:mod:`pate.studies.study`). In the end ``recipe.json`` is that of the largest ε of the recipe's own
+seed, so that the folder is a run folder whose report shows the comparison.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dpsgd.checkpoint import releases
+from dpsgd.runs import CHECKPOINT, STAGE, Outcome, find_outcome, name_of_run, private_folder
+from dpsgd.runs import ledger_path as dpsgd_ledger_path
+from dpsgd.training import Options as DpsgdOptions
+from dpsgd.training import train
+from pate._format import describe_neighbours
+from pate.accounting import Event, Guarantee, Ledger, Neighbours, compose
+from pate.accounting.events import relation_of, tally
+from pate.accounting.ledger.data_ledger import open_data_ledger
+from pate.accounting.ledger.study_costs import NOT_PLANNED, WholeStudy, whole_study
+from pate.artifacts import Level
+from pate.artifacts.manifest import MANIFEST
+from pate.errors import BudgetExceeded, InvalidInput, LedgerError, SpendNeeded
+from pate.pipeline.recipe import Recipe
+from pate.pipeline.runner import Run
+from pate.pipeline.spending import ledger_path
+from pate.pipeline.stage import Options
+from pate.recipes.read import read_recipe, remarks
+from pate.stages.catalogue import STAGES
+from pate.stages.paid import require_paid
+from pate.stages.releasing import releases_in_ledger
+from pate.studies.compare_recipe import (
+    MOST_SEEDS,
+    ComparePoint,
+    CompareRecipe,
+    checked_epsilons,
+    make_points,
+)
+from pate.studies.grid import as_settings
+from pate.studies.measure import Measures, warm_up
+from pate.studies.plots import plot_comparison
+from pate.studies.study import is_paid, require_own_labels, tag_of
+from pate.studies.tables import (
+    COMPARISON_COLUMNS,
+    ComparisonRow,
+    FinishedPoint,
+    comparison_cells,
+    comparison_notes,
+    comparison_rows,
+    cost_in_words,
+    require_same_noise,
+    write_table,
+)
+
+_FORMAT = 2
+_TIMED = (  # from data to student, without the account and the test
+    "data", "partition", "encoder", "encode", "teach", "vote", "aggregate", "distill",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The rows of a comparison, what they cost together, and notes for its readers."""
+
+    name: str
+    recipe: CompareRecipe
+    folder: Path
+    rows: tuple[ComparisonRow, ...]
+    cost: WholeStudy
+    notes: tuple[str, ...]
+    seeded: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of ``compare.json``."""
+        cost = self.cost
+        return {
+            "format": _FORMAT,
+            "name": self.name,
+            "data": self.recipe.data.name,
+            "delta": self.recipe.compare.delta,
+            "seeds": self.recipe.compare.seeds,
+            "seeded": self.seeded,
+            "rows": [row.as_json() for row in self.rows],
+            "cost": {
+                "pate": _cost_as_json(cost.here.guarantee),
+                "dpsgd": None if cost.other is None else _cost_as_json(cost.other.guarantee),
+                "together": None if cost.together is None else _cost_as_json(cost.together),
+                "planned_in_advance": cost.in_advance,
+            },
+            "notes": list(self.notes),
+        }
+
+    def write(self) -> None:
+        """Write ``compare.json``, ``.csv``, ``.png`` and ``.svg`` into the folder, mode 0600."""
+        cells = comparison_cells(self.rows)
+        write_table(self.folder, "compare", self.as_json(), rows=cells, columns=COMPARISON_COLUMNS)
+        title = f"PATE and DP-SGD on {self.recipe.data.name}, δ = {self.recipe.compare.delta:g}"
+        plot_comparison(self.rows, self.folder, title=title, private=not self.seeded)
+
+
+def _cost_as_json(guarantee: Guarantee) -> dict[str, Any]:
+    return {
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "neighbours": guarantee.neighbours.value,
+    }
+
+
+def compare(
+    recipe: str,
+    *,
+    epsilons: Sequence[float] | None = None,
+    seeds: int | None = None,
+    set: Mapping[str, Any] | Sequence[str] | None = None,
+    out: Path | str | None = None,
+    options: Options,
+) -> Comparison:
+    """Compare PATE with DP-SGD on the same data at the same ε; what is done is skipped.
+
+    Parameters
+    ----------
+    recipe
+        The name of a shipped recipe, or the path of a ``.toml`` file, with ``kind = "compare"``.
+    epsilons
+        The ε to compare at; by default those of the recipe.
+    seeds
+        The number of repetitions of either method; by default that of the recipe.
+    set
+        Settings that override the recipe: ``{"pate.teachers.count": 50}``, or texts
+        ``"pate.teachers.count=50"``.
+    out
+        The folder; by default ``runs/NAME``. It is the comparison's own.
+    options
+        How to run: data root, engine, plug-ins, noise.
+
+    Returns
+    -------
+    Comparison
+        A row for each method and ε, then the baselines. The folder then holds ``compare.json``,
+        ``.csv``, ``.png`` and ``.svg``.
+
+    Raises
+    ------
+    InvalidInput
+        If the recipe is invalid, or the folder holds results of another study or run.
+    BudgetExceeded
+        If a budget has no room for all points; then nothing was charged.
+    SpendNeeded
+        If a result was paid for and lost, unless ``options.spend``.
+
+    Guarantees
+    ----------
+    Nothing is charged before all points are planned, both ledgers have recorded the plan, and both
+    budgets have room for what is not paid yet. Every charge carries the study's tag. What is done
+    is never charged again.
+    """
+    changes = as_settings(set)
+    if epsilons is not None:
+        changes.append(f"compare.epsilons={checked_epsilons(epsilons)}")
+    if seeds is not None:
+        if not 1 <= seeds <= MOST_SEEDS:
+            raise InvalidInput(f"--seeds {seeds}: give a whole number from 1 to {MOST_SEEDS}")
+        changes.append(f"compare.seeds={seeds}")
+    name, checked = read_recipe(recipe, changes, CompareRecipe)
+    folder = Path("runs") / name if out is None else Path(out)
+    seeded = options.insecure_seed is not None
+    require_same_noise(folder, "compare", seeded=seeded)
+    finished, cost = CompareRuns.of(checked, folder, options).execute()
+    rows = comparison_rows(finished, seeded=seeded)
+    notes = comparison_notes(
+        rows,
+        cost,
+        accountant=checked.dpsgd.privacy.accountant,
+        delta=checked.compare.delta,
+        tuning=remarks(checked.notes),
+        seeded=seeded,
+    )
+    comparison = Comparison(
+        name=name,
+        recipe=checked,
+        folder=folder,
+        rows=rows,
+        cost=cost,
+        notes=notes,
+        seeded=seeded,
+    )
+    comparison.write()
+    return comparison
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareRuns:
+    """The points of a comparison as runs of both methods in one folder."""
+
+    recipe: CompareRecipe
+    folder: Path
+    options: Options
+    quiet: Options  # the same, silent: one object for all points, so that own data are read once
+
+    @classmethod
+    def of(cls, recipe: CompareRecipe, folder: Path, options: Options) -> CompareRuns:
+        """Return the runs of a comparison whose charges carry the tag of its folder."""
+        tagged = replace(options, study=tag_of("compare", folder))
+        return cls(
+            recipe=recipe, folder=folder, options=tagged, quiet=replace(tagged, say=_print_nothing)
+        )
+
+    @property
+    def tag(self) -> str:
+        assert self.options.study is not None
+        return self.options.study
+
+    def execute(self) -> tuple[list[FinishedPoint], WholeStudy]:
+        """Run what is not done; return all points, and what they cost by the ledgers."""
+        points, protects = self._planned()
+        ledgers = Ledgers.of(
+            points[0],
+            data_root=self.options.data_root,
+            seed=self.options.insecure_seed,
+            tag=self.tag,
+        )
+        self._agree(points, ledgers, protects)
+        for point in points:
+            what = (
+                f"ε = {point.epsilon:g}, repetition {point.seed + 1} of {self.recipe.compare.seeds}"
+            )
+            run = self._pate(point)
+            self._announce_work(f"PATE, {what}", done=all(state.done for state in run.states()))
+            run.execute()
+            trained = self._trained(point) is not None
+            self._announce_work(f"DP-SGD, {what}", done=trained)
+            if not trained:
+                self._train(point)
+        last = max(points, key=lambda point: (point.epsilon, -point.seed))
+        self._pate(last).execute()  # nothing is left to do; the folder's recipe is now this one
+        finished = [self._finished(point) for point in points]
+        with ledgers.opened(points) as (pate, dpsgd):
+            require_own_labels([each.pate for each in finished], pate, tag=self.tag)
+            require_own_models(map(self._home, points), dpsgd, tag=self.tag)
+            cost = ledgers.cost(pate, dpsgd, points=points)
+        if not cost.here.releases or cost.other is None or not cost.other.releases:
+            raise LedgerError(
+                f"the ledgers of {self.recipe.data.name} hold no charge of this comparison, which "
+                "is finished; restore them from a backup"
+            )
+        return finished, cost
+
+    def _announce_work(self, what: str, *, done: bool) -> None:
+        self.options.say(f"{what}: done before" if done else what)
+
+    def _planned(self) -> tuple[list[ComparePoint], str]:
+        """Return all points, and whom PATE protects; data are read first, for their counts."""
+        first = self.recipe.for_pate(max(self.recipe.compare.epsilons), noise=1.0)
+        data = self._run(first, seed=0)
+        data.execute(until="data")
+        points = make_points(
+            self.recipe,
+            public=len(data.artifact("data-public").array("features.npy")),
+            private=len(data.artifact("data").array("features.npy")),
+        )
+        for point in {each.seed: each for each in points}.values():
+            # What can be wrong with shards is found while no ledger has its terms.
+            self._pate(point).execute(until="partition")
+        named = bool(data.artifact("data").facts["named"])
+        return points, first.partition.protects(named=named)
+
+    def _agree(self, points: Sequence[ComparePoint], ledgers: Ledgers, protects: str) -> None:
+        """Refuse what must be refused, and record the plan: all before the first charge."""
+        runs, root = [self._pate(each) for each in points], self.options.data_root
+        require_paid(runs[0])
+        secure, seeded = (dpsgd_ledger_path(points[0].dpsgd, root, seed) for seed in (None, 0))
+        require_charged_models(self.folder.glob("dpsgd/*"), secure, seeded=seeded)
+        untrained = [
+            each
+            for each in points
+            if not is_paid_model(
+                each,
+                self._home(each),
+                ledger=ledgers.dpsgd,
+                data_root=root,
+                seed=self._seed(each.seed),
+            )
+        ]
+        if not self.options.spend:
+            here = models_in(self.folder.glob("dpsgd/*"))
+            plans = [each.dpsgd_plan.events for each in untrained]
+            require_no_lost_model(plans, ledgers.dpsgd, here=here, tag=self.tag)
+        unpaid = list(points)
+        if ledgers.pate.exists():
+            with Ledger.open(ledgers.pate) as ledger:
+                require_own_labels(runs, ledger, tag=self.tag)
+                pairs = zip(points, runs, strict=True)
+                unpaid = [each for each, run in pairs if not is_paid(run, ledger)]
+        if ledgers.dpsgd.exists():
+            with Ledger.open(ledgers.dpsgd) as ledger:
+                require_own_models(map(self._home, points), ledger, tag=self.tag)
+        ledgers.require_room(pate=unpaid, dpsgd=untrained)
+        with ledgers.opened(points) as (pate, dpsgd):
+            ledgers.plan(points, pate, dpsgd, protects=protects)
+            cost = ledgers.cost(pate, dpsgd, points=points, unpaid=unpaid, untrained=untrained)
+            self._announce(cost, budget_in_words(pate), budget_in_words(dpsgd))
+
+    def _announce(self, cost: WholeStudy, for_pate: str, for_dpsgd: str) -> None:
+        say = self.options.say
+        say(f"PATE: at most {cost.here.told(why=False)} ({for_pate})")
+        if cost.other is not None:
+            say(f"DP-SGD: at most {cost.other.told(why=False)} ({for_dpsgd})")
+        say(f"both, which a table of all of them costs: at most {cost_in_words(cost.together)}")
+        if not cost.in_advance:
+            say(
+                f"These are {NOT_PLANNED} (study “{self.tag}”); for a study of its own, choose an "
+                "--out of another name."
+            )
+
+    # --- PATE -------------------------------------------------------------------------------------
+
+    def _pate(self, point: ComparePoint) -> Run:
+        return self._run(point.pate, seed=point.seed)
+
+    def _run(self, recipe: Recipe, *, seed: int) -> Run:
+        options, seeded = self.quiet, self._seed(seed)
+        if seeded != options.insecure_seed:
+            options = replace(options, insecure_seed=seeded)
+        stages = [Measures(self.folder).timed(stage) for stage in STAGES]
+        return Run(folder=self.folder, recipe=recipe, stages=stages, options=options)
+
+    def _seed(self, repetition: int) -> int | None:
+        """Return the insecure seed of a repetition: seeded noise, too, differs between them."""
+        insecure = self.options.insecure_seed
+        return None if insecure is None else insecure + repetition
+
+    # --- DP-SGD -----------------------------------------------------------------------------------
+
+    def _home(self, point: ComparePoint) -> Path:
+        """Return the folder of a model: other settings have another one, and another charge."""
+        name = name_of_run(point.dpsgd, self._seed(point.seed))[:8]
+        return self.folder / "dpsgd" / f"epsilon-{point.epsilon:g}-seed-{point.seed}-{name}"
+
+    def _trained(self, point: ComparePoint) -> Outcome | None:
+        return find_outcome(
+            point.dpsgd,
+            self._home(point),
+            data_root=self.options.data_root,
+            insecure_seed=self._seed(point.seed),
+        )
+
+    def _train(self, point: ComparePoint) -> None:
+        seed = self._seed(point.seed)
+        options = DpsgdOptions(
+            data_root=self.options.data_root,
+            plugin_path=self.options.plugin_path,
+            insecure_seed=seed,
+            spend=self.options.spend,
+            say=_print_nothing,
+            study=self.tag,
+        )
+        warm_up()
+        with Measures(self.folder).measured("dpsgd", name_of_run(point.dpsgd, seed)):
+            train(point.dpsgd, self._home(point), options)
+
+    # --- both -------------------------------------------------------------------------------------
+
+    def _finished(self, point: ComparePoint) -> FinishedPoint:
+        run, measures = self._pate(point), Measures(self.folder)
+        made_from = {each.stage: each.made_from for each in run.states()}
+        parts = [measures.find(name, made_from[name] or "") for name in _TIMED]
+        known = [part for part in parts if part is not None]
+        trained = self._trained(point)
+        assert trained is not None
+        return FinishedPoint(
+            epsilon=point.epsilon,
+            seed=point.seed,
+            baselines=point.baselines,
+            pate=run,
+            pate_measure=sum(known[1:], known[0]) if len(known) == len(parts) else None,
+            dpsgd=trained.report,
+            dpsgd_measure=measures.find("dpsgd", name_of_run(point.dpsgd, self._seed(point.seed))),
+        )
+
+
+def _print_nothing(text: str) -> None:
+    """Print nothing."""
+
+
+# --- ledgers --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledgers:
+    """The two ledgers of the data, as a comparison uses them."""
+
+    pate: Path
+    dpsgd: Path
+    tag: str
+
+    @classmethod
+    def of(cls, point: ComparePoint, *, data_root: Path, seed: int | None, tag: str) -> Ledgers:
+        return cls(
+            pate=ledger_path(point.pate, data_root, seeded=seed is not None),
+            dpsgd=dpsgd_ledger_path(point.dpsgd, data_root, seed),
+            tag=tag,
+        )
+
+    def require_room(self, *, pate: Sequence[ComparePoint], dpsgd: Sequence[ComparePoint]) -> None:
+        """Refuse what the budgets have no room for; write nothing.
+
+        ``pate`` and ``dpsgd`` are the points that are not paid for yet.
+        """
+        votes, steps = _events(pate, "pate"), _events(dpsgd, "dpsgd")
+        relation = pate[0].pate.partition.neighbours if pate else None
+        _require_room("PATE", self.pate, votes, records=relation, beside=steps)
+        _require_room("DP-SGD", self.dpsgd, steps)
+
+    @contextlib.contextmanager
+    def opened(self, points: Sequence[ComparePoint]) -> Iterator[tuple[Ledger, Ledger]]:
+        """Open both ledgers; one that is missing is created, without a budget.
+
+        The λ of a new one is the best for all that is planned, which is public.
+        """
+        delta = points[0].pate.privacy.delta
+        with contextlib.ExitStack() as stack:
+            opened = [
+                stack.enter_context(
+                    open_data_ledger(
+                        path,
+                        budget=None,
+                        delta=delta,
+                        neighbours=neighbours,
+                        moment=compose(_events(points, method)).guarantee(delta=delta).moment,
+                    )
+                )
+                for method, path, neighbours in (
+                    ("pate", self.pate, Neighbours.REPLACE_ONE),
+                    ("dpsgd", self.dpsgd, Neighbours.ADD_REMOVE),
+                )
+            ]
+            yield opened[0], opened[1]
+
+    def plan(
+        self, points: Sequence[ComparePoint], pate: Ledger, dpsgd: Ledger, *, protects: str
+    ) -> None:
+        """Record in both ledgers what is planned, unless results of either method are there.
+
+        Guarantees:
+            A result of one method may lead to releases of the other, so either plan is fixed only
+            while nothing of the study was charged in either ledger.
+        """
+        begun = any(self.tag in each.studies for book in (pate, dpsgd) for each in book.charges())
+        for book, method, who in (
+            (pate, "pate", protects),
+            (dpsgd, "dpsgd", describe_neighbours(relation_of(_events(points, "dpsgd")))),
+        ):
+            plans = [_events([point], method) for point in points]
+            book.plan_study(self.tag, plans, protects=who, begun=begun)
+
+    def cost(
+        self,
+        pate: Ledger,
+        dpsgd: Ledger,
+        *,
+        points: Sequence[ComparePoint],
+        unpaid: Sequence[ComparePoint] = (),
+        untrained: Sequence[ComparePoint] = (),
+    ) -> WholeStudy:
+        """Return the cost of the study by both ledgers, with ``unpaid`` and ``untrained``."""
+        return whole_study(
+            pate,
+            dpsgd,
+            self.tag,
+            more=[_events([point], "pate") for point in unpaid],
+            more_there=[_events([point], "dpsgd") for point in untrained],
+            one_teacher=points[0].pate.partition.neighbours,
+        )
+
+
+def _events(points: Iterable[ComparePoint], method: str) -> list[Event]:
+    plans = [point.pate_plan if method == "pate" else point.dpsgd_plan for point in points]
+    return [event for plan in plans for event in plan.events]
+
+
+def _require_room(
+    method: str,
+    path: Path,
+    events: list[Event],
+    *,
+    records: Neighbours | None = None,
+    beside: Iterable[Event] = (),
+) -> None:
+    if not path.exists():
+        return  # it will be created without a budget
+    with Ledger.open(path) as ledger:
+        try:
+            ledger.require_room(events, records=records, beside=beside)
+        except BudgetExceeded as error:
+            raise error.saying(
+                f"what {method} is to release here would bring ε in {path} to "
+                f"{error.needed:.6g}, past the budget of {error.budget:.6g} (spent "
+                f"{error.spent:.6g}); nothing was charged: compare at fewer or smaller ε, or with "
+                "fewer seeds"
+            ) from error
+
+
+def budget_in_words(ledger: Ledger) -> str:
+    """Return the name of a ledger, and its budget."""
+    budget = ledger.terms.budget.epsilon
+    room = f"within the budget of ε = {budget:g}" if budget < math.inf else "without a budget"
+    return f"{ledger.path.name}: {room}"
+
+
+# --- models of DP-SGD -----------------------------------------------------------------------------
+
+
+def models_in(folders: Iterable[Path]) -> frozenset[str]:
+    """Return the names under which models in some folders are charged; a damaged one is lost."""
+    found: set[str] = set()
+    for folder in folders:
+        for file in folder.glob(f"{Level.PRIVATE.folder}/*/{CHECKPOINT}"):
+            with contextlib.suppress(InvalidInput):
+                found |= releases(file)
+    return frozenset(found)
+
+
+def is_paid_model(
+    point: ComparePoint, folder: Path, *, ledger: Path, data_root: Path, seed: int | None
+) -> bool:
+    """Return whether a model is released, or begun and charged.
+
+    A checkpoint is written just before its charge: a kill in between leaves it unpaid.
+    """
+    if find_outcome(point.dpsgd, folder, data_root=data_root, insecure_seed=seed) is not None:
+        return True
+    begun = private_folder(folder, name_of_run(point.dpsgd, seed)) / CHECKPOINT
+    return begun.exists() and releases(begun) <= releases_in_ledger(ledger)
+
+
+def require_own_models(homes: Iterable[Path], ledger: Ledger, *, tag: str) -> None:
+    """Refuse to use models that were not released for the study.
+
+    Guarantees:
+        As :func:`pate.studies.study.require_own_labels`.
+    """
+    charges = {each.release: each.studies for each in ledger.charges()}
+    for home in homes:
+        for name in sorted(models_in([home])):
+            if tag not in charges.get(name, (tag,)):
+                raise InvalidInput(
+                    f"{home} holds a model that was not released for the study “{tag}”, and a "
+                    "study uses only what was released for it; choose another --out"
+                )
+
+
+def require_charged_models(homes: Iterable[Path], ledger: Path, *, seeded: Path) -> None:
+    """Refuse to continue with released models that no ledger knows.
+
+    ``homes`` are their folders, ``ledger`` and ``seeded`` the files for secure and seeded noise.
+    A model whose names are not found counts as one that was not charged.
+    """
+    paid = releases_in_ledger(ledger) | releases_in_ledger(seeded)
+    for home in homes:
+        if not any(home.glob(f"{Level.RELEASED.folder}/{STAGE}/*/{MANIFEST}")):
+            continue  # begun at most
+        names = models_in([home])
+        if not names:
+            raise LedgerError(
+                f"{home} holds a model without its {CHECKPOINT}, by which the ledger knows it; "
+                "restore that from a backup"
+            )
+        if not names <= paid:
+            raise LedgerError(
+                f"the ledger at {ledger} lacks the charge of the model that is released in {home}; "
+                "restore the ledger from a backup"
+            )
+
+
+def require_no_lost_model(
+    plans: Iterable[Sequence[Event]], ledger: Path, *, here: frozenset[str], tag: str
+) -> None:
+    """Refuse to pay again for a model that the study paid for and that is not ``here``.
+
+    Names of models are random, so a lost one is recognised by its cost.
+    """
+    if not ledger.exists():
+        return
+    with Ledger.open(ledger) as opened:
+        of_study = [each for each in opened.charges() if tag in each.studies]
+    lost = [tally(each.events) for each in of_study if each.release not in here]
+    if any(tally(plan) in lost for plan in plans):
+        raise SpendNeeded(
+            f"the ledger at {ledger} has already paid for such a model of the study “{tag}”, and "
+            "it is not in this folder; resume in the folder where it is, or choose an --out of "
+            "another name, or, to train a new one and pay again, add --spend"
+        )

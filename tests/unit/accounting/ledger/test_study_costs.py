@@ -1,0 +1,332 @@
+"""What releases cost together, against exact brute force on small discrete mechanisms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from pate._format import describe_neighbours
+from pate.accounting import (
+    Conversion,
+    Gaussian,
+    GaussianNoisyMaxAnswer,
+    Guarantee,
+    Ledger,
+    Mode,
+    Neighbours,
+    Repeated,
+    SampledGaussian,
+    compose,
+)
+from pate.accounting.composition import gaussian_epsilon
+from pate.accounting.events import relation_of
+from pate.accounting.ledger.study_costs import (
+    all_of,
+    beside,
+    for_replacement,
+    led_to,
+    study_cost,
+    study_costs,
+    whole_studies,
+)
+from pate.errors import InvalidInput
+
+ADD, REPLACE, ZERO = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE, Neighbours.ZERO_OUT
+ANSWER = GaussianNoisyMaxAnswer(sigma=100.0)
+FINER = GaussianNoisyMaxAnswer(sigma=40.0)
+STEP = SampledGaussian(sample_rate=0.01, noise_multiplier=1.0)
+
+
+def hockey_stick(p, q, epsilon):
+    """The exact δ at ε between two neighbours, in both directions."""
+    one = np.maximum(p - math.exp(epsilon) * q, 0).sum()
+    other = np.maximum(q - math.exp(epsilon) * p, 0).sum()
+    return float(max(one, other))
+
+
+def tight(epsilon, delta):
+    """Kairouz et al. 2015: the worst (ε, δ)-DP mechanism, as its two output distributions."""
+    stay = (1 - delta) / (1 + math.exp(epsilon))
+    p = np.array([delta, math.exp(epsilon) * stay, stay, 0.0])
+    return p, p[::-1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_all_of_covers_any_mechanisms(seed):
+    """Random ones, each at its exact δ, together: the product of their distributions."""
+    rng = np.random.default_rng(seed)
+    parts, p, q = [], np.ones(1), np.ones(1)
+    for _ in range(rng.integers(2, 5)):
+        one, other = rng.dirichlet(np.ones(4) * rng.uniform(0.3, 3), size=2)
+        epsilon = rng.uniform(0, 2)
+        parts.append(Guarantee(epsilon=epsilon, delta=min(hockey_stick(one, other, epsilon), 0.99)))
+        p, q = np.outer(p, one).ravel(), np.outer(q, other).ravel()
+    if sum(part.delta for part in parts) >= 1:
+        with pytest.raises(InvalidInput, match="guarantees nothing"):
+            all_of(parts)
+        return
+    total = all_of(parts)
+    assert hockey_stick(p, q, total.epsilon) <= total.delta + 1e-15
+
+
+@pytest.mark.parametrize("pairs", [[(0.5, 0.01), (1.0, 0.02)], [(0.1, 0.001)] * 5])
+def test_all_of_is_the_least_that_always_holds(pairs):
+    """The worst mechanisms need it all: a smaller ε lacks, and δ is missed by products only."""
+    total = all_of([Guarantee(epsilon=e, delta=d) for e, d in pairs])
+    p, q = np.ones(1), np.ones(1)
+    for pair in pairs:
+        one, other = tight(*pair)
+        assert hockey_stick(one, other, pair[0]) == pytest.approx(pair[1], rel=1e-12)
+        p, q = np.outer(p, one).ravel(), np.outer(q, other).ravel()
+    exact = hockey_stick(p, q, total.epsilon)
+    assert exact <= total.delta
+    assert exact == pytest.approx(1 - math.prod(1 - d for _, d in pairs), rel=1e-9)
+    pure = [Guarantee(epsilon=e, delta=0.0) for e, _ in pairs]
+    p, q = np.ones(1), np.ones(1)
+    for part in pure:
+        one, other = tight(part.epsilon, 0.0)
+        p, q = np.outer(p, one[1:3]).ravel(), np.outer(q, other[1:3]).ravel()
+    assert hockey_stick(p, q, all_of(pure).epsilon) <= 1e-15
+    assert hockey_stick(p, q, 0.99 * all_of(pure).epsilon) > 1e-6
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("delta", [0.0, 1e-4])
+def test_a_replaced_record_costs_two_and_no_less(epsilon, delta):
+    """Pr[yes] grows as fast as (ε, δ) allows along d, d + one record, d′ + one record."""
+    chances = [0.01]
+    for _ in range(2):
+        chances.append(math.exp(epsilon) * chances[-1] + delta)
+    answers = [np.array([p, 1 - p]) for p in chances]
+    for one, other in pairwise(answers):
+        assert hockey_stick(one, other, epsilon) <= delta + 1e-15
+    told = for_replacement(Guarantee(epsilon=epsilon, delta=delta, neighbours=ADD, moment=3.0))
+    assert told.neighbours is REPLACE
+    assert told.moment is None
+    exact = hockey_stick(answers[0], answers[2], told.epsilon)
+    assert exact <= told.delta + 1e-15
+    assert exact == pytest.approx(told.delta, rel=1e-9, abs=1e-15)
+    if epsilon:
+        assert hockey_stick(answers[0], answers[2], 1.9 * epsilon) > told.delta
+
+
+def test_others_are_not_restated():
+    for neighbours in (REPLACE, Neighbours.AS_STATED):
+        stated = Guarantee(epsilon=1.0, delta=1e-5, neighbours=neighbours)
+        assert for_replacement(stated) == stated
+    with pytest.raises(InvalidInput, match="guarantees nothing"):
+        for_replacement(Guarantee(epsilon=15.0, delta=1e-5, neighbours=ADD))
+    endless = for_replacement(Guarantee(epsilon=math.inf, delta=1e-5, neighbours=ADD))
+    assert endless.epsilon == math.inf
+    assert endless.neighbours is REPLACE
+
+
+def test_relations_mix_only_where_one_is_restated():
+    votes = Guarantee(epsilon=2.0, delta=1e-5, neighbours=REPLACE, moment=4.0)
+    steps = Guarantee(epsilon=1.0, delta=1e-5, neighbours=ADD)
+    with pytest.raises(InvalidInput, match="do not add up"):
+        all_of([votes, steps])
+    both = all_of([votes, steps], replace_one=True)
+    assert both.neighbours is REPLACE
+    assert both.epsilon == 4.0
+    assert both.delta == pytest.approx(1e-5 + (1 + math.e) * 1e-5, rel=1e-12)
+    assert both.moment is None
+    assert all_of([steps, steps]).neighbours is ADD
+    assert all_of([votes]) == votes
+    assert all_of([]) == Guarantee(epsilon=0.0, delta=0.0)
+
+
+def test_zero_out_is_covered_by_add_remove_and_restated_like_it():
+    votes = Guarantee(epsilon=2.0, delta=1e-5, neighbours=ADD)
+    steps = Guarantee(epsilon=1.0, delta=1e-5, neighbours=ZERO)
+    both = all_of([votes, steps])
+    assert (both.epsilon, both.delta, both.neighbours) == (3.0, 2e-5, ZERO)
+    assert for_replacement(steps) == for_replacement(replace(steps, neighbours=ADD))
+    shuffled = replace(votes, neighbours=REPLACE)
+    with pytest.raises(InvalidInput, match="do not add up"):
+        all_of([shuffled, steps])
+    assert all_of([shuffled, steps], replace_one=True).epsilon == 4.0
+
+
+def test_what_is_not_publishable_stays_so():
+    sound = Guarantee(epsilon=1.0, delta=1e-5)
+    private = Guarantee(epsilon=1.0, delta=1e-5, data_dependent=True)
+    doubtful = Guarantee(epsilon=1.0, delta=1e-5, caveats=("guessed", "shuffled"))
+    assert all_of([sound, sound]).publishable
+    assert all_of([sound, private]).data_dependent
+    assert all_of([doubtful, sound, doubtful]).caveats == ("guessed", "shuffled")
+
+
+def opened(path, **more):
+    """An odometer."""
+    terms = {"epsilon": math.inf, "delta": 1e-5, "moment": 3.0} | more
+    return Ledger.open(path, budget=Guarantee(**terms), mode=Mode.ODOMETER)
+
+
+def plan(ledger, study, *releases):
+    relation = relation_of(event for each in releases for event in each)
+    protects = describe_neighbours(relation if relation is ZERO else ADD)
+    ledger.plan_study(study, releases, protects=protects)
+
+
+@pytest.mark.parametrize("how", ["no plan", "beyond it", "before it", "another cost"])
+def test_a_study_that_was_not_planned_costs_what_the_ledger_says(tmp_path, how):
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as ledger:
+        ledger.charge([Repeated(ANSWER, 5)], release="alone")
+        if how != "no plan":
+            plan(ledger, "s", [Repeated(ANSWER, 10)])
+        if how == "before it":
+            ledger.mark("alone", study="s")
+        events = [FINER] if how == "another cost" else [Repeated(ANSWER, 5)]
+        ledger.charge(events, release="a", study="s")
+        if how == "beyond it":
+            ledger.charge([Repeated(ANSWER, 6)], release="b", study="s")
+        (cost,) = study_costs(ledger)
+        assert not cost.in_advance
+        assert cost.guarantee == ledger.guarantee()
+        assert "the ledger's cost of all its releases" in cost.told()
+
+
+def test_a_study_is_told_before_it_is_charged(tmp_path):
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as ledger:
+        plan(ledger, "s", [Repeated(ANSWER, 10)], [FINER])
+        planned = study_cost(ledger, "s", more=[[Repeated(ANSWER, 10)], [FINER]])
+        assert (planned.releases, planned.unpaid, planned.in_advance) == (0, 2, True)
+        ledger.charge([Repeated(ANSWER, 10)], release="a", study="s")
+        ledger.charge([FINER], release="b", study="s")
+        assert study_cost(ledger, "s").guarantee == planned.guarantee
+        more = study_cost(ledger, "s", more=[[ANSWER]])
+        ledger.charge([ANSWER], release="c", study="s")
+        after = study_cost(ledger, "s")
+    assert (more.releases, more.unpaid, more.in_advance) == (2, 1, False)
+    assert more.guarantee == after.guarantee
+    assert after.guarantee.epsilon > planned.guarantee.epsilon
+
+
+def test_what_one_method_did_unplanned_counts_for_both(tmp_path):
+    """Results of one method may have led to releases of the other."""
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as votes, \
+            opened(tmp_path / "mine.dpsgd.ledger", neighbours=ADD) as steps:  # fmt: skip
+        plan(votes, "s", [Repeated(ANSWER, 10)])
+        plan(steps, "s", [Repeated(STEP, 100)])
+        votes.charge([Repeated(ANSWER, 10)], release="a", study="s")
+        steps.charge([Repeated(STEP, 100)], release="a", study="s")
+        (planned,) = whole_studies(votes, one_teacher=ADD)
+        votes.charge([Repeated(ANSWER, 10)], release="b", study="s")
+        (later,) = whole_studies(votes, one_teacher=ADD)
+        figures = votes.guarantee().epsilon + steps.guarantee().epsilon
+    assert planned.in_advance
+    assert not later.in_advance
+    assert (planned.releases, later.releases) == (2, 3)
+    assert later.together.epsilon == pytest.approx(figures, rel=1e-12)
+    assert planned.together.epsilon < later.together.epsilon
+
+
+def test_a_study_costs_what_its_charges_do_at_the_best_moment(tmp_path):
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as ledger:
+        assert study_costs(ledger) == ()
+        ledger.charge([Repeated(ANSWER, 100)], release="before")
+        assert study_costs(ledger) == ()
+        plan(ledger, "sweep b", [Repeated(ANSWER, 300)], [Repeated(ANSWER, 200), FINER])
+        plan(ledger, "sweep a", [Repeated(ANSWER, 50)])
+        ledger.charge([Repeated(ANSWER, 300)], release="a", study="sweep b")
+        (begun,) = study_costs(ledger)
+        ledger.charge([Repeated(ANSWER, 50)], release="other", study="sweep a")
+        ledger.charge([Repeated(ANSWER, 200), FINER], release="c", study="sweep b")
+        first, second = study_costs(ledger)
+        spent = ledger.spent().epsilon
+    assert (begun.releases, begun.unpaid) == (1, 1)
+    assert begun.guarantee == first.guarantee  # to stop may have been decided by results
+    assert (first.name, first.releases, first.unpaid) == ("sweep b", 2, 0)
+    assert (second.name, second.releases, second.unpaid) == ("sweep a", 1, 0)
+    assert first.in_advance
+    assert first.earlier == second.earlier == 1
+    assert "1 other release of this data set came before" in led_to(first)
+    best = compose([Repeated(ANSWER, 500), FINER]).guarantee(delta=1e-5)
+    assert first.guarantee == best
+    assert first.guarantee.moment != 3.0
+    assert second.guarantee.epsilon < first.guarantee.epsilon < spent
+
+
+@pytest.mark.parametrize("count", [1, 4, 16])
+def test_a_study_is_never_cheaper_than_it_is(tmp_path, count):
+    """Gaussians together are one Gaussian, whose ε is known exactly."""
+    with opened(tmp_path / "mine.ledger") as ledger:
+        plan(ledger, "all", *([Gaussian(noise_multiplier=8.0)] for _ in range(count)))
+        for number in range(count):
+            ledger.charge([Gaussian(noise_multiplier=8.0)], release=str(number), study="all")
+        (cost,) = study_costs(ledger)
+    exact = gaussian_epsilon(8.0 / math.sqrt(count), delta=1e-5)
+    assert exact <= cost.guarantee.epsilon <= 1.15 * exact
+    alone = compose([Gaussian(noise_multiplier=8.0)]).guarantee(delta=1e-5)
+    if count > 1:
+        assert alone.epsilon < cost.guarantee.epsilon < all_of([alone] * count).epsilon
+
+
+def test_a_study_is_converted_as_its_ledger_is(tmp_path):
+    with opened(tmp_path / "mine.ledger", conversion=Conversion.CLASSIC, delta=1e-3) as ledger:
+        plan(ledger, "s", [Repeated(ANSWER, 100)])
+        ledger.charge([Repeated(ANSWER, 100)], release="a", study="s")
+        (cost,) = study_costs(ledger)
+    classic = compose([Repeated(ANSWER, 100)]).guarantee(delta=1e-3, conversion=Conversion.CLASSIC)
+    assert cost.guarantee == classic
+
+
+def test_the_relation_behind_teachers_is_told_of_votes_only(tmp_path):
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as votes, \
+            opened(tmp_path / "mine.dpsgd.ledger", neighbours=ADD) as steps:  # fmt: skip
+        votes.charge([Repeated(ANSWER, 10)], release="a", study="s")
+        steps.charge([Repeated(STEP, 100)], release="a", study="s")
+        (plain,) = study_costs(votes)
+        assert plain.guarantee.neighbours is REPLACE
+        (hashed,) = study_costs(votes, one_teacher=ADD)
+        (other,) = study_costs(steps, one_teacher=REPLACE)
+    assert hashed.guarantee.neighbours is ADD
+    assert other.guarantee.neighbours is ZERO
+    both = all_of([hashed.guarantee, other.guarantee])
+    assert both.epsilon == hashed.guarantee.epsilon + other.guarantee.epsilon
+    assert both.delta == 2e-5
+    assert both.neighbours is ZERO
+
+
+def test_the_figure_of_a_ledger_is_said_of_all_partitions_behind_it(tmp_path):
+    """Votes of a shuffled partition say nothing of one record more or less, whoever asks."""
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as votes, \
+            opened(tmp_path / "mine.dpsgd.ledger", neighbours=ADD) as steps:  # fmt: skip
+        votes.charge([Repeated(ANSWER, 10)], release="shuffled", records=REPLACE)
+        votes.charge([Repeated(ANSWER, 10)], release="hashed", study="s", records=ADD)
+        (alone,) = whole_studies(votes, one_teacher=ADD)
+        whole = votes.data_set_total()
+        steps.charge([Repeated(STEP, 100)], release="a", study="s")
+        (both,) = whole_studies(votes, one_teacher=ADD)
+        total = votes.data_set_total()
+        assert study_cost(votes, "s").guarantee == votes.guarantee()  # where one teacher changes
+    for study, figure in ((alone, whole), (both, total)):
+        assert study.together.neighbours is REPLACE
+        assert study.together.epsilon == pytest.approx(figure.epsilon, rel=1e-12)
+        assert study.together.delta == pytest.approx(figure.delta, rel=1e-12)
+    assert alone.here.guarantee.epsilon == alone.together.epsilon
+
+
+def test_seeded_releases_are_not_private_together_either(tmp_path):
+    with opened(tmp_path / "mine.not-private.ledger") as ledger:
+        ledger.charge([Repeated(ANSWER, 10)], release="a", study="s")
+        (cost,) = study_costs(ledger)
+    assert not cost.guarantee.publishable
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("mnist.ledger", "mnist.dpsgd.ledger"),
+        ("mnist.not-private.ledger", "mnist.dpsgd.not-private.ledger"),
+        ("a.b.ledger", "a.b.dpsgd.ledger"),
+    ],
+)
+def test_the_other_ledger(tmp_path, one, other):
+    assert beside(tmp_path / one) == tmp_path / other
+    assert beside(tmp_path / other) == tmp_path / one
