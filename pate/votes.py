@@ -1,4 +1,4 @@
-"""Vote files: counts of teachers for each class, or the predictions behind them."""
+"""Votes of teachers, and files of them: counts for each class, or the predictions behind them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pate.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Votes:
-    """How many teachers voted for each class, query by query. PRIVATE."""
+    """The number of teachers that voted for each class, query by query. PRIVATE.
 
-    counts: NDArray[np.int64]  # (queries, classes)
+    Parameters
+    ----------
+    counts : ndarray of int64
+        One row for each query, one column for each class.
+
+    Examples
+    --------
+    >>> votes = Votes(counts=np.array([[240, 5, 5], [130, 100, 20]]))
+    >>> votes.queries, votes.classes, votes.teachers
+    (2, 3, 250)
+    """
+
+    counts: NDArray[np.int64]
 
     @property
     def queries(self) -> int:
+        """The number of queries."""
         return int(self.counts.shape[0])
 
     @property
     def classes(self) -> int:
+        """The number of classes."""
         return int(self.counts.shape[1])
 
     @property
@@ -32,8 +46,47 @@ class Votes:
         """The most votes cast on any query: all teachers, where none abstains."""
         return int(self.counts.sum(axis=1).max())
 
+    @classmethod
+    def from_labels(
+        cls, labels: ArrayLike, *, classes: int | None = None, abstentions: bool = False
+    ) -> Votes:
+        """Count the predictions of teachers.
+
+        Parameters
+        ----------
+        labels : array-like of shape (teachers, queries)
+            The class that each teacher predicts for each query, 0 … classes − 1.
+        classes : int, optional
+            The number of classes. By default the largest label decides. Give it where classes
+            exist that no teacher voted for: they count, and leaving them out makes ε too small.
+        abstentions : bool
+            Allow −1, a teacher that casts no vote.
+
+        Returns
+        -------
+        Votes
+            The counts. PRIVATE.
+
+        Raises
+        ------
+        InvalidInput
+            If the labels are not a table of whole numbers, or one is not a class.
+
+        Examples
+        --------
+        >>> Votes.from_labels([[0, 2], [0, 1], [1, 2]], classes=3).counts
+        array([[2, 1, 0],
+               [0, 1, 2]])
+        """
+        table = np.asarray(labels)
+        if table.ndim != 2 or table.size == 0:
+            raise InvalidInput(
+                f"labels have shape {table.shape}; give a table with a row for each teacher"
+            )
+        return _count(_whole_numbers(table, "labels"), "labels", classes, abstentions)
+
     def first(self, queries: int | None) -> Votes:
-        """The first ``queries`` queries; all of them if None."""
+        """Return the first ``queries`` queries; all of them if None."""
         if queries is None:
             return self
         if not 1 <= queries <= self.queries:
@@ -44,9 +97,9 @@ class Votes:
 def read_counts(
     path: str | os.PathLike[str], *, abstentions: bool = False, certain: bool = False
 ) -> Votes:
-    """Counts, (queries, classes), from a ``.npy`` file.
+    """Read counts, (queries, classes), from a ``.npy`` file.
 
-    ``certain`` says that the file holds counts where it could also be read as labels.
+    ``certain`` states that the file holds counts where it could also be read as labels.
     """
     table = _whole_numbers(load_table(path), path)
     if table.min() < 0:
@@ -72,22 +125,31 @@ def read_counts(
 def read_labels(
     path: str | os.PathLike[str], *, classes: int | None = None, abstentions: bool = False
 ) -> Votes:
-    """Counts from a ``.npy`` file of labels, (teachers, queries); −1 is an abstention.
+    """Read counts from a ``.npy`` file of labels, (teachers, queries); −1 is an abstention.
 
     Without ``classes`` their number is taken from the largest label. Give it where classes exist
     that no teacher voted for: they count, and leaving them out makes ε too small.
     """
-    labels = _whole_numbers(load_table(path), path)
+    return _count(_whole_numbers(load_table(path), path), path, classes, abstentions)
+
+
+def _count(
+    labels: NDArray[np.int64],
+    name: str | os.PathLike[str],
+    classes: int | None,
+    abstentions: bool,
+) -> Votes:
+    """Count labels (teachers, queries); ``name`` is the file or argument for messages."""
     if labels.min() < (-1 if abstentions else 0):
         raise InvalidInput(
-            f"{path} holds a negative label; if it means abstention add --abstentions"
+            f"{name} holds a negative label; if it means abstention add --abstentions"
         )
     width = max(2, int(labels.max()) + 1) if classes is None else classes
     if width <= labels.max():
-        raise InvalidInput(f"{path} holds a label beyond the {width} classes given")
+        raise InvalidInput(f"{name} holds a label beyond the {width} classes given")
     queries = labels.shape[1]
     if width > 1 << 20 or queries * width > 1 << 28:
-        raise InvalidInput(f"{path} holds labels too large to be class numbers")
+        raise InvalidInput(f"{name} holds labels too large to be class numbers")
     cast = labels >= 0
     cells = (np.arange(queries) * width + labels)[cast]
     counts = np.bincount(cells, minlength=queries * width).reshape(queries, width)
@@ -95,7 +157,7 @@ def read_labels(
 
 
 def _could_be_labels(table: NDArray[np.int64]) -> bool:
-    """Whether counts with equal totals would also pass for teachers that agree on everything.
+    """Return whether counts with equal totals would also pass for teachers that always agree.
 
     Read as labels, every value is a class below the number of columns, and they are not nearly
     all zero.
@@ -105,7 +167,7 @@ def _could_be_labels(table: NDArray[np.int64]) -> bool:
 
 
 def load_table(path: str | os.PathLike[str]) -> NDArray[Any]:
-    """A table of numbers from a ``.npy`` file, memory-mapped; never unpickles."""
+    """Return a table of numbers from a ``.npy`` file, memory-mapped; never unpickles."""
     place = Path(path)
     if not place.is_file():
         raise InvalidInput(f"there is no vote file at {path}")

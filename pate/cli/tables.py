@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -12,8 +13,8 @@ from pate._format import SAME_AT_PUBLIC_RATE, describe_neighbours, format_epsilo
 from pate.accounting import Charge, Guarantee, Ledger, Neighbours
 from pate.accounting.events import Repeated
 from pate.accounting.ledger.data_ledger import budget_line, data_set_line
-from pate.accounting.ledger.data_set import NOT_PRIVATE, beside, shares_a_budget
-from pate.accounting.ledger.study_costs import whole_studies
+from pate.accounting.ledger.data_set import NOT_PRIVATE, shares_budget, sibling_ledger
+from pate.accounting.ledger.study_costs import total_study_costs
 
 if TYPE_CHECKING:
     from pate.planner.forecast import Forecast
@@ -23,6 +24,53 @@ if TYPE_CHECKING:
 def wide_console(width: int = 110) -> Console:
     """Return a console that is wide where no terminal sets the width; paths print as they are."""
     return Console(width=None if Console().is_terminal else width, markup=False, highlight=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a table; those of a higher ``rank`` go first, those of rank 0 never do."""
+
+    heading: str
+    cells: Sequence[str]
+    justify: Literal["left", "right"] = "right"
+    rank: int = 0
+
+    @property
+    def width(self) -> int:
+        from rich.cells import cell_len
+
+        lines = [line for text in (self.heading, *self.cells) for line in text.split("\n")]
+        return max(map(cell_len, lines), default=0)
+
+
+def fitting_columns(columns: Sequence[Column], width: int) -> tuple[Column, ...]:
+    """Return the columns for which there is room, with a border around each.
+
+    >>> name, note = Column(heading="ε", cells=["2.5"]), Column(heading="note", cells=[""], rank=1)
+    >>> [each.heading for each in fitting_columns([name, note], 80)]
+    ['ε', 'note']
+    >>> [each.heading for each in fitting_columns([name, note], 12)]
+    ['ε']
+    """
+    kept = list(columns)
+    while sum(each.width + 3 for each in kept) + 1 > width:
+        least = max(kept, key=lambda each: each.rank)
+        if least.rank == 0:
+            break
+        kept.remove(least)
+    return tuple(kept)
+
+
+def fitted_table(columns: Sequence[Column], width: int) -> Table:
+    """Return a table of the columns that fit; no value in it is cut short."""
+    kept = fitting_columns(columns, width)
+    table = Table()
+    for each in kept:
+        table.add_column(each.heading, justify=each.justify, no_wrap=True, min_width=each.width,
+                         vertical="bottom")  # fmt: skip
+    for row in zip(*(each.cells for each in kept), strict=True):
+        table.add_row(*row)
+    return table
 
 
 # --- pate epsilon ------------------------------------------------------------------------------
@@ -90,7 +138,7 @@ def show_ledger(ledger: Ledger, *, one_teacher: Neighbours | None = None) -> Non
     charges = ledger.charges()
     console = wide_console(140)
     console.print(_charges_table(charges))
-    both = shares_a_budget(ledger.path)
+    both = shares_budget(ledger.path)
     console.print(printable(budget_line(ledger, own=both)), soft_wrap=True)
     if both:
         console.print(printable(data_set_line(ledger)), soft_wrap=True)
@@ -116,11 +164,11 @@ def _charges_table(charges: list[Charge]) -> Table:
 
 def _studies(ledger: Ledger, one_teacher: Neighbours | None) -> Iterator[str]:
     """Yield lines on each study: its cost here, by the other method, and both together."""
-    studies = whole_studies(ledger, one_teacher=one_teacher or Neighbours.ADD_REMOVE)
+    studies = total_study_costs(ledger, one_teacher=one_teacher or Neighbours.ADD_REMOVE)
     for study in studies:
-        yield f"{study.here.name}: {study.here.told()}"
+        yield f"{study.here.name}: {study.here.describe()}"
         if study.other is not None:
-            yield f"  in {beside(ledger.path).name}: {study.other.told()}"
+            yield f"  in {sibling_ledger(ledger.path).name}: {study.other.describe()}"
             yield f"  to publish both: {_together(study.together)}"
     yield "A study counts against the budget like anything else."
     if one_teacher is None and any(study.other is not None for study in studies):

@@ -13,8 +13,7 @@ seed, so that the folder is a run folder whose report shows the comparison.
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,22 +23,19 @@ from dpsgd.runs import CHECKPOINT, STAGE, Outcome, find_outcome, name_of_run, pr
 from dpsgd.runs import ledger_path as dpsgd_ledger_path
 from dpsgd.training import Options as DpsgdOptions
 from dpsgd.training import train
-from pate._format import describe_neighbours
-from pate.accounting import Event, Guarantee, Ledger, Neighbours, compose
-from pate.accounting.events import relation_of, tally
-from pate.accounting.ledger.data_ledger import open_data_ledger
-from pate.accounting.ledger.study_costs import NOT_PLANNED, WholeStudy, whole_study
+from pate.accounting import Event, Guarantee, Ledger
+from pate.accounting.events import tally
+from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost
 from pate.artifacts import Level
 from pate.artifacts.manifest import MANIFEST
-from pate.errors import BudgetExceeded, InvalidInput, LedgerError, SpendNeeded
+from pate.errors import InvalidInput, LedgerError, SpendNeeded
+from pate.pipeline.ledger import ledger_path
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
-from pate.pipeline.spending import ledger_path
 from pate.pipeline.stage import Options
 from pate.recipes.read import read_recipe, remarks
 from pate.stages.catalogue import STAGES
-from pate.stages.paid import require_paid
-from pate.stages.releasing import releases_in_ledger
+from pate.stages.exactly_once import releases_in_ledger, require_paid
 from pate.studies.compare_recipe import (
     MOST_SEEDS,
     ComparePoint,
@@ -50,7 +46,13 @@ from pate.studies.compare_recipe import (
 from pate.studies.grid import as_settings
 from pate.studies.measure import Measures, warm_up
 from pate.studies.plots import plot_comparison
-from pate.studies.study import is_paid, require_own_labels, tag_of
+from pate.studies.study import (
+    TwoLedgers,
+    budget_in_words,
+    is_paid,
+    require_own_labels,
+    tag_of,
+)
 from pate.studies.tables import (
     COMPARISON_COLUMNS,
     ComparisonRow,
@@ -77,7 +79,7 @@ class Comparison:
     recipe: CompareRecipe
     folder: Path
     rows: tuple[ComparisonRow, ...]
-    cost: WholeStudy
+    cost: TotalStudyCost
     notes: tuple[str, ...]
     seeded: bool
 
@@ -221,15 +223,10 @@ class CompareRuns:
         assert self.options.study is not None
         return self.options.study
 
-    def execute(self) -> tuple[list[FinishedPoint], WholeStudy]:
+    def execute(self) -> tuple[list[FinishedPoint], TotalStudyCost]:
         """Run what is not done; return all points, and what they cost by the ledgers."""
         points, protects = self._planned()
-        ledgers = Ledgers.of(
-            points[0],
-            data_root=self.options.data_root,
-            seed=self.options.insecure_seed,
-            tag=self.tag,
-        )
+        ledgers = self._ledgers(points)
         self._agree(points, ledgers, protects)
         for point in points:
             what = (
@@ -245,10 +242,10 @@ class CompareRuns:
         last = max(points, key=lambda point: (point.epsilon, -point.seed))
         self._pate(last).execute()  # nothing is left to do; the folder's recipe is now this one
         finished = [self._finished(point) for point in points]
-        with ledgers.opened(points) as (pate, dpsgd):
+        with ledgers.opened() as (pate, dpsgd):
             require_own_labels([each.pate for each in finished], pate, tag=self.tag)
             require_own_models(map(self._home, points), dpsgd, tag=self.tag)
-            cost = ledgers.cost(pate, dpsgd, points=points)
+            cost = ledgers.cost(pate, dpsgd)
         if not cost.here.releases or cost.other is None or not cost.other.releases:
             raise LedgerError(
                 f"the ledgers of {self.recipe.data.name} hold no charge of this comparison, which "
@@ -275,7 +272,7 @@ class CompareRuns:
         named = bool(data.artifact("data").facts["named"])
         return points, first.partition.protects(named=named)
 
-    def _agree(self, points: Sequence[ComparePoint], ledgers: Ledgers, protects: str) -> None:
+    def _agree(self, points: Sequence[ComparePoint], ledgers: TwoLedgers, protects: str) -> None:
         """Refuse what must be refused, and record the plan: all before the first charge."""
         runs, root = [self._pate(each) for each in points], self.options.data_root
         require_paid(runs[0])
@@ -305,17 +302,32 @@ class CompareRuns:
         if ledgers.dpsgd.exists():
             with Ledger.open(ledgers.dpsgd) as ledger:
                 require_own_models(map(self._home, points), ledger, tag=self.tag)
-        ledgers.require_room(pate=unpaid, dpsgd=untrained)
-        with ledgers.opened(points) as (pate, dpsgd):
-            ledgers.plan(points, pate, dpsgd, protects=protects)
-            cost = ledgers.cost(pate, dpsgd, points=points, unpaid=unpaid, untrained=untrained)
+        votes = [each.pate_plan.events for each in unpaid]
+        steps = [each.dpsgd_plan.events for each in untrained]
+        ledgers.require_room(votes, steps)
+        with ledgers.opened() as (pate, dpsgd):
+            ledgers.plan(pate, dpsgd, protects=protects)
+            cost = ledgers.cost(pate, dpsgd, unpaid=votes, untrained=steps)
             self._announce(cost, budget_in_words(pate), budget_in_words(dpsgd))
 
-    def _announce(self, cost: WholeStudy, for_pate: str, for_dpsgd: str) -> None:
+    def _ledgers(self, points: Sequence[ComparePoint]) -> TwoLedgers:
+        first, options = points[0], self.options
+        seed = options.insecure_seed
+        return TwoLedgers(
+            tag=self.tag,
+            pate=ledger_path(first.pate, options.data_root, seeded=seed is not None),
+            dpsgd=dpsgd_ledger_path(first.dpsgd, options.data_root, seed),
+            delta=first.pate.privacy.delta,
+            relation=first.pate.partition.neighbours,
+            votes=[point.pate_plan.events for point in points],
+            steps=[point.dpsgd_plan.events for point in points],
+        )
+
+    def _announce(self, cost: TotalStudyCost, for_pate: str, for_dpsgd: str) -> None:
         say = self.options.say
-        say(f"PATE: at most {cost.here.told(why=False)} ({for_pate})")
+        say(f"PATE: at most {cost.here.describe(why=False)} ({for_pate})")
         if cost.other is not None:
-            say(f"DP-SGD: at most {cost.other.told(why=False)} ({for_dpsgd})")
+            say(f"DP-SGD: at most {cost.other.describe(why=False)} ({for_dpsgd})")
         say(f"both, which a table of all of them costs: at most {cost_in_words(cost.together)}")
         if not cost.in_advance:
             say(
@@ -391,131 +403,6 @@ class CompareRuns:
 
 def _print_nothing(text: str) -> None:
     """Print nothing."""
-
-
-# --- ledgers --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ledgers:
-    """The two ledgers of the data, as a comparison uses them."""
-
-    pate: Path
-    dpsgd: Path
-    tag: str
-
-    @classmethod
-    def of(cls, point: ComparePoint, *, data_root: Path, seed: int | None, tag: str) -> Ledgers:
-        return cls(
-            pate=ledger_path(point.pate, data_root, seeded=seed is not None),
-            dpsgd=dpsgd_ledger_path(point.dpsgd, data_root, seed),
-            tag=tag,
-        )
-
-    def require_room(self, *, pate: Sequence[ComparePoint], dpsgd: Sequence[ComparePoint]) -> None:
-        """Refuse what the budgets have no room for; write nothing.
-
-        ``pate`` and ``dpsgd`` are the points that are not paid for yet.
-        """
-        votes, steps = _events(pate, "pate"), _events(dpsgd, "dpsgd")
-        relation = pate[0].pate.partition.neighbours if pate else None
-        _require_room("PATE", self.pate, votes, records=relation, beside=steps)
-        _require_room("DP-SGD", self.dpsgd, steps)
-
-    @contextlib.contextmanager
-    def opened(self, points: Sequence[ComparePoint]) -> Iterator[tuple[Ledger, Ledger]]:
-        """Open both ledgers; one that is missing is created, without a budget.
-
-        The λ of a new one is the best for all that is planned, which is public.
-        """
-        delta = points[0].pate.privacy.delta
-        with contextlib.ExitStack() as stack:
-            opened = [
-                stack.enter_context(
-                    open_data_ledger(
-                        path,
-                        budget=None,
-                        delta=delta,
-                        neighbours=neighbours,
-                        moment=compose(_events(points, method)).guarantee(delta=delta).moment,
-                    )
-                )
-                for method, path, neighbours in (
-                    ("pate", self.pate, Neighbours.REPLACE_ONE),
-                    ("dpsgd", self.dpsgd, Neighbours.ADD_REMOVE),
-                )
-            ]
-            yield opened[0], opened[1]
-
-    def plan(
-        self, points: Sequence[ComparePoint], pate: Ledger, dpsgd: Ledger, *, protects: str
-    ) -> None:
-        """Record in both ledgers what is planned, unless results of either method are there.
-
-        Guarantees:
-            A result of one method may lead to releases of the other, so either plan is fixed only
-            while nothing of the study was charged in either ledger.
-        """
-        begun = any(self.tag in each.studies for book in (pate, dpsgd) for each in book.charges())
-        for book, method, who in (
-            (pate, "pate", protects),
-            (dpsgd, "dpsgd", describe_neighbours(relation_of(_events(points, "dpsgd")))),
-        ):
-            plans = [_events([point], method) for point in points]
-            book.plan_study(self.tag, plans, protects=who, begun=begun)
-
-    def cost(
-        self,
-        pate: Ledger,
-        dpsgd: Ledger,
-        *,
-        points: Sequence[ComparePoint],
-        unpaid: Sequence[ComparePoint] = (),
-        untrained: Sequence[ComparePoint] = (),
-    ) -> WholeStudy:
-        """Return the cost of the study by both ledgers, with ``unpaid`` and ``untrained``."""
-        return whole_study(
-            pate,
-            dpsgd,
-            self.tag,
-            more=[_events([point], "pate") for point in unpaid],
-            more_there=[_events([point], "dpsgd") for point in untrained],
-            one_teacher=points[0].pate.partition.neighbours,
-        )
-
-
-def _events(points: Iterable[ComparePoint], method: str) -> list[Event]:
-    plans = [point.pate_plan if method == "pate" else point.dpsgd_plan for point in points]
-    return [event for plan in plans for event in plan.events]
-
-
-def _require_room(
-    method: str,
-    path: Path,
-    events: list[Event],
-    *,
-    records: Neighbours | None = None,
-    beside: Iterable[Event] = (),
-) -> None:
-    if not path.exists():
-        return  # it will be created without a budget
-    with Ledger.open(path) as ledger:
-        try:
-            ledger.require_room(events, records=records, beside=beside)
-        except BudgetExceeded as error:
-            raise error.saying(
-                f"what {method} is to release here would bring ε in {path} to "
-                f"{error.needed:.6g}, past the budget of {error.budget:.6g} (spent "
-                f"{error.spent:.6g}); nothing was charged: compare at fewer or smaller ε, or with "
-                "fewer seeds"
-            ) from error
-
-
-def budget_in_words(ledger: Ledger) -> str:
-    """Return the name of a ledger, and its budget."""
-    budget = ledger.terms.budget.epsilon
-    room = f"within the budget of ε = {budget:g}" if budget < math.inf else "without a budget"
-    return f"{ledger.path.name}: {room}"
 
 
 # --- models of DP-SGD -----------------------------------------------------------------------------

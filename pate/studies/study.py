@@ -9,15 +9,25 @@ for all its releases (:func:`pate.accounting.ledger.study_costs.study_cost`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from pate.accounting import Ledger
+from pate._format import describe_neighbours
+from pate.accounting import Event, Ledger, Neighbours, compose
+from pate.accounting.events import relation_of
+from pate.accounting.ledger.data_ledger import open_data_ledger
+from pate.accounting.ledger.study_costs import TotalStudyCost, total_study_cost
 from pate.artifacts import Artifact
-from pate.errors import InvalidInput
+from pate.errors import BudgetExceeded, InvalidInput
 from pate.pipeline.runner import Run
 
-_DRAWS = ("pending-labels", "begun-labels")  # as pate.stages.releasing keeps them
+_Releases = Sequence[Sequence[Event]]  # the events of each release
+
+_DRAWS = ("pending-labels", "begun-labels")  # as pate.stages.exactly_once keeps them
 
 
 def tag_of(kind: str, folder: Path) -> str:
@@ -91,5 +101,100 @@ def _draws(run: Run, drawn: str) -> list[Artifact]:
 
 
 def _charge_name(draw: Artifact) -> str:
-    """Return the name under which a draw is charged (:mod:`pate.stages.releasing`)."""
+    """Return the name under which a draw is charged (:mod:`pate.stages.exactly_once`)."""
     return f"labels {draw.manifest['made_from'][:40]} {draw.json('charge.json')['name']}"
+
+
+# --- a study of two methods -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoLedgers:
+    """The ledgers of a data set's PATE and DP-SGD releases, and what a study plans in each."""
+
+    tag: str
+    pate: Path
+    dpsgd: Path
+    delta: float
+    relation: Neighbours  # between records, under which one teacher changes
+    votes: _Releases  # that PATE is to make
+    steps: _Releases  # that DP-SGD is to make
+
+    def require_room(self, votes: _Releases, steps: _Releases) -> None:
+        """Refuse releases that the budgets have no room for; write nothing."""
+        records, beside = self.relation if votes else None, list(chain(*steps))
+        _require_room("PATE", self.pate, list(chain(*votes)), records=records, beside=beside)
+        _require_room("DP-SGD", self.dpsgd, beside)
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Ledger, Ledger]]:
+        """Open both ledgers; one that is missing is created, without a budget.
+
+        The λ of a new one is the best for all that is planned, which is public.
+        """
+        with ExitStack() as stack:
+            pate, dpsgd = (
+                stack.enter_context(
+                    open_data_ledger(
+                        path,
+                        budget=None,
+                        delta=self.delta,
+                        neighbours=neighbours,
+                        moment=compose(chain(*planned)).guarantee(delta=self.delta).moment,
+                    )
+                )
+                for path, neighbours, planned in (
+                    (self.pate, Neighbours.REPLACE_ONE, self.votes),
+                    (self.dpsgd, Neighbours.ADD_REMOVE, self.steps),
+                )
+            )
+            yield pate, dpsgd
+
+    def plan(self, pate: Ledger, dpsgd: Ledger, *, protects: str) -> None:
+        """Record in both ledgers what is planned, unless results of either method are there.
+
+        Guarantees:
+            A result of one method may lead to releases of the other, so either plan is fixed only
+            while nothing of the study was charged in either ledger.
+        """
+        begun = any(self.tag in each.studies for each in (*pate.charges(), *dpsgd.charges()))
+        relation = describe_neighbours(relation_of(chain(*self.steps)))
+        pate.plan_study(self.tag, self.votes, protects=protects, begun=begun)
+        dpsgd.plan_study(self.tag, self.steps, protects=relation, begun=begun)
+
+    def cost(
+        self, pate: Ledger, dpsgd: Ledger, *, unpaid: _Releases = (), untrained: _Releases = ()
+    ) -> TotalStudyCost:
+        """Return the cost of the study by both ledgers, with releases that are still to be made."""
+        return total_study_cost(
+            pate, dpsgd, self.tag, more=unpaid, more_there=untrained, one_teacher=self.relation
+        )
+
+
+def _require_room(
+    method: str,
+    path: Path,
+    events: Sequence[Event],
+    *,
+    records: Neighbours | None = None,
+    beside: Iterable[Event] = (),
+) -> None:
+    if not path.exists():
+        return  # it will be created without a budget
+    with Ledger.open(path) as ledger:
+        try:
+            ledger.require_room(events, records=records, sibling_events=beside)
+        except BudgetExceeded as error:
+            raise error.with_reason(
+                f"what {method} is to release here would bring ε in {path} to "
+                f"{error.needed:.6g}, past the budget of {error.budget:.6g} (spent "
+                f"{error.spent:.6g}); nothing was charged: compare at fewer or smaller ε, or with "
+                "fewer seeds"
+            ) from error
+
+
+def budget_in_words(ledger: Ledger) -> str:
+    """Return the name of a ledger, and its budget."""
+    budget = ledger.terms.budget.epsilon
+    room = f"within the budget of ε = {budget:g}" if budget < math.inf else "without a budget"
+    return f"{ledger.path.name}: {room}"

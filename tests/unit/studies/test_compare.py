@@ -17,14 +17,13 @@ from pate.artifacts.manifest import MANIFEST
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, SpendNeeded
 from pate.studies import compare
 from pate.studies.compare import (
-    Ledgers,
-    budget_in_words,
     is_paid_model,
     require_charged_models,
     require_no_lost_model,
     require_own_models,
 )
 from pate.studies.compare_recipe import CompareRecipe, make_points
+from pate.studies.study import TwoLedgers, budget_in_words
 from pate.studies.tables import cost_in_words
 
 STUDY = "compare mine"
@@ -60,15 +59,38 @@ def shuffled():
 
 @pytest.fixture
 def ledgers(points, tmp_path):
-    return Ledgers.of(points[0], data_root=tmp_path, seed=None, tag=STUDY)
+    return ledgers_of(points, tmp_path)
+
+
+def ledgers_of(points, data_root):
+    """Both ledgers, for a study that plans these points."""
+    return TwoLedgers(
+        tag=STUDY,
+        pate=data_root / "ledgers" / "digits.ledger",
+        dpsgd=data_root / "ledgers" / "digits.dpsgd.ledger",
+        delta=1e-4,
+        relation=points[0].pate.partition.neighbours,
+        votes=votes_of(points),
+        steps=steps_of(points),
+    )
+
+
+def votes_of(points):
+    return [point.pate_plan.events for point in points]
+
+
+def steps_of(points):
+    return [point.dpsgd_plan.events for point in points]
 
 
 @contextmanager
-def opened(ledgers, points, *, planned=True):
-    """Both ledgers, in which all points are planned."""
-    with ledgers.opened(points) as (pate, dpsgd):
+def opened(ledgers, points=None, *, planned=True):
+    """Both ledgers, in which these points (or all) are planned."""
+    if points is not None:
+        ledgers = ledgers_of(points, ledgers.pate.parents[1])
+    with ledgers.opened() as (pate, dpsgd):
         if planned:
-            ledgers.plan(points, pate, dpsgd, protects=HASHED)
+            ledgers.plan(pate, dpsgd, protects=HASHED)
         yield pate, dpsgd
 
 
@@ -81,14 +103,16 @@ def pay(ledger, points, *, study=STUDY, first=0):
 
 
 def planned_events(points):
-    return [[event for each in points for event in each.pate_plan.events],
-            [event for each in points for event in each.dpsgd_plan.events]]  # fmt: skip
+    return [[event for each in plans for event in each]
+            for plans in (votes_of(points), steps_of(points))]  # fmt: skip
 
 
-def cost_of(ledgers, points, **more):
-    """What the ledgers say of the study, opened anew."""
+def cost_of(ledgers, points=None, *, unpaid=(), untrained=()):
+    """What the ledgers say of the study, opened anew; of these points, or of all."""
+    if points is not None:
+        ledgers = ledgers_of(points, ledgers.pate.parents[1])
     with Ledger.open(ledgers.pate) as pate, Ledger.open(ledgers.dpsgd) as dpsgd:
-        return ledgers.cost(pate, dpsgd, points=points, **more)
+        return ledgers.cost(pate, dpsgd, unpaid=votes_of(unpaid), untrained=steps_of(untrained))
 
 
 def readings(ledgers):
@@ -106,8 +130,8 @@ def parts(cost):
 
 def test_all_that_is_planned_costs_more_than_one_and_less_than_the_sum(points, ledgers):
     with opened(ledgers, points) as (pate, dpsgd):
-        cost = ledgers.cost(pate, dpsgd, points=points, unpaid=points, untrained=points)
-        assert cost == ledgers.cost(pate, dpsgd, points=points)  # all of it is in the plans
+        cost = ledgers.cost(pate, dpsgd, unpaid=votes_of(points), untrained=steps_of(points))
+        assert cost == ledgers.cost(pate, dpsgd)  # all of it is in the plans
     assert cost.in_advance
     for each, events in zip(cost.parts, planned_events(points), strict=True):
         assert (each.releases, each.unpaid) == (0, 4)
@@ -138,9 +162,9 @@ def test_a_study_planned_before_zero_out_had_a_name_goes_on(points, ledgers):
         plans = [list(point.dpsgd_plan.events) for point in points]
         dpsgd._book.plan(STUDY, plans, protects=old, begun=False)
         assert dpsgd.study_plans()[STUDY].protects == describe_neighbours("zero-out")
-        ledgers.plan(points, pate, dpsgd, protects=old)
+        ledgers.plan(pate, dpsgd, protects=old)
         dpsgd.charge(plans[0], release="a", study=STUDY)
-        ledgers.plan(points, pate, dpsgd, protects=old)
+        ledgers.plan(pate, dpsgd, protects=old)
     assert cost_of(ledgers, points).in_advance
 
 
@@ -168,15 +192,16 @@ def test_a_restated_figure_may_promise_nothing(shuffled, ledgers):
 
 
 def test_room_is_asked_of_both_ledgers_and_nothing_is_written(points, ledgers):
-    ledgers.require_room(pate=points, dpsgd=points)
+    ledgers.require_room(votes_of(points), steps_of(points))
     assert not ledgers.pate.exists()
     for path, method in ((ledgers.pate, "PATE"), (ledgers.dpsgd, "DP-SGD")):
         path.parent.mkdir(exist_ok=True)
         with Ledger.open(path, budget=Guarantee(epsilon=2.5, delta=1e-4)):
             pass
         with pytest.raises(BudgetExceeded, match=f"what {method} is to release here"):
-            ledgers.require_room(pate=points, dpsgd=points)
-        ledgers.require_room(pate=points[:1], dpsgd=points[:1])  # what is left fits
+            ledgers.require_room(votes_of(points), steps_of(points))
+        first = points[:1]
+        ledgers.require_room(votes_of(first), steps_of(first))  # what is left fits
         path.unlink()
 
 
@@ -225,11 +250,11 @@ def test_figures_are_at_the_delta_of_the_ledger(points, ledgers):
 def test_what_was_planned_is_what_the_study_costs(points, ledgers):
     with opened(ledgers, points) as (pate, dpsgd):
         pate.charge([Repeated(gnmax(5.0), 9)], release="other")  # of no study: not of this table
-        planned = ledgers.cost(pate, dpsgd, points=points)
+        planned = ledgers.cost(pate, dpsgd)
         for count in (1, 4):  # it is never less than what is planned
             pay(pate, points[:count])
             pay(dpsgd, points[:count])
-            assert parts(ledgers.cost(pate, dpsgd, points=points)) == parts(planned)
+            assert parts(ledgers.cost(pate, dpsgd)) == parts(planned)
     cost = cost_of(ledgers, points)
     assert cost.in_advance
     assert [each.releases for each in cost.parts] == [4, 4]
@@ -242,9 +267,9 @@ def test_what_one_ledger_paid_beyond_the_plan_counts_in_both(points, ledgers, wh
     with opened(ledgers, points) as both:
         for each in both:
             pay(each, points)
-        planned = parts(ledgers.cost(*both, points=points))
-        more = {("unpaid", "untrained")[which]: points[:1]}
-        announced = ledgers.cost(*both, points=points, **more)
+        planned = parts(ledgers.cost(*both))
+        more = (votes_of, steps_of)[which](points[:1])
+        announced = ledgers.cost(*both, **{("unpaid", "untrained")[which]: more})
         pay(both[which], points[:1], first=4)
     cost = cost_of(ledgers, points)
     assert not announced.in_advance
@@ -300,7 +325,7 @@ def test_a_study_protects_one_relation(points, ledgers):
     with opened(ledgers, points) as (pate, dpsgd):
         pay(pate, points[:1])
         with pytest.raises(InvalidInput, match="such costs do not add up; choose another --out"):
-            ledgers.plan(points, pate, dpsgd, protects=SHUFFLED)
+            ledgers.plan(pate, dpsgd, protects=SHUFFLED)
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -412,5 +437,5 @@ def test_a_charge_that_is_older_than_the_plan_was_not_planned(points, ledgers):
         pay(dpsgd, points[:1], study=None)
     with opened(ledgers, points) as (pate, dpsgd):
         pay(dpsgd, points[:1])  # the same release: it gets the tag
-        cost = ledgers.cost(pate, dpsgd, points=points, unpaid=points, untrained=points[1:])
+        cost = ledgers.cost(pate, dpsgd, unpaid=votes_of(points), untrained=steps_of(points[1:]))
     assert not cost.in_advance
