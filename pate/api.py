@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pate.engines import Progress
     from pate.pipeline.runner import Run as PipelineRun
     from pate.pipeline.stage import Options
-    from pate.planner.planning import Planned
+    from pate.planner.plan import Planned
     from pate.studies.compare import Comparison
     from pate.studies.sweep import Sweep
     from pate.teachers.protocol import Teacher
@@ -516,9 +516,9 @@ def plan(
     """
     from pate.datasets.catalogue import data_root as default_root
     from pate.pipeline.recipe import Recipe
-    from pate.planner.noise import Budget
-    from pate.planner.planning import Request
-    from pate.planner.planning import plan as make_plan
+    from pate.planner.forecast import Budget
+    from pate.planner.plan import Request
+    from pate.planner.plan import plan as make_plan
     from pate.planner.search import plannable
     from pate.recipes.read import read_recipe
 
@@ -557,7 +557,7 @@ def plan(
         request,
         root=default_root(None if data_root is None else Path(data_root)),
         plugin_path=None if plugin_path is None else Path(plugin_path).absolute(),
-        say=report or _ignore,
+        report=report or _ignore,
     )
 
 
