@@ -305,7 +305,7 @@ def _planned(recipe: PateRecipe, *, public: int) -> Plan:
         noise = "raise the noise in [pate.aggregate]"
         if recipe.aggregate.kind.calibrated is not None:
             noise += ", leave it out"
-        raise error.saying(
+        raise error.with_reason(
             f"at ε = {recipe.privacy.epsilon:g} one answer of PATE alone costs "
             f"{error.needed:.6g}; {noise}, or leave out this ε"
         ) from error
