@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pate.pipeline.runner import Run as PipelineRun
     from pate.pipeline.stage import Options
     from pate.planner.plan import Planned
+    from pate.releases.write import Release
     from pate.studies.compare import Comparison
     from pate.studies.sweep import Sweep
     from pate.teachers.protocol import Teacher
@@ -446,6 +447,66 @@ def compare(
         set=set,
         out=None if out is None else Path(out),
         options=made,
+    )
+
+
+# --- releases -------------------------------------------------------------------------------------
+
+
+def release(
+    run: Run | PathLike,
+    out: PathLike,
+    *,
+    labels: bool = False,
+    chosen_beforehand: bool = False,
+    data_root: PathLike | None = None,
+    plugin_path: PathLike | None = None,
+) -> Release:
+    """Export what may leave: the student, its guarantee, a model card, and checksums.
+
+    Parameters
+    ----------
+    run : Run, str or path
+        A finished run, or its folder.
+    out : str or path
+        The folder to write; new, or empty.
+    labels : bool
+        Include the released labels.
+    chosen_beforehand : bool
+        State on the card that a run of a sweep or comparison was chosen before any of its results
+        was seen.
+    data_root, plugin_path : str or path, optional
+        As the run was made with. Those of a :class:`Run` are taken from it.
+
+    Returns
+    -------
+    Release
+        ``folder``, ``epsilon``, ``delta`` and the ``digest`` to share out of band.
+
+    Raises
+    ------
+    InvalidInput
+        If the run is not finished, or its noise was seeded.
+    LedgerError
+        If the ledger does not cover what would be released.
+    """
+    from pate.releases.write import write_release
+
+    folder: PathLike
+    if isinstance(run, Run):
+        own = run.pipeline.options
+        folder = run.folder
+        data_root = own.data_root if data_root is None else data_root
+        plugin_path = own.plugin_path if plugin_path is None else plugin_path
+    else:
+        folder = run
+    return write_release(
+        Path(folder),
+        Path(out),
+        labels=labels,
+        chosen_beforehand=chosen_beforehand,
+        data_root=None if data_root is None else Path(data_root),
+        plugin_path=None if plugin_path is None else Path(plugin_path),
     )
 
 
