@@ -23,7 +23,7 @@ from pate.accounting.ledger.study_costs import NOT_PLANNED, combined_guarantee, 
 from pate.api import make_options, prepare_run
 from pate.errors import BudgetExceeded, SpendNeeded
 from pate.recipes.read import read_recipe
-from pate.release.checking import verify_release
+from pate.releases.verify import verify as verify_release
 
 
 def study_costs(ledger, **more):
@@ -332,7 +332,7 @@ def test_the_best_of_a_study_drawn_once_more_is_of_the_study(project: Any) -> No
     card = card_of(project)
     assert "* 2 other releases were drawn from this data set before." in card
     assert "are among 2 releases that were made to be compared" in card
-    assert "* Its owner says that it was chosen before any of their results was seen" in card
+    assert "* Its owner states that it was chosen before any of their results was seen" in card
 
 
 def test_what_leaves_does_not_tell_the_name_of_a_folder(project: Any) -> None:
@@ -383,7 +383,7 @@ def test_settings_of_a_study_drawn_after_it_are_of_the_study(project: Any, how: 
     assert f"one of 2 releases of the study “{STUDY}”, or has the settings of one" in line
     assert "--chosen-beforehand" in line
     let_out(project, "runs/after", "--chosen-beforehand", plugins=plugins)
-    assert "Its owner says that it was chosen before" in card_of(project)
+    assert "Its owner states that it was chosen before" in card_of(project)
 
 
 def whole_ledger(project: Any) -> str:
@@ -434,7 +434,7 @@ def test_settings_of_a_study_drawn_before_it_are_of_none(project: Any) -> None:
     let_out(project, "runs/before", plugins=plugins)
     card = card_of(project)
     assert "to be compared" not in card
-    assert "Its owner says" not in card
+    assert "Its owner states" not in card
 
 
 def test_another_draw_of_the_votes_of_a_study_is_of_the_study_at_any_time(project: Any) -> None:

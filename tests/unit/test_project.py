@@ -24,7 +24,7 @@ LAYERS = [
     ["api"],
     ["estimator"],
     ["aggregation"],
-    ["release"],
+    ["releases"],
     ["report"],
     ["planner", "studies"],
     ["stages"],
