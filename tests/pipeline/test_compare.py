@@ -352,36 +352,32 @@ def test_a_comparison_whose_ledger_is_lost_is_refused_and_none_is_made(made, nam
 
 
 @pytest.mark.parametrize("name", LEDGERS)
-def test_an_older_copy_of_a_ledger_is_no_ledger_of_what_is_released(project, name):
+def test_an_older_copy_of_a_ledger_is_no_ledger_of_what_is_released(begun, name):
     """Of two points one is missing: the copy was made between them."""
-    write(project)
-    ledger = project.folder / "data" / "ledgers" / name
-    told_by(project, "--epsilon", "4")
-    shutil.copy(ledger, project.folder / "copy")
-    told_by(project, "--epsilon", "4,8")
-    shutil.copy(project.folder / "copy", ledger)
-    said = project.call(*ONCE, "--epsilon", "4,8", code=2).stderr
+    ledger = begun.folder / "data" / "ledgers" / name
+    shutil.copy(ledger, begun.folder / "copy")
+    told_by(begun, "--epsilon", "4,8")
+    shutil.copy(begun.folder / "copy", ledger)
+    said = begun.call(*ONCE, "--epsilon", "4,8", code=2).stderr
     assert said.count("\n") == 1
     assert f"data/ledgers/{name} lacks the charge of" in said
     assert "restore the ledger from a backup" in said
 
 
-def test_what_is_in_the_folder_and_not_asked_for_must_be_paid_for_too(project):
+def test_what_is_in_the_folder_and_not_asked_for_must_be_paid_for_too(begun):
     """Also a model whose checkpoint is gone: nobody could tell under which name it was charged."""
-    write(project)
-    told_by(project, "--epsilon", "4")
-    kept = [project.folder / "data" / "ledgers" / name for name in LEDGERS]
+    kept = [begun.folder / "data" / "ledgers" / name for name in LEDGERS]
     for ledger in kept:
         ledger.rename(ledger.with_suffix(".away"))
-    said = project.call(*ONCE, "--epsilon", "8", code=2).stderr
+    said = begun.call(*ONCE, "--epsilon", "8", code=2).stderr
     assert f"data/ledgers/{LEDGERS[0]} lacks the charge of labels" in said
     kept[0].with_suffix(".away").rename(kept[0])
-    said = project.call(*ONCE, "--epsilon", "8", code=2).stderr
+    said = begun.call(*ONCE, "--epsilon", "8", code=2).stderr
     assert f"data/ledgers/{LEDGERS[1]} lacks the charge of the model" in said
-    (checkpoint,) = project.folder.glob("runs/mine/dpsgd/*/private/*/checkpoint.safetensors")
+    (checkpoint,) = begun.folder.glob("runs/mine/dpsgd/*/private/*/checkpoint.safetensors")
     checkpoint.unlink()
     for epsilon in ("4", "8"):
-        said = project.call(*ONCE, "--epsilon", epsilon, code=2).stderr
+        said = begun.call(*ONCE, "--epsilon", epsilon, code=2).stderr
         assert said.count("\n") == 1
         assert "without its checkpoint.safetensors" in said
     assert not kept[1].exists()
@@ -413,6 +409,24 @@ def told_by(project, *words):
     return told, fixed
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory, project_in):
+    """A comparison at ε = 4, once, and a copy of its files."""
+    project = write(project_in(tmp_path_factory.mktemp("first")))
+    project.content, fixed = told_by(project, "--epsilon", "4")
+    assert fixed
+    shutil.copytree(project.folder, project.folder.with_name("first-copy"))
+    return project
+
+
+@pytest.fixture
+def begun(first):
+    """The same, as it was at first: a test may go on in it."""
+    shutil.rmtree(first.folder)
+    shutil.copytree(first.folder.with_name("first-copy"), first.folder)
+    return first
+
+
 def readings(project):
     """What the ledgers publish of all their releases."""
     found = {}
@@ -437,34 +451,32 @@ def figures(said):
     return [re.search(rf"^{head} ε = (\S+) at", said, re.MULTILINE)[1] for head in heads]
 
 
-def test_points_that_are_added_later_cost_what_the_ledgers_say(project):
-    write(project)
-    told, fixed = told_by(project, "--epsilon", "4")
-    assert fixed
+def test_points_that_are_added_later_cost_what_the_ledgers_say(begun):
+    told = begun.content
     assert told["seeded"] is False
     assert told["rows"][0]["spread"] is None  # of one repetition there is none
-    require_readings(project, told)  # each ledger's λ is the best one for its plan
-    before = files_of(project)
+    require_readings(begun, told)  # each ledger's λ is the best one for its plan
+    before = files_of(begun)
     # A seeded one in the same folder would take its place.
-    done = project.call(*ONCE, "--epsilon", "4,8", "--insecure-seed", "1", code=2)
+    done = begun.call(*ONCE, "--epsilon", "4,8", "--insecure-seed", "1", code=2)
     assert "is of secure noise, and would be overwritten by one of seeded noise" in done.stderr
     assert len([line for line in done.stderr.splitlines() if "NOT PRIVATE" not in line]) == 1
-    assert files_of(project) == before
-    said = project.call(*WORDS, "--seeds", "1", "--epsilon", "4,8").stdout
-    told = json.loads((project.folder / "runs/mine/compare.json").read_text())
+    assert files_of(begun) == before
+    said = begun.call(*WORDS, "--seeds", "1", "--epsilon", "4,8").stdout
+    told = json.loads((begun.folder / "runs/mine/compare.json").read_text())
     cost = told["cost"]
     assert [row["target"] for row in told["rows"] if row["method"] == "pate"] == [4, 8]
-    assert [len(charges) for charges in ledgers(project)] == [2, 2]  # one more on either side
+    assert [len(charges) for charges in ledgers(begun)] == [2, 2]  # one more on either side
     assert cost["planned_in_advance"] is False
-    require_readings(project, told)
-    assert cost["together"]["epsilon"] == pytest.approx(sum(readings(project).values()))
+    require_readings(begun, told)
+    assert cost["together"]["epsilon"] == pytest.approx(sum(readings(begun).values()))
     assert cost["together"]["delta"] == pytest.approx(2 * DELTA)
     # What is said before the first charge is what holds after the last one.
     beforehand = said[: said.index("PATE, ε = 4")]
     wanted = [cost[part]["epsilon"] for part in ("pate", "dpsgd", "together")]
     assert figures(beforehand) == [format_epsilon(each) for each in wanted]
     assert f"These are {NOT_PLANNED} (study “compare mine”)" in beforehand
-    assert told_by(project, "--epsilon", "4")[1] is False  # what was seen stays seen
+    assert told_by(begun, "--epsilon", "4")[1] is False  # what was seen stays seen
 
 
 def files_of(project):
@@ -533,19 +545,17 @@ def test_a_lost_model_is_not_paid_for_again_unasked(project):
 
 
 @pytest.mark.parametrize("name", LEDGERS)
-def test_what_was_run_by_itself_is_not_used(project, name):
+def test_what_was_run_by_itself_is_not_used(begun, name):
     """Points of either method in the comparison's folder that do not bear its tag."""
-    write(project)
-    told_by(project, "--epsilon", "4")
-    file = project.folder / "data" / "ledgers" / name
+    file = begun.folder / "data" / "ledgers" / name
     with contextlib.closing(sqlite3.connect(file)) as database, database:
         database.execute("DELETE FROM studies")
-    before = ledgers(project)
-    said = project.call(*ONCE, "--epsilon", "4,8", code=2).stderr
+    before = ledgers(begun)
+    said = begun.call(*ONCE, "--epsilon", "4,8", code=2).stderr
     assert said.count("\n") == 1
     assert "a study uses only what was released for it" in said
     assert "choose another --out" in said
-    assert ledgers(project) == before
+    assert ledgers(begun) == before
 
 
 def interrupted(*words):
