@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from dpsgd.sampling import IntArray
+from pate._validate import check_whole
 from pate.errors import InvalidInput
 
 
@@ -46,11 +47,9 @@ def as_records(dataset: Any, *, dtype: torch.dtype = torch.float32) -> Records:
     )
 
 
-def check_count(name: str, value: int | None) -> None:
-    """Refuse a value that is given and is not a whole number from 1 on."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if value is not None and not (whole and value >= 1):
-        raise InvalidInput(f"{name} is {value!r}; it must be a whole number, 1 or more")
+def optional_count(name: str, value: int | None) -> int | None:
+    """Return a whole number from 1 on, or None; refuse anything else."""
+    return None if value is None else check_whole(name, value, least=1)
 
 
 def first_inputs(records: Records, *, size: int, count: int = 4) -> Tensor | None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from dpsgd.recipe import ModelSpec, TrainingSpec
+from pate._validate import check_finite, check_positive
 from pate.errors import InvalidInput
 from pate.plugins import resolve
 from pate.untrusted import make_untrusted
@@ -44,14 +45,9 @@ class TemperedSigmoid(nn.Module):
 
     def __init__(self, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0) -> None:
         super().__init__()
-        for name, value in (("scale", scale), ("temperature", temperature)):
-            if not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise InvalidInput(f"{name} is {value!r}; it must be a finite number above zero")
-        if not isinstance(offset, (int, float)) or not math.isfinite(offset):
-            raise InvalidInput(f"offset is {offset!r}; it must be a finite number")
-        self.scale = scale
-        self.temperature = temperature
-        self.offset = offset
+        self.scale = check_positive("scale", scale)
+        self.temperature = check_positive("temperature", temperature)
+        self.offset = check_finite("offset", offset)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.scale * torch.sigmoid(self.temperature * x) - self.offset

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate._files import write_atomically
+from pate._validate import check_probability, check_whole
 from pate.accounting.events import Event, SampledGaussian
 from pate.errors import InvalidInput
 from pate.randomness import Randomness
@@ -89,17 +90,13 @@ class PrivatePCA:
         sample_rate: float = 1.0,
         whiten: float = 0.0,
     ) -> None:
-        if isinstance(dimension, bool) or not isinstance(dimension, int) or dimension < 1:
-            raise InvalidInput(f"dimension is {dimension!r}; it must be a whole number, 1 or more")
-        if not isinstance(whiten, (int, float)) or not 0 <= whiten <= 1:
-            raise InvalidInput(f"whiten is {whiten!r}; it must lie between 0 and 1")
-        self.dimension = dimension
-        self.whiten = float(whiten)
+        self.dimension = check_whole("dimension", dimension, least=1)
+        self.whiten = check_probability("whiten", whiten)
         self._event = SampledGaussian(
             sample_rate=sample_rate, noise_multiplier=noise_multiplier, public_rate=True
         )
         self._components: Projection | None = None
-        self._eigenvalues = np.ones(dimension)
+        self._eigenvalues = np.ones(self.dimension)
         self._caveats: tuple[str, ...] = ()
 
     @property

@@ -17,7 +17,7 @@ from typing import Any, Self, final
 
 from dpsgd.schedules import Constant, Piecewise, Schedule
 from pate._format import format_epsilon
-from pate._validate import check_delta
+from pate._validate import check_delta, check_positive, check_whole
 from pate.accounting import (
     Event,
     Guarantee,
@@ -218,8 +218,7 @@ def noise_for(
     >>> round(z, 3)
     1.513
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise InvalidInput(f"the number of steps is {steps!r}; it must be whole, 1 or more")
+    steps = check_whole("the number of steps", steps, least=1)
     account = DpsgdAccountant(delta=delta, method=method_named(accountant))
     before = account.epsilon(list(prior)) if prior else 0.0
     if prior and before >= target_epsilon:
@@ -271,12 +270,9 @@ def requested(
     if len(chosen) != 1:
         raise InvalidInput("give exactly one of epochs, steps and until_epsilon")
     name, value = chosen[0]
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if name == "until_epsilon" and not isinstance(value, (int, float)):
-        raise InvalidInput(f"until_epsilon is {value!r}; it must be a number above zero")
-    if name != "until_epsilon" and not (whole and value >= 1):
-        raise InvalidInput(f"{name} is {value!r}; it must be a whole number, 1 or more")
-    return name, value
+    if name == "until_epsilon":
+        return name, check_positive(name, value)
+    return name, check_whole(name, value, least=1)
 
 
 def make_plan(

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from dpsgd.data import as_records, check_count
+from dpsgd.data import as_records, optional_count
 from dpsgd.plan import noise_for
 from dpsgd.sampling import rate_of
 from dpsgd.schedules import Schedule
@@ -83,7 +83,7 @@ def make_private(
     """
     if (target_epsilon is None) == (noise_multiplier is None):
         raise InvalidInput("give exactly one of target_epsilon and noise_multiplier")
-    check_count("records", records)
+    records = optional_count("records", records)
     count = len(as_records(dataset)) if records is None else records
     if lot_size is None:
         lot_size = max(1, round(math.sqrt(count)))

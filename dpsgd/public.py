@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from dpsgd.gradients import mode
+from pate._validate import check_positive, check_whole
 from pate.errors import InvalidInput
 
 __all__ = ["Frozen", "encode", "freeze", "pretrain"]
@@ -103,8 +104,7 @@ def freeze(
 
 
 def _last(model: nn.Module, count: int) -> list[nn.Parameter]:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidInput(f"except_last is {count!r}; it must be a whole number, 1 or more")
+    count = check_whole("except_last", count, least=1)
     owned = [list(module.parameters(recurse=False)) for module in model.modules()]
     layers = [parameters for parameters in owned if parameters]
     if count > len(layers):
@@ -178,13 +178,11 @@ def pretrain(
         )
     if classes.ndim != 1 or int(classes.min()) < 0:
         raise InvalidInput("labels must be one whole number for each input, counted from 0")
-    for name, value in (("epochs", epochs), ("batch_size", batch_size)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidInput(f"{name} is {value!r}; it must be a whole number, 1 or more")
+    epochs = check_whole("epochs", epochs, least=1)
+    batch_size = check_whole("batch_size", batch_size, least=1)
+    learning_rate = check_positive("learning_rate", learning_rate)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
         raise InvalidInput(f"seed is {seed!r}; it must be a whole number, 0 or more, below 2**63")
-    if not isinstance(learning_rate, (int, float)) or not 0 < learning_rate < math.inf:
-        raise InvalidInput(f"learning_rate is {learning_rate!r}; it must be a number above zero")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         raise InvalidInput("every parameter of the model is frozen; there is nothing to train")
@@ -236,8 +234,7 @@ def encode(encoder: Any, X: ArrayLike, *, batch_size: int = 1024) -> NDArray[np.
     >>> encode(lambda rows: rows.mean(axis=1, keepdims=True), np.eye(3), batch_size=2).shape
     (3, 1)
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InvalidInput(f"batch_size is {batch_size!r}; it must be a whole number, 1 or more")
+    batch_size = check_whole("batch_size", batch_size, least=1)
     try:
         records = np.asanyarray(X)  # a map of a file stays one
     except (TypeError, ValueError, RuntimeError):

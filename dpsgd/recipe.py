@@ -54,20 +54,36 @@ class Section(BaseModel):
 class PcaSpec(Section):
     """``[features.pca]``: principal components found with noise (Abadi et al. 2016, Section 4)."""
 
-    dimension: AtLeastOne
-    noise_multiplier: Positive
-    sample_rate: Share = 1.0
-    whiten: Annotated[float, Field(ge=0, le=1)] = 0.0  # from the noised eigenvalues: free
+    dimension: AtLeastOne = Field(description="Number of components.")
+    noise_multiplier: Positive = Field(
+        description="Noise of the matrix of products, whose sensitivity is 1."
+    )
+    sample_rate: Share = Field(default=1.0, description="Probability of each record to be used.")
+    whiten: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="From 0 (projections as they are) to 1 (components of about one size), by the "
+        "noised eigenvalues: free.",
+    )
 
 
 class FeaturesSpec(Section):
     """``[features]``: what is done to each record before training, in this order."""
 
-    scale: Positive = 1.0  # every input is multiplied by it
-    steps: list[StepSpec] = []  # as in [encoder] of pate; fitted on public inputs: free
-    encoder: Entry | None = None  # made without private records: free
-    params: dict[str, JsonValue] = {}  # of the encoder, where it is a class or a factory
-    pca: PcaSpec | None = None
+    scale: Positive = Field(default=1.0, description="Factor of every input.")
+    steps: list[StepSpec] = Field(
+        default=[],
+        description="Encoder steps, as in `[encoder]` of pate; fitted on public inputs: free.",
+    )
+    encoder: Entry | None = Field(
+        default=None,
+        description="Your own encoder as `module:attr`; made without private records: free.",
+    )
+    params: dict[str, JsonValue] = Field(
+        default={}, description="Arguments of the encoder, if it is a class or a function."
+    )
+    pca: PcaSpec | None = Field(default=None, description="Principal components, found with noise.")
 
     @model_validator(mode="after")
     def _one_encoder(self) -> Self:
@@ -87,12 +103,21 @@ class FeaturesSpec(Section):
 class ModelSpec(Section):
     """``[model]``: a multilayer perceptron, a small convolutional network, or your own module."""
 
-    kind: Literal["mlp", "cnn"] = "mlp"
-    hidden: list[AtLeastOne] | None = None  # units of each hidden layer (mlp); None: 1000
-    activation: Activation | None = None  # None: relu for layers of units, tanh for the network
-    entry: Entry | None = None  # a torch module, or what makes one
-    params: dict[str, JsonValue] = {}
-    init: Annotated[int, Field(ge=0)] = 0  # the seed of the first weights; public
+    kind: Literal["mlp", "cnn"] = Field(
+        default="mlp",
+        description="Multilayer perceptron, or small convolutional network for images.",
+    )
+    hidden: list[AtLeastOne] | None = Field(
+        default=None, description="Units of each hidden layer (mlp); default: [1000]."
+    )
+    activation: Activation | None = Field(
+        default=None, description="Activation; default: relu (mlp) or tanh (cnn)."
+    )
+    entry: Entry | None = Field(
+        default=None, description="Your own torch module, or what makes one, as `module:attr`."
+    )
+    params: dict[str, JsonValue] = Field(default={}, description="Arguments of `entry`.")
+    init: int = Field(default=0, ge=0, description="Seed of the initial weights; public.")
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> Self:
@@ -119,9 +144,11 @@ def _positive(value: Any) -> float | None:
 class RateSpec(Section):
     """A learning rate: one number, or a straight line from ``start`` to ``end`` over ``epochs``."""
 
-    start: Rate
-    end: Rate | None = None
-    epochs: Positive | None = None
+    start: Rate = Field(description="First value.")
+    end: Rate | None = Field(default=None, description="Last value; default: constant.")
+    epochs: Positive | None = Field(
+        default=None, description="Epochs from the first to the last value."
+    )
 
     @model_validator(mode="after")
     def _a_line_has_an_end(self) -> Self:
@@ -147,15 +174,30 @@ class TrainingSpec(Section):
     true number, which then counts as public, and ε is for one record's contribution removed.
     """
 
-    epochs: AtLeastOne | None = None
-    steps: AtLeastOne | None = None
-    lot_size: AtLeastOne | None = None  # records in a lot, on average; None: √records
-    records: AtLeastOne | None = None  # agreed number of private records; None: the true one
-    batch_size: AtLeastOne | None = None  # records in memory at once; None: the whole lot
-    optimizer: Optimizer = "sgd"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    learning_rate: Annotated[RateSpec, BeforeValidator(_rate)]  # a number, or a line
-    sampling: Literal["poisson", "shuffle"] = "poisson"
+    epochs: AtLeastOne | None = Field(
+        default=None, description="Length in epochs; or give `steps`."
+    )
+    steps: AtLeastOne | None = Field(default=None, description="Length in steps.")
+    lot_size: AtLeastOne | None = Field(
+        default=None, description="Expected number of records in a lot; default: √records."
+    )
+    records: AtLeastOne | None = Field(
+        default=None,
+        description="Agreed, public number of private records: ε is then for one record added or "
+        "removed. Default: the true number, which counts as public (zero-out).",
+    )
+    batch_size: AtLeastOne | None = Field(
+        default=None, description="Records in memory at once; default: the whole lot."
+    )
+    optimizer: Optimizer = Field(default="sgd", description="Optimiser.")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="Momentum of sgd.")
+    learning_rate: Annotated[RateSpec, BeforeValidator(_rate)] = Field(
+        description="A number, or a line: `{ start = 0.1, end = 0.05, epochs = 10 }`."
+    )
+    sampling: Literal["poisson", "shuffle"] = Field(
+        default="poisson",
+        description="Poisson sampling, or shuffled lots: for comparisons, not private.",
+    )
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -179,9 +221,13 @@ def _norms(value: Any) -> Any:
 class ClippingSpec(Section):
     """``[clipping]``: the bound on the influence of one record."""
 
-    rule: Rule = "flat"
-    max_norm: Annotated[list[Positive], Field(min_length=1), BeforeValidator(_norms)] = [1.0]
-    quantile: Annotated[float, Field(gt=0, lt=1)] | None = None  # adaptive; None: 0.5
+    rule: Rule = Field(default="flat", description="Clipping rule.")
+    max_norm: Annotated[list[Positive], Field(min_length=1), BeforeValidator(_norms)] = Field(
+        default=[1.0], description="Clipping norm; a list with one for each layer for `per-layer`."
+    )
+    quantile: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="Quantile of the norms that `adaptive` follows; default: 0.5."
+    )
 
     @model_validator(mode="after")
     def _fits_the_rule(self) -> Self:
@@ -200,12 +246,24 @@ class PrivacySpec(Section):
     all runs of ``dpsgd``; it is fixed when its ledger is created, and never changes.
     """
 
-    epsilon: Positive | None = None
-    noise_multiplier: Positive | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    accountant: Accountant = "moments"
-    budget: Positive | None = None
-    noise: Literal["secure", "fast"] = "secure"
+    epsilon: Positive | None = Field(
+        default=None, description="ε of everything the run releases; or give `noise_multiplier`."
+    )
+    noise_multiplier: Positive | None = Field(
+        default=None, description="Noise of a step over the clipping norm."
+    )
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="δ of the run and of the ledger.")
+    accountant: Accountant = Field(
+        default="moments", description="Accountant; pld is the tightest."
+    )
+    budget: Positive | None = Field(
+        default=None,
+        description="Limit of the data set over all runs; fixed when its ledger is created.",
+    )
+    noise: Literal["secure", "fast"] = Field(
+        default="secure",
+        description="Cryptographic noise, or fast noise: for comparisons, not private.",
+    )
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> Self:
@@ -218,7 +276,9 @@ class PrivacySpec(Section):
 class EvaluateSpec(Section):
     """``[evaluate]``: accuracy on the test records, which are public."""
 
-    each_epoch: bool = True  # False: at the end alone
+    each_epoch: bool = Field(
+        default=True, description="Test after every epoch, not only at the end."
+    )
 
 
 class Recipe(BaseModel):
@@ -238,7 +298,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["dpsgd"]
+    kind: Literal["dpsgd"] = Field(description="The program: dpsgd.")
     notes: Notes = ""
     data: DataSpec
     features: FeaturesSpec = FeaturesSpec()

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol, final, runtime_checkable
 
+from pate._validate import check_whole
 from pate.errors import InvalidInput
 
 
@@ -59,7 +60,7 @@ class _Transition(ABC):
 
     def __post_init__(self) -> None:
         _check(self.start, self.end)
-        _check_steps(self.steps)
+        check_whole("the number of steps of a schedule", self.steps, least=1)
 
     def __call__(self, step: int) -> float:
         return self.end if step >= self.steps else self.at(step / self.steps)
@@ -166,8 +167,3 @@ def _check(*values: float) -> None:
             raise InvalidInput(
                 f"a schedule has the value {value}; it must be finite and above zero"
             )
-
-
-def _check_steps(steps: int) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise InvalidInput(f"a schedule runs over {steps!r} steps; give a whole number, 1 or more")

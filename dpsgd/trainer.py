@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from dpsgd import checkpoint as files
 from dpsgd.clipping import Clipping, choose_clipping, choose_multiplier
 from dpsgd.curves import Row
-from dpsgd.data import as_records, check_count, first_inputs
+from dpsgd.data import as_records, first_inputs, optional_count
 from dpsgd.gradients import ClippedGradients, mode
 from dpsgd.losses import Loss, per_example_loss
 from dpsgd.noise import choose_noise, seeded_dropout
@@ -192,12 +192,12 @@ class Trainer:
         checkpoint_every: int | None = None,
     ) -> None:
         data = as_records(dataset, dtype=float_type(model))
-        check_count("records", records)
-        check_count("batch_size", batch_size)
+        records = optional_count("records", records)
+        batch_size = optional_count("batch_size", batch_size)
+        checkpoint_every = optional_count("checkpoint_every", checkpoint_every)
         largest = largest_batch(lot_size, batch_size)
         validate(model, example_inputs=first_inputs(data, size=largest))
         require_fitting(model, optimizer)
-        check_count("checkpoint_every", checkpoint_every)
         self.model = model.to(device)
         self.optimizer = optimizer
         self.ledger = ledger

@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from pate.accounting import Guarantee as Guarantee
     from pate.accounting import Ledger as Ledger
     from pate.accounting import compose as compose
+    from pate.aggregation import AggregatedVotes as AggregatedVotes
     from pate.aggregation import aggregate_votes as aggregate_votes
     from pate.api import Run as Run
+    from pate.api import compare as compare
     from pate.api import open_run as open_run
     from pate.api import plan as plan
     from pate.api import run as run
+    from pate.api import sweep as sweep
     from pate.ensemble import Ensemble as Ensemble
     from pate.ensemble import train_teachers as train_teachers
     from pate.ensemble import vote as vote
@@ -36,6 +39,7 @@ __version__ = "0.1.0"
 
 # Every public name, and the module it is loaded from.
 _HOMES = {
+    "AggregatedVotes": "pate.aggregation",
     "BudgetExceeded": "pate.errors",
     "ConfidentGnmax": "pate.mechanisms",
     "Ensemble": "pate.ensemble",
@@ -53,9 +57,11 @@ _HOMES = {
     "run": "pate.api",
     "PateError": "pate.errors",
     "Votes": "pate.votes",
+    "compare": "pate.api",
     "compose": "pate.accounting",
     "load_student": "pate.release",
     "secure_generator": "pate.randomness",
+    "sweep": "pate.api",
     "train_teachers": "pate.ensemble",
     "vote": "pate.ensemble",
 }

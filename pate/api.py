@@ -6,25 +6,27 @@ Each command of ``pate`` is a thin layer over one function of this module. All a
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pate.accounting import Conversion, Guarantee, Neighbours
 from pate.errors import InvalidInput
+from pate.studies.grid import as_settings
 
 if TYPE_CHECKING:
     from pate.engines import Progress
     from pate.pipeline.runner import Run as PipelineRun
     from pate.pipeline.stage import Options
     from pate.planner.planning import Planned
+    from pate.studies.compare import Comparison
+    from pate.studies.sweep import Sweep
     from pate.teachers.protocol import Teacher
 
 Settings = Mapping[str, Any] | Sequence[str] | None
@@ -32,6 +34,33 @@ PathLike = str | os.PathLike[str]
 
 
 # --- options --------------------------------------------------------------------------------------
+
+
+class RunOptions(TypedDict, total=False):
+    """How to run: the keywords that :func:`run`, :func:`sweep` and :func:`compare` share.
+
+    Parameters
+    ----------
+    data_root : str or path, optional
+        Where data sets and ledgers are. By default ``PATE_DATA``, or ``data``.
+    engine : str, default="processes"
+        ``"serial"``, ``"processes[:N]"``, ``"gpus[:0,1][@N]"`` or ``"ray[:auto or :ADDRESS]"``.
+    plugin_path : str or path, optional
+        A folder with modules of your own.
+    insecure_seed : int, optional
+        Seeds the noise, for tests: NOT PRIVATE.
+    spend : bool, default=False
+        Pay again: for other noise on the same votes, or for an answer that was lost.
+    verbose : bool, default=False
+        Print stages and show progress.
+    """
+
+    data_root: PathLike | None
+    engine: str
+    plugin_path: PathLike | None
+    insecure_seed: int | None
+    spend: bool
+    verbose: bool
 
 
 def make_options(
@@ -45,22 +74,12 @@ def make_options(
     json_logs: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> Options:
-    """Return how to run: the options that every function of this module shares.
+    """Return the options of a run as the stages take them.
 
     Parameters
     ----------
-    data_root : str or path, optional
-        Where data sets and ledgers are. By default ``PATE_DATA``, or ``data``.
-    engine : str
-        ``"serial"``, ``"processes[:N]"``, ``"gpus[:0,1][@N]"`` or ``"ray[:auto or :ADDRESS]"``.
-    plugin_path : str or path, optional
-        A folder with modules of your own.
-    insecure_seed : int, optional
-        Seeds the noise, for tests: NOT PRIVATE.
-    spend : bool
-        Pay again: for other noise on the same votes, or for an answer that was lost.
-    verbose : bool
-        Print stages and show progress.
+    data_root, engine, plugin_path, insecure_seed, spend, verbose
+        See :class:`RunOptions`.
     json_logs : bool
         Progress as JSON lines on stderr.
     report : callable, optional
@@ -96,31 +115,6 @@ def make_options(
 
 def _ignore(text: str) -> None:
     """Print nothing."""
-
-
-def as_settings(settings: Settings) -> list[str]:
-    """Return overrides as ``section.key=value`` texts.
-
-    >>> as_settings({"teachers.count": 50, "teachers.model": "ridge"})
-    ['teachers.count=50', 'teachers.model="ridge"']
-    """
-    if settings is None:
-        return []
-    if isinstance(settings, str):
-        raise InvalidInput(
-            f"set is the text {settings!r}; give a mapping such as {{'teachers.count': 50}}"
-        )
-    if not isinstance(settings, Mapping):
-        return list(settings)
-    return [f"{key}={_toml(value)}" for key, value in settings.items()]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(each) for each in value) + "]"
-    return json.dumps(value.item() if isinstance(value, np.generic) else value)
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -250,8 +244,8 @@ def prepare_run(
     from pate.pipeline.runner import Run as PipelineRun
     from pate.recipes.read import read_recipe
     from pate.stages.catalogue import STAGES
-    from pate.stages.paid import require_paid
-    from pate.stages.selected import require_made
+    from pate.stages.exactly_once import require_paid
+    from pate.stages.selection import require_made
 
     name, checked = read_recipe(recipe, as_settings(set), Recipe)
     made = PipelineRun(
@@ -271,12 +265,7 @@ def run(
     set: Settings = None,
     out: PathLike | None = None,
     until: str | None = None,
-    data_root: PathLike | None = None,
-    engine: str = "processes",
-    plugin_path: PathLike | None = None,
-    insecure_seed: int | None = None,
-    spend: bool = False,
-    verbose: bool = False,
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Run a recipe from data to student; stages that are done are skipped.
 
@@ -290,8 +279,8 @@ def run(
         The run's folder. By default ``runs/NAME``. A run that was interrupted resumes there.
     until : str, optional
         The last stage to run. By default all.
-    data_root, engine, plugin_path, insecure_seed, spend, verbose
-        See :func:`make_options`.
+    **options
+        See :class:`RunOptions`.
 
     Returns
     -------
@@ -312,8 +301,8 @@ def run(
     >>> import pate, tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> run = pate.run(
-    ...     "digits", set={"teachers.count": 20}, out=folder.name + "/d", engine="serial",
-    ...     data_root=folder.name, insecure_seed=0,
+    ...     "digits", set={"teachers.count": 20, "privacy.sanitise": False}, engine="serial",
+    ...     data_root=folder.name, out=folder.name + "/d", insecure_seed=0,
     ... )
     >>> run.guarantee.publishable  # the noise is seeded here, so that the example repeats
     False
@@ -321,15 +310,8 @@ def run(
     True
     >>> folder.cleanup()
     """
-    options = make_options(
-        data_root=data_root,
-        engine=engine,
-        plugin_path=plugin_path,
-        insecure_seed=insecure_seed,
-        spend=spend,
-        verbose=verbose,
-    )
-    made = prepare_run(str(recipe), set=set, out=out, options=options)
+    given = make_options(**options)
+    made = prepare_run(str(recipe), set=set, out=out, options=given)
     if until is not None and until not in {stage.name for stage in made.stages}:
         names = ", ".join(stage.name for stage in made.stages)
         raise InvalidInput(f"until is {until!r}; the stages are {names}")
@@ -358,7 +340,7 @@ def open_run(
     Run
         The run.
     """
-    from pate.stages.opening import open_run as opened
+    from pate.stages.catalogue import open_run as opened
 
     return Run(
         opened(
@@ -367,6 +349,103 @@ def open_run(
             plugin_path=None if plugin_path is None else Path(plugin_path),
             insecure_seed=insecure_seed,
         )
+    )
+
+
+# --- studies --------------------------------------------------------------------------------------
+
+
+def sweep(
+    recipe: PathLike,
+    *,
+    over: Mapping[str, Sequence[Any]] | Sequence[str],
+    set: Settings = None,
+    out: PathLike | None = None,
+    **options: Unpack[RunOptions],
+) -> Sweep:
+    """Run every combination of some settings in one folder; teachers are trained once.
+
+    Parameters
+    ----------
+    recipe : str or path
+        The name of a shipped recipe, or the path of a ``.toml`` file.
+    over : mapping or sequence of str
+        What to vary: ``{"aggregate.scale": [10, 20]}``.
+    set : mapping or sequence of str, optional
+        Overrides for all points.
+    out : str or path, optional
+        The folder. By default ``runs/NAME-sweep``.
+    **options
+        See :class:`RunOptions`.
+
+    Returns
+    -------
+    Sweep
+        ``rows``, one for each point, and ``cost``: choosing among them by their accuracies costs
+        all of them together.
+
+    Examples
+    --------
+    >>> import pate, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> swept = pate.sweep(
+    ...     "digits", over={"aggregate.scale": [10.0, 20.0]},
+    ...     set={"teachers.count": 10, "student.params": {"n_estimators": 5}},
+    ...     out=folder.name + "/s", engine="serial", data_root=folder.name, insecure_seed=0,
+    ... )
+    >>> len(swept.rows)
+    2
+    >>> folder.cleanup()
+    """
+    from pate.studies.sweep import sweep as run_sweep
+
+    made = make_options(**options)
+    return run_sweep(
+        str(recipe), over=over, set=set, out=None if out is None else Path(out), options=made
+    )
+
+
+def compare(
+    recipe: PathLike,
+    *,
+    epsilons: Sequence[float] | None = None,
+    seeds: int | None = None,
+    set: Settings = None,
+    out: PathLike | None = None,
+    **options: Unpack[RunOptions],
+) -> Comparison:
+    """Compare PATE with DP-SGD on the same data at the same (ε, δ).
+
+    Parameters
+    ----------
+    recipe : str or path
+        A recipe of a comparison, such as ``"compare-digits"``.
+    epsilons : sequence of float, optional
+        The ε to compare at. By default the recipe's.
+    seeds : int, optional
+        Repetitions of either method. By default the recipe's.
+    set : mapping or sequence of str, optional
+        Overrides.
+    out : str or path, optional
+        The folder. By default ``runs/NAME``.
+    **options
+        See :class:`RunOptions`.
+
+    Returns
+    -------
+    Comparison
+        ``rows``, ``notes`` and the ``cost`` of all of them together.
+    """
+    from pate.studies.compare import compare as run_comparison
+
+    made = make_options(**options)
+    return run_comparison(
+        str(recipe),
+        epsilons=epsilons,
+        seeds=seeds,
+        set=set,
+        out=None if out is None else Path(out),
+        options=made,
     )
 
 
@@ -420,7 +499,7 @@ def plan(
     set : mapping or sequence of str, optional
         Overrides of the recipe.
     data_root, plugin_path : str or path, optional
-        See :func:`make_options`.
+        See :class:`RunOptions`.
     report : callable, optional
         Receives a line for each step.
 

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
+from pate._format import printable
 from pate.devices import is_out_of_memory
 from pate.errors import PateError
 from pate.untrusted import (
@@ -54,7 +55,7 @@ def _run(name: str, command: Callable[[], object], when_interrupted: Callable[[]
             _close_output()  # the reader of our output went away: nothing left to say
         elif line:
             with contextlib.suppress(OSError):
-                print(f"{name}: {line}", file=sys.stderr)
+                print(f"{name}: {printable(line)}", file=sys.stderr)
                 if debugging():
                     traceback.print_exception(problem)
         return code

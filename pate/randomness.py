@@ -27,7 +27,12 @@ _ROUNDS = 20
 
 
 def secure_generator() -> np.random.Generator:
-    """A new generator that nobody can predict or repeat: ChaCha20 under a 256-bit key of the OS.
+    """Return a new generator that nobody can predict: ChaCha20 under a 256-bit key of the OS.
+
+    Returns
+    -------
+    numpy.random.Generator
+        For one release. ``Generator`` methods work as usual.
 
     Guarantees:
         * The key is ``os.urandom(32)``, set as it is (no seeding step shrinks it), and kept

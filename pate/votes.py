@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pate.errors import InvalidInput
 
@@ -31,6 +31,45 @@ class Votes:
     def teachers(self) -> int:
         """The most votes cast on any query: all teachers, where none abstains."""
         return int(self.counts.sum(axis=1).max())
+
+    @classmethod
+    def from_labels(
+        cls, labels: ArrayLike, *, classes: int | None = None, abstentions: bool = False
+    ) -> Votes:
+        """Count the predictions of teachers.
+
+        Parameters
+        ----------
+        labels : array-like of shape (teachers, queries)
+            The class that each teacher predicts for each query, 0 … classes − 1.
+        classes : int, optional
+            How many classes exist. By default the largest label decides. Give it where classes
+            exist that no teacher voted for: they count, and leaving them out makes ε too small.
+        abstentions : bool
+            Allow −1, a teacher that casts no vote.
+
+        Returns
+        -------
+        Votes
+            The counts. PRIVATE.
+
+        Raises
+        ------
+        InvalidInput
+            If the labels are not a table of whole numbers, or one is not a class.
+
+        Examples
+        --------
+        >>> Votes.from_labels([[0, 2], [0, 1], [1, 2]], classes=3).counts
+        array([[2, 1, 0],
+               [0, 1, 2]])
+        """
+        table = np.asarray(labels)
+        if table.ndim != 2 or table.size == 0:
+            raise InvalidInput(
+                f"labels have shape {table.shape}; give a table with a row for each teacher"
+            )
+        return _count(_whole_numbers(table, "labels"), "labels", classes, abstentions)
 
     def first(self, queries: int | None) -> Votes:
         """The first ``queries`` queries; all of them if None."""
@@ -77,17 +116,26 @@ def read_labels(
     Without ``classes`` their number is taken from the largest label. Give it where classes exist
     that no teacher voted for: they count, and leaving them out makes ε too small.
     """
-    labels = _whole_numbers(load_table(path), path)
+    return _count(_whole_numbers(load_table(path), path), path, classes, abstentions)
+
+
+def _count(
+    labels: NDArray[np.int64],
+    name: str | os.PathLike[str],
+    classes: int | None,
+    abstentions: bool,
+) -> Votes:
+    """Count labels (teachers, queries); ``name`` is the file or argument for messages."""
     if labels.min() < (-1 if abstentions else 0):
         raise InvalidInput(
-            f"{path} holds a negative label; if it means abstention add --abstentions"
+            f"{name} holds a negative label; if it means abstention add --abstentions"
         )
     width = max(2, int(labels.max()) + 1) if classes is None else classes
     if width <= labels.max():
-        raise InvalidInput(f"{path} holds a label beyond the {width} classes given")
+        raise InvalidInput(f"{name} holds a label beyond the {width} classes given")
     queries = labels.shape[1]
     if width > 1 << 20 or queries * width > 1 << 28:
-        raise InvalidInput(f"{path} holds labels too large to be class numbers")
+        raise InvalidInput(f"{name} holds labels too large to be class numbers")
     cast = labels >= 0
     cells = (np.arange(queries) * width + labels)[cast]
     counts = np.bincount(cells, minlength=queries * width).reshape(queries, width)

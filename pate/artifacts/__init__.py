@@ -1,9 +1,7 @@
-"""What a stage reads and writes: levels, manifests, and a store that is atomic and careful."""
+"""Artifacts of stages: levels, manifests, an atomic store, and typed results."""
 
-from pate.artifacts.drafts import Draft
-from pate.artifacts.fingerprint import digest_of, fingerprint
-from pate.artifacts.levels import Level
-from pate.artifacts.store import Artifact, Store, open_alone
+from pate.artifacts.manifest import Level, digest_of, fingerprint
+from pate.artifacts.store import Artifact, Draft, Store, open_alone
 from pate.errors import StoreError
 
 __all__ = [

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pate._files import draft_folder, sync
-from pate.artifacts.levels import Level
-from pate.artifacts.manifest import read_sealed, write_sealed
+from pate.artifacts.manifest import Level, read_sealed, write_sealed
 from pate.errors import StoreError
 
 ORIGINS = "origins"
@@ -32,7 +31,7 @@ def origins_folder(root: Path, stage: str) -> Path:
 
 
 def without_origin(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts that may be in the open."""
+    """Return the facts that may be in the open."""
     return {name: fact for name, fact in facts.items() if name not in ORIGIN_FACTS}
 
 
@@ -47,7 +46,7 @@ def write_origin(
     key: str,
     folder: str,
 ) -> None:
-    """Writes down where an artifact came from, in one step; of the same artifact, once.
+    """Record where an artifact came from, in one step; of the same artifact, once.
 
     ``key`` stands for it in the fingerprints of what is made from it, ``folder`` is its name.
     """
@@ -75,7 +74,7 @@ def write_origin(
 
 
 def read_origin(root: Path, stage: str, made_from: str) -> Mapping[str, Any] | None:
-    """Where the artifact of this fingerprint came from, and lies; None where nothing is known."""
+    """Return where the artifact of this fingerprint came from, and lies; None if unknown."""
     place = _place(root, stage, made_from)
     if not place.is_file():
         return None
@@ -90,13 +89,13 @@ def _read(place: Path) -> Mapping[str, Any]:
 
 
 def all_origins(root: Path, stage: str) -> Iterator[Mapping[str, Any]]:
-    """The origins of all artifacts of a stage in the open, of those too that were removed."""
+    """Yield the origins of all artifacts of a stage in the open, also of removed ones."""
     for place in sorted(origins_folder(root, stage).glob("[!.]*.json")):
         yield _read(place)
 
 
 def origin_files(root: Path, stage: str) -> Iterator[Path]:
-    """The files of the origins of a stage whose artifacts are still there."""
+    """Yield the files of the origins of a stage whose artifacts are still there."""
     for place in origins_folder(root, stage).glob("[!.]*.json"):
         try:
             there = folder_of(root, _read(place)).is_dir()

@@ -16,19 +16,18 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from pate._files import DRAFT_PREFIX, draft_folder, remove_abandoned, remove_abandoned_files, sync
-from pate.artifacts.drafts import Draft
-from pate.artifacts.fingerprint import fingerprint
-from pate.artifacts.levels import Level
 from pate.artifacts.manifest import (
     MANIFEST,
+    Level,
+    fingerprint,
     read_manifest,
     verify,
     write_manifest,
@@ -71,12 +70,40 @@ class Artifact:
         return bool(self.manifest["files"])
 
     def array(self, name: str) -> NDArray[Any]:
-        """An array, memory-mapped; never unpickles."""
+        """Return an array, memory-mapped; never unpickles."""
         loaded: NDArray[Any] = np.load(self.path / name, mmap_mode="r", allow_pickle=False)
         return loaded
 
     def json(self, name: str) -> Any:
         return json.loads((self.path / name).read_text())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Draft:
+    """A folder that becomes an artifact when its ``with`` block ends well."""
+
+    path: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def save_array(self, name: str, values: NDArray[Any]) -> None:
+        """Write an array; never pickles."""
+        np.save(self.path / name, np.ascontiguousarray(values), allow_pickle=False)
+
+    def save_json(self, name: str, value: Any) -> None:
+        """Write JSON, with sorted keys."""
+        (self.path / name).write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+    def new_array(self, name: str, *, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return a memory-mapped array to fill, its space on disk taken at once.
+
+        Without that a full disk would end the process with a signal at some later write.
+        """
+        file = self.path / name
+        mapped: NDArray[Any] = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
+        if hasattr(os, "posix_fallocate"):
+            with file.open("rb+") as stream:
+                os.posix_fallocate(stream.fileno(), 0, os.fstat(stream.fileno()).st_size)
+        return mapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +122,7 @@ class Store:
     clearance: Level = Level.PRIVATE
 
     def cleared(self, reader: str, clearance: Level) -> Store:
-        """The same store for a stage that may see less; a stage cannot pass for another one."""
+        """Return the same store for a stage that may see less; a stage cannot pass for another."""
         if self.reader not in ("run", reader):
             raise StoreError(f"{self.reader} may not open the store as {reader}")
         return replace(self, reader=reader, clearance=min(clearance, self.clearance))
@@ -104,7 +131,7 @@ class Store:
         return self.root / level.folder / stage / made_from[:_ID_LENGTH]
 
     def find(self, stage: str, made_from: str) -> Artifact | None:
-        """The artifact of this fingerprint if it is finished; its files are not checked."""
+        """Return the artifact of this fingerprint if it is finished; its files are not checked."""
         for level in Level:  # in the open: as versions before this one put them
             path = self.folder(stage, level, made_from)
             if (path / MANIFEST).is_file():
@@ -115,7 +142,7 @@ class Store:
         return None if origin is None else self._in_the_open(origin)
 
     def all(self, stage: str) -> list[Artifact]:
-        """Every finished artifact of a stage, whatever it was made from."""
+        """Return every finished artifact of a stage, whatever it was made from."""
         moved = [self._in_the_open(origin) for origin in all_origins(self.root, stage)]
         known = [each for each in moved if each is not None]
         places = {each.path for each in known}
@@ -129,18 +156,18 @@ class Store:
         return known + [each for each in others if "made_from" in each.manifest]
 
     def earlier(self, stage: str) -> list[Path]:
-        """Files that say in ``inputs`` what finished artifacts of a stage were made from."""
+        """Return files whose ``inputs`` list what finished artifacts of a stage were made from."""
         private = (self.root / Level.PRIVATE.folder / stage).glob(f"[!.]*/{MANIFEST}")
         return [*private, *origin_files(self.root, stage)]
 
     def fingerprints(self) -> Iterator[str]:
-        """The names of all that is on the private side, as they are cut for folders and files."""
+        """Yield the names of all that is on the private side, as they are cut for folders."""
         private = self.root / Level.PRIVATE.folder
         yield from (each.name for each in private.glob("*/[!.]*") if each.parent.name != ORIGINS)
         yield from (each.stem for each in private.glob(f"{ORIGINS}/*/*.json"))
 
     def open(self, stage: str, made_from: str, *, check: bool = True) -> Artifact:
-        """The artifact of this fingerprint, its files checked, if the reader may see it."""
+        """Return the artifact of this fingerprint, its files checked, if the reader may see it."""
         artifact = self.find(stage, made_from)
         if artifact is None:
             raise StoreError(f"there is no {stage} artifact for this recipe in {self.root}")
@@ -149,7 +176,7 @@ class Store:
         return artifact
 
     def discard(self, artifact: Artifact) -> None:
-        """Drops an artifact, its manifest first: what is left of it counts for nothing."""
+        """Remove an artifact, its manifest first: what is left of it counts for nothing."""
         try:
             (artifact.path / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(artifact.path)
@@ -190,7 +217,7 @@ class Store:
         only_for: tuple[str, ...] = (),
         durable: bool = True,
     ) -> Iterator[Draft]:
-        """A folder to fill; it appears as an artifact at the end, or not at all.
+        """Open a folder to fill; it appears as an artifact at the end, or not at all.
 
         ``durable=False`` leaves out the waits for the disk, for what can be made again.
         """
@@ -238,7 +265,7 @@ class Store:
         *,
         key: str = "",
     ) -> None:
-        """Writes down where what is in the open came from."""
+        """Record where an artifact in the open came from."""
         self._make_parents(origins_folder(self.root, stage).parent, Level.PRIVATE, durable=True)
         write_origin(
             self.root,
@@ -252,7 +279,7 @@ class Store:
         )
 
     def sweep(self) -> None:
-        """Removes what killed processes left, and origins from manifests of earlier versions."""
+        """Remove what killed processes left, and origins from manifests of earlier versions."""
         remove_abandoned(self.root)
         for folder in (self.root, self.root / Level.PRIVATE.folder):
             remove_abandoned_files(folder)
@@ -268,7 +295,7 @@ class Store:
             done.mkdir(mode=0o700, exist_ok=True)
 
     def _move_origin(self, folder: Path, level: Level) -> None:
-        """Takes the origin out of a manifest; in such an order that a kill loses nothing."""
+        """Take the origin out of a manifest, in such an order that a kill loses nothing."""
         stage = folder.parent.name
         try:
             manifest = read_manifest(folder, stage=stage, level=level)
@@ -305,13 +332,13 @@ class Store:
             top.chmod(0o700)
 
     def _concerns(self, error: OSError) -> bool:
-        """Whether an error is about this store, and not about a file elsewhere."""
+        """Return whether an error is about this store, and not about a file elsewhere."""
         name = error.filename
         return not isinstance(name, (str, os.PathLike)) or Path(name).is_relative_to(self.root)
 
 
 def open_alone(path: Path, *, stage: str, level: Level, made_from: str) -> Artifact:
-    """An artifact apart from its store, its files checked: a copy that a worker was given."""
+    """Return an artifact apart from its store, its files checked: a copy given to a worker."""
     if not (path / MANIFEST).is_file():
         raise StoreError(f"there is no {stage} artifact for this recipe in {path.parent}")
     artifact = _described(path, read_manifest(path, stage=stage, level=level))
@@ -321,7 +348,7 @@ def open_alone(path: Path, *, stage: str, level: Level, made_from: str) -> Artif
 
 
 def content_digest(manifest: Mapping[str, Any]) -> str:
-    """What an artifact holds, whenever and from whatever it was made."""
+    """Return a digest of what an artifact holds, whenever and from whatever it was made."""
     return fingerprint(manifest["files"], without_origin(manifest["facts"]))
 
 
@@ -332,7 +359,7 @@ def _described(
     *,
     all_of_it: bool = True,
 ) -> Artifact:
-    """The artifact of a manifest; its origin is there for those who may see all of it."""
+    """Return the artifact of a manifest; its origin is there for those who may see all of it."""
     level, digest = Level[str(manifest["level"])], content_digest(manifest)
     if origin is None:  # PRIVATE, or made by an earlier version
         of_content = fingerprint(manifest["files"], manifest["facts"])
@@ -359,7 +386,7 @@ def _other_content(path: Path) -> StoreError:
 
 
 def _publish(working: Path, final: Path, *, durable: bool) -> None:
-    """Moves a finished folder to its place in one step; whoever came first stays."""
+    """Move a finished folder to its place in one step; whoever came first stays."""
     try:
         working.rename(final)
     except OSError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pate.cli import running
+from pate.cli import options as shared
 
 if TYPE_CHECKING:
     from pate.studies.compare import Comparison
@@ -29,17 +29,17 @@ Json = Annotated[bool, typer.Option("--json", help="The result as JSON for machi
 
 
 def compare(
-    recipe: running.RecipeName,
+    recipe: shared.RecipeName,
     epsilon: Epsilons = None,
     seeds: Seeds = None,
-    settings: running.Settings = None,
-    out: running.Out = None,
-    data_root: running.DataRoot = None,
-    engine: running.EngineName = "processes",
-    plugin_path: running.PluginPath = None,
-    insecure_seed: running.InsecureSeed = None,
-    spend: running.Spend = False,
-    quiet: running.Quiet = False,
+    settings: shared.Settings = None,
+    out: shared.Out = None,
+    data_root: shared.DataRoot = None,
+    engine: shared.EngineName = "processes",
+    plugin_path: shared.PluginPath = None,
+    insecure_seed: shared.InsecureSeed = None,
+    spend: shared.Spend = False,
+    quiet: shared.Quiet = False,
     json: Json = False,
 ) -> None:
     """Compare PATE with DP-SGD on the same data at the same ε; what is done is skipped.
@@ -50,8 +50,13 @@ def compare(
     from pate.studies import compare as studies
 
     epsilons = None if epsilon is None else _parsed(epsilon)
-    options = running.make_options(
-        data_root, engine, plugin_path, insecure_seed, spend, quiet or json
+    options = shared.make_options(
+        data_root=data_root,
+        engine=engine,
+        plugin_path=plugin_path,
+        insecure_seed=insecure_seed,
+        spend=spend,
+        quiet=quiet or json,
     )
     comparison = studies.compare(
         recipe, epsilons=epsilons, seeds=seeds, set=settings, out=out, options=options
@@ -94,7 +99,7 @@ def _show(comparison: Comparison, plugin_path: Path | None, insecure_seed: int |
     """Print the table, its notes, and where it was written."""
     from rich.console import Console
 
-    from pate.cli.fitting import Column, fitted_table
+    from pate.cli.tables import Column, fitted_table
 
     console = Console(width=None if Console().is_terminal else 120, markup=False, highlight=False)
     cells = zip(*map(_cells, comparison.rows), strict=True)

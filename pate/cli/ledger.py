@@ -30,9 +30,9 @@ def show(
     from pate.cli.tables import show_ledger
     from pate.datasets.catalogue import data_root as default_root
     from pate.errors import InvalidInput
+    from pate.pipeline.ledger import ledger_path
     from pate.pipeline.runner import find_data_root, read_resolved
-    from pate.pipeline.spending import ledger_path
-    from pate.stages.paid import require_paid_in
+    from pate.stages.exactly_once import require_paid_in
 
     path, one_teacher = place, None
     if not place.is_file():

@@ -38,7 +38,7 @@ def report(
     --private is given.
     """
     from pate.report.writing import write_report
-    from pate.stages.opening import open_run
+    from pate.stages.catalogue import open_run
 
     run = open_run(
         folder, data_root=data_root, plugin_path=plugin_path, insecure_seed=insecure_seed

@@ -13,11 +13,11 @@ from pate.accounting import Ledger
 from pate.accounting.ledger.data_ledger import budget_line
 from pate.cli.tables import wide_console
 from pate.datasets.catalogue import data_root as default_root
+from pate.pipeline.ledger import ledger_path, open_ledger
 from pate.pipeline.runner import Run
-from pate.pipeline.spending import ledger_path, open_ledger
 from pate.report.tuning import tuning_told
 from pate.report.wording import sanitised_holds
-from pate.stages.opening import open_run
+from pate.stages.catalogue import open_run
 
 
 def show_summary(run: Run) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pate.cli import running
+from pate.cli import options as shared
 from pate.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -43,19 +43,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 def sweep(
-    recipe: running.RecipeName,
+    recipe: shared.RecipeName,
     over: Over = None,
-    settings: running.Settings = None,
+    settings: shared.Settings = None,
     out: Out = None,
     private_selection: Selection = False,
     tries: Tries = None,
-    data_root: running.DataRoot = None,
-    engine: running.EngineName = "processes",
-    plugin_path: running.PluginPath = None,
-    insecure_seed: running.InsecureSeed = None,
-    spend: running.Spend = False,
-    quiet: running.Quiet = False,
-    json_logs: running.JsonLogs = False,
+    data_root: shared.DataRoot = None,
+    engine: shared.EngineName = "processes",
+    plugin_path: shared.PluginPath = None,
+    insecure_seed: shared.InsecureSeed = None,
+    spend: shared.Spend = False,
+    quiet: shared.Quiet = False,
+    json_logs: shared.JsonLogs = False,
     json: Json = False,
 ) -> None:
     """Run every combination of some settings in one folder; teachers are trained once.
@@ -67,8 +67,14 @@ def sweep(
     from pate.studies.grid import read_grid
 
     grid = read_grid(recipe, over or [], settings or [])
-    options = running.make_options(
-        data_root, engine, plugin_path, insecure_seed, spend, quiet, json_logs
+    options = shared.make_options(
+        data_root=data_root,
+        engine=engine,
+        plugin_path=plugin_path,
+        insecure_seed=insecure_seed,
+        spend=spend,
+        quiet=quiet,
+        json_logs=json_logs,
     )
     options = replace(options, say=_without_done(options.say, aside=json and not quiet))
     if private_selection:
@@ -130,7 +136,7 @@ def _show(result: Sweep, options: Options, *, recipe: str, settings: Sequence[st
     from rich.console import Console
 
     from pate.accounting.ledger.data_ledger import budget_line
-    from pate.pipeline.spending import open_ledger
+    from pate.pipeline.ledger import open_ledger
 
     console = Console(
         width=None if Console().is_terminal else _WIDTH, markup=False, highlight=False
@@ -189,7 +195,7 @@ def _next_commands(
 
 def _table(result: Sweep, width: int) -> Table:
     """Return the table; where a terminal is narrow the labels go, then the interval."""
-    from pate.cli.fitting import Column, fitted_table
+    from pate.cli.tables import Column, fitted_table
 
     axes = result.grid.axes
     varied = any(axis.key == "teachers.count" for axis in axes)

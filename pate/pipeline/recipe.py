@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pate.accounting import Conversion
 from pate.datasets.spec import DataSpec
 from pate.encoders.spec import EncoderSpec
-from pate.mechanisms.spec import AggregateSpec
+from pate.mechanisms import AggregateSpec, Plan, make_mechanism, plan_caps
 from pate.partition import PartitionSpec
 from pate.recipes.schema import Notes
 from pate.students.spec import StudentSpec
@@ -74,9 +75,22 @@ class Recipe(BaseModel):
     evaluate: EvaluateSpec = EvaluateSpec()
     selection: SelectionSpec | None = None
 
+    def plan(self, *, inputs: int) -> Plan:
+        """Return the most that is asked of so many public inputs; made before votes are opened."""
+        mechanism = make_mechanism(self.aggregate)
+        mechanism.check_reachable(teachers=self.teachers.count)
+        return plan_caps(
+            mechanism,
+            self.aggregate,
+            epsilon=self.privacy.epsilon,
+            delta=self.privacy.delta,
+            available_queries=inputs,
+            conversion=Conversion(self.privacy.conversion),
+        )
+
     @property
     def asked(self) -> str:
-        """What is asked of whom, in a line: it tells runs of one folder apart."""
+        """What is asked of whom, in a line: it distinguishes the runs of one folder."""
         spec = self.aggregate
         noise = [f"{key} {getattr(spec, key):g}" for key in spec.kind.required_keys()]
         told = [f"{self.teachers.count} teachers", f"{spec.mechanism} ({', '.join(noise)})"]

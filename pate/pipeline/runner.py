@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from pate.artifacts import Artifact, Store, fingerprint
 from pate.errors import InvalidInput
+from pate.pipeline.ledger import key_path, naming_key
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.secret import key_path, naming_key
 from pate.pipeline.stage import Context, Options, Stage, producer
 
 _RESOLVED = "recipe.json"

@@ -189,7 +189,7 @@ def scaled(total: LogMoments, factor: float) -> LogMoments:
 
 
 def _ledger_order(plan: Plan, budget: Budget, ledger_budget: float | None) -> float:
-    """The Rényi order a new ledger would add up at, as :mod:`pate.pipeline.spending` opens it."""
+    """The Rényi order a new ledger would add up at, as :mod:`pate.pipeline.ledger` opens it."""
     if ledger_budget is None:
         return _set(plan.guarantee.moment) + 1
     whole = Guarantee(

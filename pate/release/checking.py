@@ -13,7 +13,7 @@ import numpy as np
 from pate import __version__
 from pate.accounting import Event, ReleasePlan, event_from_json
 from pate.accounting.events import tally
-from pate.artifacts.fingerprint import digest_of
+from pate.artifacts import digest_of
 from pate.errors import InvalidInput
 from pate.release.card import CARD, write_card
 from pate.release.contents import LABELS, may_leave, recipe_of, wrong_with_evaluation
@@ -29,8 +29,7 @@ from pate.release.schema import (
 )
 from pate.release.sums import SUMS, digest_of_sums, read_sums, sizes
 from pate.release.trial import problem_of
-from pate.stages.drawing import plan_of
-from pate.stages.selected import candidates_of, event_of
+from pate.stages.selection import candidates_of, event_of
 
 _NEEDED = (CARD, HEADER, "guarantee.json", "release.json")
 
@@ -222,7 +221,7 @@ def _charged(given: _Release) -> tuple[Event, ...]:
     """What the settings must have been charged for: their plan, or the choice they were part of."""
     recipe, inputs = recipe_of(given.release), given.release["public_inputs"]
     if recipe.selection is None:
-        return plan_of(recipe, inputs=inputs).events
+        return recipe.plan(inputs=inputs).events
     return (event_of(candidates_of(recipe), recipe.selection, inputs=inputs),)
 
 
@@ -233,7 +232,7 @@ def _evaluation(given: _Release) -> Iterator[str]:
     if wrong is not None:
         yield f"release.json: evaluation of the {wrong}"
     answers = release["answers"]
-    plan = plan_of(recipe_of(release), inputs=release["public_inputs"])
+    plan = recipe_of(release).plan(inputs=release["public_inputs"])
     asked, answered, kept = (answers[key] for key in ("asked", "answered", "kept"))
     if len(answers["by_class"]) != classes or sum(answers["by_class"]) != answered:
         yield "release.json: its labels by class are not as many as were answered"
@@ -249,7 +248,7 @@ def _labels(given: _Release) -> Iterator[str]:
         yield "release.json does not say whether there are labels"
     if not there:
         return
-    plan = plan_of(recipe_of(release), inputs=release["public_inputs"])
+    plan = recipe_of(release).plan(inputs=release["public_inputs"])
     inputs, classes = release["public_inputs"], len(given.header["class_names"])
     arrays = {name: _array(folder / "labels" / name) for name in LABELS}
     most = {"asked.npy": plan.queries, "answered.npy": plan.answers, "kept.npy": plan.queries}

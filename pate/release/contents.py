@@ -137,9 +137,9 @@ def _copy_weights(finished: Finished, weights: str, place: Path) -> str:
     import torch
     from safetensors.torch import save_file
 
-    from pate.encoders.backbone import file_digest, found
+    from pate.encoders.backbone import file_digest, find_weights
 
-    file = found(weights, plugin_path=finished.run.options.plugin_path)
+    file = find_weights(weights, plugin_path=finished.run.options.plugin_path)
     if file.suffix == ".safetensors":
         shutil.copyfile(file, place)
     else:

@@ -295,5 +295,5 @@ class _Covering:
 
 
 def _charge_id(kind: str, made_from: str, name: str) -> str:
-    """How the ledger names the charge of one drawing (:mod:`pate.stages.releasing`)."""
+    """How the ledger names the charge of one drawing (:mod:`pate.stages.exactly_once`)."""
     return f"{kind} {made_from[:40]} {name}"

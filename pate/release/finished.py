@@ -10,12 +10,11 @@ from typing import Any
 from pate.artifacts import Artifact, Level, Store, StoreError, fingerprint
 from pate.datasets.catalogue import data_root as default_root
 from pate.errors import InvalidInput, LedgerError
+from pate.pipeline.ledger import key_path, ledger_path, naming_key
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run, find_data_root, read_resolved
-from pate.pipeline.secret import key_path, naming_key
-from pate.pipeline.spending import ledger_path
 from pate.pipeline.stage import producer
-from pate.stages.opening import open_run
+from pate.stages.catalogue import open_run
 
 _READ = ("aggregate", "account", "distill", "evaluate", "encoder", "data-public")
 

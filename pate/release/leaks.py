@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pate.errors import InvalidInput
-from pate.pipeline.secret import naming_key
+from pate.pipeline.ledger import naming_key
 from pate.release.finished import Finished
 
 _ARRAYS = (".npy", ".npz")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.encoders.spec import StepSpec
-from pate.encoders.step import Step, checked
+from pate.encoders.step import Step, checked_features
 from pate.errors import InvalidInput
 from pate.release.onnx_graph import OnnxGraph, read_graph
 from pate.release.schema import (
@@ -242,7 +242,7 @@ def _step(folder: Path, at: int, spec: EncoderStep) -> Callable[..., NDArray[np.
         graph = read_graph(folder / f"step-{at}.onnx")
         if graph.outputs != ("features",):
             raise InvalidInput(f"step {at} of the encoder gives no features")
-        return lambda X: checked(graph.run(X)["features"], step="onnx", records=len(X))
+        return lambda X: checked_features(graph.run(X)["features"], step="onnx", records=len(X))
     from pate.encoders.chain import make_step
 
     try:
@@ -258,13 +258,13 @@ def _step(folder: Path, at: int, spec: EncoderStep) -> Callable[..., NDArray[np.
             raise InvalidInput(f"step {at} of the encoder is no {spec.name}")
         for name, value in tensors.items():
             setattr(step, name, value)
-    return lambda X: checked(step.transform(X), step=spec.name, records=len(X))
+    return lambda X: checked_features(step.transform(X), step=spec.name, records=len(X))
 
 
 def encoded(steps: list[Callable[..., NDArray[np.float32]]], X: NDArray[Any]) -> NDArray[Any]:
     """A batch of records as the model takes them."""
     if steps:
-        X = checked(X, step="(the inputs)", records=len(X))
+        X = checked_features(X, step="(the inputs)", records=len(X))
     for step in steps:
         X = step(X)
     return X

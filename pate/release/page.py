@@ -17,7 +17,6 @@ from pate.release.figures import of_plan, read_events
 from pate.report.curves import cost_curves, moment_profile
 from pate.report.facts import ClassRow, Facts, Figure, warnings_of
 from pate.report.page import build_page
-from pate.stages.drawing import plan_of
 
 PAGE = "report.html"
 
@@ -33,7 +32,7 @@ def _facts(statement: Mapping[str, Any], names: list[str], release: Mapping[str,
     recipe = recipe_of(release)
     evaluation, answers, figure = release["evaluation"], release["answers"], statement["sanitised"]
     events = tuple(read_events(statement["labels"]))
-    plan = plan_of(recipe, inputs=release["public_inputs"])
+    plan = recipe.plan(inputs=release["public_inputs"])
     extended = statement["counted"] == "ledger"
     delta, conversion = recipe.privacy.delta, Conversion(recipe.privacy.conversion)
     shares = {

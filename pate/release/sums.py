@@ -8,7 +8,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from pate.artifacts.fingerprint import digest_of
+from pate.artifacts import digest_of
 from pate.errors import InvalidInput
 
 SUMS = "SHA256SUMS"

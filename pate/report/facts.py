@@ -16,10 +16,9 @@ from pate.artifacts import Artifact, Level
 from pate.errors import InvalidInput
 from pate.mechanisms import make_mechanism
 from pate.metrics import Share
+from pate.pipeline.ledger import key_path, ledger_path
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
-from pate.pipeline.secret import key_path
-from pate.pipeline.spending import ledger_path
 from pate.pipeline.stage import producer
 from pate.report.comparison import Contender, read_comparison
 from pate.report.curves import Curves, Profile, cost_curves, moment_profile

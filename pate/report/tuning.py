@@ -113,7 +113,7 @@ def _trained(ledger: Ledger) -> list[str]:
 
 def _own_names(run: Run) -> list[str]:
     """The charges of the run's labels; of draws that are not here, what is known of their names."""
-    from pate.stages.releasing import charges_behind
+    from pate.stages.exactly_once import charges_behind
 
     drawn = str(run.artifact("aggregate").facts["drawn"])
     return charges_behind(run.store, "labels", drawn) or [f"labels {drawn[:40]} "]
@@ -136,7 +136,7 @@ def _earlier_releases(run: Run, ledger: Ledger) -> int:
 def _seeded_releases(run: Run) -> int:
     from pate.accounting import Ledger
     from pate.accounting.ledger.data_set import beside
-    from pate.pipeline.spending import ledger_path
+    from pate.pipeline.ledger import ledger_path
 
     if run.options.insecure_seed is not None:  # this run is not private anyhow, and says so
         return 0

@@ -1,4 +1,4 @@
-"""account: what the release cost, in every way one may ask; what may be published, and what not.
+"""account: the cost of the release by every rule; what may be published of it, and what not.
 
 Guarantees, where the cost follows from what was answered: inputs chosen by earlier answers
 (``choose = "uncertain"``), and checks that let a query through or not (``confident``,
@@ -24,7 +24,9 @@ Guarantees, where the cost follows from what was answered: inputs chosen by earl
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,19 +42,28 @@ from pate.accounting import (
     ReleasePlan,
     Repeated,
     compose,
-    event_from_json,
     sanitise,
 )
 from pate.accounting.composition import advanced, basic
 from pate.accounting.events import tally
 from pate.accounting.smooth import SensitiveCost
 from pate.artifacts import Artifact, Draft, Level
+from pate.artifacts.results import (
+    LABELS,
+    SANITISED,
+    Costs,
+    Labels,
+    PrivateCosts,
+    SanitisedGuarantee,
+    StatedGuarantee,
+    drawn_for,
+)
 from pate.errors import BudgetExceeded, ConditionsFail, InvalidInput, SpendNeeded
 from pate.mechanisms import Mechanism, Plan, Randomness, make_mechanism, student_baseline
+from pate.pipeline.ledger import open_ledger
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.releasing import charges_behind, release_once
+from pate.stages.exactly_once import charges_behind, release_once
 
 _CHOSEN = (
     "the settings were chosen privately among several: what holds is the cost of the choice, "
@@ -70,58 +81,62 @@ def _settings(recipe: Recipe, options: Options) -> Any:
 
 
 def _run(context: Context) -> None:
+    """Write all figures, and publish a sanitised one where that is asked for and possible."""
     recipe = context.recipe
-    released = context.inputs["aggregate"]
-    report = _public_report(released, recipe)
+    labels = Labels.load(context.inputs["aggregate"])
+    costs = _public_costs(labels, recipe)
     if recipe.selection is not None:
-        _chosen(context, report)
+        _write_chosen(context, costs)
         return
-    votes = _Votes.of(context)
+    mechanism, votes = make_mechanism(recipe.aggregate), _Votes.of(context, labels)
     with open_ledger(recipe, context.options) as ledger:
         order = order_of(ledger)
         # What was paid for may depend on answers: then the best λ does, too.
         moments = [order - 1] if recipe.aggregate.cost_follows_answers else None
-        dependent = votes.total(make_mechanism(recipe.aggregate), moments)
+        dependent = votes.total(mechanism, moments)
         with context.draft(Level.PRIVATE, part="private") as draft:
-            draft.save_json(
-                "guarantees.json",
-                {c.value: _json(dependent, recipe.privacy.delta, c) for c in Conversion},
-            )
+            PrivateCosts(guarantees=_by_conversion(dependent, recipe.privacy.delta)).save(draft)
         cost, why = _sensitive(votes, recipe, order)
         if cost is not None:
             plan = ReleasePlan.default(order=order, doubt=recipe.privacy.doubt)
             try:
-                _release(context, report, cost, plan, ledger)
+                _release(context, labels, costs, cost, plan, ledger)
                 return
             except BudgetExceeded:
                 why = "the budget of the data set does not cover its price"
-            except SpendNeeded:  # its words name the ledger's place
+            except SpendNeeded:  # its message names the ledger's place
                 why = "it was paid for before, and to draw it again needs --spend"
     with context.draft(Level.RELEASED) as draft:
-        _save(draft, report | {"sanitised": None, "why_not": why}, recipe)
+        replace(costs, why_not=why).save(draft)
 
 
 def order_of(ledger: Ledger) -> float:
-    """The Rényi order at which the ledger adds up: fixed when it was made, before these votes."""
-    return _set(ledger.terms.budget.moment) + 1
+    """Return the Rényi order at which the ledger adds up: fixed when it was made, before votes."""
+    moment = ledger.terms.budget.moment
+    assert moment is not None  # a ledger of events has one
+    return moment + 1
 
 
 def rehearse(recipe: Recipe, plan: Plan, *, classes: int, order: float) -> None:
-    """Works out on made-up votes whatever is worked out once the labels are paid for.
+    """Compute on made-up votes whatever is computed once the labels are paid for.
 
     So settings at which some figure cannot be computed are refused while nothing is charged yet.
     """
     teachers = recipe.teachers.count
     made_up = np.zeros((3, classes), dtype=np.int64)  # all agree, two classes are level, none votes
     made_up[0, 0], made_up[1, :2] = teachers, (teachers - teachers // 2, teachers // 2)
-    baseline = np.zeros(made_up.shape) if recipe.aggregate.kind.uses_student else None
-    votes = _Votes(made_up, np.ones(len(made_up), dtype=bool), baseline, teachers)
+    mechanism = make_mechanism(recipe.aggregate)
+    votes = _Votes(
+        counts=made_up,
+        answered=np.ones(len(made_up), dtype=bool),
+        baseline=np.zeros(made_up.shape) if mechanism.uses_student else None,
+        teachers=teachers,
+    )
     try:
-        _figures_of_plan(list(plan.events), recipe.privacy.delta)
+        _by_conversion(compose(plan.events), recipe.privacy.delta)
+        _older_rules(plan.events, recipe.privacy.delta)
         for moments in ([order - 1], None):
-            total = votes.total(make_mechanism(recipe.aggregate), moments)
-            for conversion in Conversion:
-                _json(total, recipe.privacy.delta, conversion)
+            _by_conversion(votes.total(mechanism, moments), recipe.privacy.delta)
         _sensitive(votes, recipe, order)
     except (ArithmeticError, ValueError) as error:
         raise InvalidInput(
@@ -130,8 +145,8 @@ def rehearse(recipe: Recipe, plan: Plan, *, classes: int, order: float) -> None:
         ) from error
 
 
-def _chosen(context: Context, report: dict[str, Any]) -> None:
-    """Of a private selection there is one figure.
+def _write_chosen(context: Context, costs: Costs) -> None:
+    """Write the one figure that there is of a private selection.
 
     Guarantees:
         No data-dependent figure is worked out, nor sanitised: the cost of a choice rests on all
@@ -139,15 +154,15 @@ def _chosen(context: Context, report: dict[str, Any]) -> None:
         needs the cost of every try at worst.
     """
     with context.draft(Level.PRIVATE, part="private") as draft:
-        draft.save_json("guarantees.json", {"why_not": _CHOSEN})
+        PrivateCosts(guarantees={}, why_not=_CHOSEN).save(draft)
     with context.draft(Level.RELEASED) as draft:
-        _save(draft, report | {"sanitised": None, "why_not": _CHOSEN}, context.recipe)
+        replace(costs, why_not=_CHOSEN).save(draft)
 
 
 def _sensitive(
     votes: _Votes, recipe: Recipe, order: float
 ) -> tuple[SensitiveCost | None, str | None]:
-    """The cost to sanitise, or why there is none. The reasons depend on public settings alone."""
+    """Return the cost to sanitise, or why there is none; that depends on public settings alone."""
     if not recipe.privacy.sanitise:
         return None, "not asked for"
     if recipe.privacy.epsilon is not None:
@@ -160,17 +175,19 @@ def _sensitive(
 
 def _release(
     context: Context,
-    report: dict[str, Any],
+    labels: Labels,
+    costs: Costs,
     cost: SensitiveCost,
     plan: ReleasePlan,
     ledger: Ledger,
 ) -> None:
-    """Publishes the sanitised ε, exactly once, and charges its price.
+    """Publish the sanitised ε, exactly once, and charge its price.
 
     A cost that is the same for all votes is published as it is: nothing is charged, and the
     guarantee stays that of the labels.
     """
-    recipe, released = context.recipe, context.inputs["aggregate"]
+    recipe, neighbours = context.recipe, context.recipe.partition.neighbours
+    conversion = Conversion(recipe.privacy.conversion)
     randomness = Randomness.open(insecure_seed=context.options.insecure_seed)
     price: tuple[Event, ...] = (plan.event,) if cost.local_sensitivity.any() else ()
 
@@ -180,81 +197,72 @@ def _release(
             plan=plan,
             delta=recipe.privacy.delta,
             rng=randomness.generator,
-            conversion=Conversion(recipe.privacy.conversion),
+            conversion=conversion,
         )
-        draft.save_json("sanitised.json", stated(result.as_json(), recipe.partition.neighbours))
+        figure = SanitisedGuarantee.from_json(result.as_json())
+        replace(figure, neighbours=neighbours.value).save(draft)
 
     def publish(answer: Artifact, draft: Draft) -> None:
-        told = report | {"sanitised": answer.json("sanitised.json")}
-        if released.facts["extended"]:  # then the ledger's figure covers it all
-            told["guarantee"] = ledger.guarantee().as_json()
+        stated = replace(costs, sanitised=SanitisedGuarantee.load(answer))
+        if labels.extended:  # then the ledger's figure covers it all
+            whole = StatedGuarantee.of(ledger.guarantee(), neighbours=neighbours)
+            stated = replace(stated, guarantee=whole)
         elif price:
-            caps = [event_from_json(text) for text in released.json("plan.json")["events"]]
-            conversion = Conversion(recipe.privacy.conversion)
-            told["guarantee"] = _json(compose([*caps, *price]), recipe.privacy.delta, conversion)
-        _save(draft, told, recipe)
+            total = compose([*labels.plan.events, *price])
+            whole = _stated(total, recipe.privacy.delta, conversion, neighbours)
+            stated = replace(stated, guarantee=whole)
+        stated.save(draft)
 
     release_once(
         context,
-        kind="sanitised",
+        kind=SANITISED,
         source="aggregate",
         ledger=ledger,
         events=price,
         prepare=prepare,
         publish=publish,
-        builds_on=charges_behind(context.store, "labels", str(released.facts["drawn"])),
+        builds_on=charges_behind(
+            context.store, LABELS, str(drawn_for(context.inputs["aggregate"]))
+        ),
     )
 
 
-def _save(draft: Draft, report: dict[str, Any], recipe: Recipe) -> None:
-    """Writes the report; every figure in it speaks of the data sets that the partition covers."""
-    draft.save_json("guarantees.json", stated(report, recipe.partition.neighbours))
-
-
-def stated(value: Any, neighbours: Neighbours) -> Any:
-    """Figures that hold where one teacher changes, said of the records behind the teachers."""
-    if not isinstance(value, dict):
-        return value
-    told = {key: stated(each, neighbours) for key, each in value.items()}
-    return told | {"neighbours": neighbours.value} if "neighbours" in value else told
-
-
-def _json(total: LogMoments, delta: float, conversion: Conversion) -> dict[str, Any]:
-    return total.guarantee(delta=delta, conversion=conversion).as_json()
-
-
-def _public_report(released: Artifact, recipe: Recipe) -> dict[str, Any]:
-    """Everything that follows from public events: the plan's guarantee, and its neighbours."""
-    delta = recipe.privacy.delta
-    plan = released.json("plan.json")
-    caps = [event_from_json(text) for text in plan["events"]]
-    happened = [event_from_json(text) for text in released.json("events.json")]
-    return {
-        "guarantee": plan["guarantee"],
-        "protects": released.facts["protects"],
-        "randomness": released.facts["randomness"],
+def _public_costs(labels: Labels, recipe: Recipe) -> Costs:
+    """Return all that follows from public events, stated of the data sets the partition covers."""
+    delta, neighbours = recipe.privacy.delta, recipe.partition.neighbours
+    reading = _by_conversion(compose(labels.events), delta, neighbours)
+    return Costs(
+        guarantee=replace(labels.plan.guarantee, neighbours=neighbours.value),
+        protects=labels.protects,
+        randomness=labels.randomness,
         # How much was answered was not fixed in advance: a reading, which covers nothing.
-        "odometer": {
-            c.value: _json(compose(happened), delta, c) | {"publishable": False} for c in Conversion
-        },
-    } | _figures_of_plan(caps, delta)
+        odometer={name: replace(each, publishable=False) for name, each in reading.items()},
+        plan=_by_conversion(compose(labels.plan.events), delta, neighbours),
+        composition=_older_rules(labels.plan.events, delta),
+    )
 
 
-def _figures_of_plan(caps: list[Event], delta: float) -> dict[str, Any]:
-    """What the plan costs, by every rule."""
-    return {
-        "plan": {c.value: _json(compose(caps), delta, c) for c in Conversion},
-        "composition": _older_rules(caps, delta),
-    }
+def _by_conversion(
+    total: LogMoments, delta: float, neighbours: Neighbours | None = None
+) -> dict[str, StatedGuarantee]:
+    return {each.value: _stated(total, delta, each, neighbours) for each in Conversion}
 
 
-def _older_rules(events: list[Event], delta: float) -> dict[str, float] | None:
-    """Naive and advanced composition, where every answer is (ε, 0)-DP."""
+def _stated(
+    total: LogMoments, delta: float, conversion: Conversion, neighbours: Neighbours | None
+) -> StatedGuarantee:
+    guarantee = total.guarantee(delta=delta, conversion=conversion)
+    return StatedGuarantee.of(guarantee, neighbours=neighbours)
+
+
+def _older_rules(events: Sequence[Event], delta: float) -> Mapping[str, float] | None:
+    """Return naive and advanced composition, where every answer is (ε, 0)-DP."""
     counts = tally(events)
-    if not counts or not all(isinstance(event, LaplaceNoisyMaxAnswer) for event in counts):
+    if len(counts) != 1:
         return None
     ((event, count),) = counts.items()
-    assert isinstance(event, LaplaceNoisyMaxAnswer)
+    if not isinstance(event, LaplaceNoisyMaxAnswer):
+        return None
     each = 2 / event.scale
     return {
         "naive": basic([Repeated(PureDP(epsilon=each), count)])[0],
@@ -262,29 +270,29 @@ def _older_rules(events: list[Event], delta: float) -> dict[str, float] | None:
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Votes:
     """The votes behind a release, and how to cost them. PRIVATE."""
 
-    def __init__(
-        self,
-        counts: NDArray[np.int64],
-        answered: NDArray[np.bool_],
-        baseline: NDArray[np.float64] | None,
-        teachers: int,
-    ) -> None:
-        self.counts, self.answered = counts, answered
-        self.baseline, self.teachers = baseline, teachers
+    counts: NDArray[np.int64]
+    answered: NDArray[np.bool_]
+    baseline: NDArray[np.float64] | None
+    teachers: int
 
     @classmethod
-    def of(cls, context: Context) -> _Votes:
-        votes, released = context.inputs["vote"], context.inputs["aggregate"]
-        asked = np.array(released.array("asked.npy"))
-        counts = votes.array("counts.npy")[asked].astype(np.int64)
-        answered = np.isin(asked, released.array("answered.npy"))
+    def of(cls, context: Context, labels: Labels) -> Self:
+        votes = context.inputs["vote"]
+        counts = votes.array("counts.npy")[np.array(labels.asked)].astype(np.int64)
         teachers = int(votes.facts["teachers"])
-        return cls(counts, answered, _baseline(context, counts, teachers), teachers)
+        return cls(
+            counts=counts,
+            answered=np.isin(labels.asked, labels.answered),
+            baseline=_baseline(context, counts, teachers),
+            teachers=teachers,
+        )
 
     def total(self, mechanism: Mechanism, moments: Any) -> LogMoments:
+        """Return the data-dependent cost."""
         if not len(self.counts):
             return compose([], moments)
         return mechanism.data_dependent_cost(
@@ -292,6 +300,7 @@ class _Votes:
         )
 
     def sensitive(self, mechanism: Mechanism, order: float) -> SensitiveCost:
+        """Return the data-dependent cost with its sensitivity."""
         if not len(self.counts):
             raise InvalidInput("nothing was asked, so there is nothing to sanitise")
         return mechanism.sensitive_cost(
@@ -306,21 +315,17 @@ class _Votes:
 def _baseline(
     context: Context, counts: NDArray[np.int64], teachers: int
 ) -> NDArray[np.float64] | None:
-    """What an interactive release checked against: each round's student, zero in the first."""
+    """Return what checks took off the counts: each round's student, zero in the first."""
     if not context.recipe.aggregate.kind.uses_student:
         return None
     baseline = np.zeros(counts.shape)
-    pending = context.store.open("pending-labels", context.inputs["aggregate"].facts["drawn"])
+    drawn = str(drawn_for(context.inputs["aggregate"]))
+    pending = context.store.open(f"pending-{LABELS}", drawn)
     for file in sorted(pending.path.glob("student-*.npy")):
         start = int(file.stem.split("-")[2])
         shown = np.load(file)[: len(counts) - start]
         baseline[start : start + len(shown)] = student_baseline(shown, teachers=teachers)
     return baseline
-
-
-def _set(value: float | None) -> float:
-    assert value is not None  # the recipe was checked
-    return value
 
 
 ACCOUNT = Stage(

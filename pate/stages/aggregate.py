@@ -1,43 +1,35 @@
-"""aggregate: private votes → released labels; pays before it speaks.
+"""aggregate: private votes → released labels; pays before it publishes.
 
-Which public inputs are asked about is chosen by :mod:`pate.querying`, from public features and
+Which public inputs are asked about is chosen by :mod:`pate.queries`, from public features and
 released answers only; it says there why that costs nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.accounting import Event, Ledger, event_from_json
+from pate.accounting import Event, Ledger
 from pate.artifacts import Artifact, Draft, Level, fingerprint
+from pate.artifacts.results import LABELS, Answers, Labels, StatedGuarantee, StatedPlan
 from pate.devices import use_first
 from pate.mechanisms import Mechanism, Plan, Randomness, Release, make_mechanism
+from pate.pipeline.ledger import open_ledger
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options, Stage
-from pate.querying import Chooser
+from pate.queries import Chooser
 from pate.stages.account import order_of, rehearse
-from pate.stages.drawing import (
-    ANSWER,
-    chooser_of,
-    draw,
-    noise,
-    plan_of,
-    save_answer,
-    save_events,
-    votes_on,
-)
-from pate.stages.features import graph_features, student_inputs
-from pate.stages.releasing import paid_answers, release_once
-from pate.stages.rounds import Round, draw_once, labelled
-from pate.stages.selected import take_up
+from pate.stages.exactly_once import Round, draw_once, paid_answers, release_once
+from pate.stages.features import graph_features, public_features, student_inputs
+from pate.stages.selection import publish_selected
 from pate.students.data import StudentData
 from pate.students.train import train_student
 from pate.teachers.protocol import probabilities
+from pate.votes import Votes
 
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -58,13 +50,13 @@ def _settings(recipe: Recipe, options: Options) -> Any:
 
 
 def _run(context: Context) -> None:
-    """The plan is fixed before the votes are opened; its caps are what is charged and printed."""
+    """Fix the plan before the votes are opened; its caps are what is charged and reported."""
     recipe, options = context.recipe, context.options
     if recipe.selection is not None:
-        take_up(context)
+        publish_selected(context)
         return
     mechanism = make_mechanism(recipe.aggregate)
-    plan = plan_of(recipe, inputs=len(context.inputs["data-public"].array("features.npy")))
+    plan = recipe.plan(inputs=len(context.inputs["data-public"].array("features.npy")))
     chooser = chooser_of(context)
 
     with open_ledger(recipe, options, moment=plan.guarantee.moment) as ledger:
@@ -83,32 +75,28 @@ def _run(context: Context) -> None:
             else:
                 drawn = draw(context, rows[asked:], most_answers=plan.answers - asked)
                 rounds = [known, drawn] if asked else [drawn]
-            save_answer(draft, rounds)
-            save_events(draft, [event for each in rounds for event in each.release.events], plan)
-            _save_shown(draft, rounds)
-            draft.facts.update(
+            Labels.of(
+                answers_of(rounds),
+                events=[event for each in rounds for event in each.release.events],
+                plan=stated_plan(plan),
+                randomness=Randomness.open(insecure_seed=options.insecure_seed).verdict,
                 family=_family(context),
                 extended=bool(asked),
-                randomness=Randomness.open(insecure_seed=options.insecure_seed).verdict,
-            )
+            ).save(draft)
+            _save_shown(draft, rounds)
 
         def publish(answer: Artifact, draft: Draft) -> None:
-            for name in ANSWER:
-                draft.save_array(name, answer.array(name))
-            draft.save_json("events.json", answer.json("events.json"))
-            paid = answer.json("plan.json")
-            if answer.facts["extended"]:
-                # The plan grew after answers were seen: only what covers that may be printed.
-                paid["guarantee"] = ledger.guarantee().as_json()
-            # What holds where one teacher changes, said of the records behind the teachers.
-            paid["guarantee"]["neighbours"] = recipe.partition.neighbours.value
-            draft.save_json("plan.json", paid)
-            draft.facts.update(answer.facts)
-            draft.facts["protects"] = context.inputs["vote"].facts["protects"]
+            labels = Labels.load(answer)
+            labels.stated(
+                neighbours=recipe.partition.neighbours,
+                protects=str(context.inputs["vote"].facts["protects"]),
+                # A plan that grew after answers were seen: only what covers that may be printed.
+                guarantee=StatedGuarantee.of(ledger.guarantee()) if labels.extended else None,
+            ).save(draft)
 
         release_once(
             context,
-            kind="labels",
+            kind=LABELS,
             source="vote",
             ledger=ledger,
             events=events,
@@ -120,16 +108,69 @@ def _run(context: Context) -> None:
         )
 
 
+def chooser_of(context: Context) -> Chooser:
+    """Return how inputs are chosen; for a stage that needs ``encoder`` and ``data-public``."""
+    spec = context.recipe.aggregate
+    return Chooser(
+        how=spec.choose,
+        inputs=len(context.inputs["data-public"].array("features.npy")),
+        features=lambda: public_features(context),
+        seed=spec.choose_seed,
+    )
+
+
+def draw(context: Context, rows: NDArray[np.int64], *, most_answers: int, number: int = 0) -> Round:
+    """Draw answers to all ``rows``, with noise of their own. PRIVATE until they are paid for."""
+    release = make_mechanism(context.recipe.aggregate).release(
+        _votes_on(context, rows), rng=noise(context.options, number), most_answers=most_answers
+    )
+    return Round(rows=rows, release=release)
+
+
+def _votes_on(context: Context, rows: NDArray[np.int64]) -> Votes:
+    """Return the votes on some inputs; of the others nothing is read."""
+    return Votes(counts=context.inputs["vote"].array("counts.npy")[rows].astype(np.int64))
+
+
+def noise(options: Options, number: int = 0) -> np.random.Generator:
+    """Return randomness for one drawing; with a seed, for tests, the same for the same number."""
+    randomness = Randomness.open(insecure_seed=options.insecure_seed)
+    if randomness.secure or number == 0:
+        return randomness.generator
+    return randomness.generator.spawn(number)[-1]
+
+
+def answers_of(rounds: Sequence[Round]) -> Answers:
+    """Return the answers of all rounds."""
+    return Answers(
+        asked=np.concatenate([each.asked for each in rounds]),
+        answered=np.concatenate([each.answered for each in rounds]),
+        labels=np.concatenate([each.release.labels for each in rounds]),
+        kept=np.concatenate([each.kept for each in rounds]),
+        kept_labels=np.concatenate([each.release.kept_labels for each in rounds]),
+    )
+
+
+def stated_plan(plan: Plan) -> StatedPlan:
+    """Return a plan as labels state it."""
+    return StatedPlan(
+        queries=plan.queries,
+        answers=plan.answers,
+        events=plan.events,
+        guarantee=StatedGuarantee.of(plan.guarantee),
+    )
+
+
 def _known_answers(
     context: Context, ledger: Ledger, plan: Plan, rows: NDArray[np.int64]
 ) -> tuple[str | None, Round]:
-    """The longest paid release of the same votes with the same noise, and its charge.
+    """Return the longest paid release of the same votes with the same noise, and its charge.
 
     For mechanisms without a check, which answer every query asked, in an order that was fixed in
     advance, of which the earlier release asked the beginning; a check that counts answers, answers
     looked at in between, or an ε for the whole run makes a release one whole.
     """
-    charge, best = None, Round(rows=_NONE, release=_release(_NONE, ()))
+    charge, best = None, Round(rows=_NONE, release=_complete_release(_NONE, ()))
     capped = context.recipe.privacy.epsilon is not None  # then the plan must hold as it was made
     spec = context.recipe.aggregate
     # A run of a study draws its own answers: its cost is then its own, and its label noise too.
@@ -140,27 +181,27 @@ def _known_answers(
     # The ledger's figure, which covers a plan that grew, would not hold under this relation.
     if not ledger.relations() <= {context.recipe.partition.neighbours, None}:
         return charge, best
-    for release, earlier in paid_answers(context, "labels", ledger).items():
-        same = earlier.manifest["inputs"].get("vote") == context.provenance["vote"]
-        if not same or earlier.facts["family"] != _family(context):
+    for release, answer in paid_answers(context, LABELS, ledger).items():
+        if answer.manifest["inputs"].get("vote") != context.provenance["vote"]:
             continue
-        asked = np.array(earlier.array("asked.npy"))
-        begins = np.array_equal(asked, rows[: len(asked)])
-        if begins and len(best.rows) < len(asked) < plan.queries:
-            events = tuple(event_from_json(text) for text in earlier.json("events.json"))
-            labels = np.array(earlier.array("labels.npy"))
-            charge, best = release, Round(rows=asked, release=_release(labels, events))
+        earlier = Labels.load(answer)
+        if earlier.family != _family(context):
+            continue
+        begins = np.array_equal(earlier.asked, rows[: len(earlier.asked)])
+        if begins and len(best.rows) < len(earlier.asked) < plan.queries:
+            complete = _complete_release(np.array(earlier.labels), earlier.events)
+            charge, best = release, Round(rows=np.array(earlier.asked), release=complete)
     return charge, best
 
 
-def _release(labels: NDArray[np.int64], events: tuple[Event, ...]) -> Release:
-    """A release that answered every query."""
+def _complete_release(labels: NDArray[np.int64], events: tuple[Event, ...]) -> Release:
+    """Return a release that answered every query."""
     answered = np.arange(len(labels), dtype=np.int64)
     return Release(labels=labels, answered=answered, events=events, asked=len(labels))
 
 
 def _family(context: Context) -> str:
-    """What makes answers to one query interchangeable: everything but how many are asked."""
+    """Return what makes answers to one query interchangeable: all but how many are asked."""
     spec = context.recipe.aggregate.model_dump(mode="json", exclude={"queries", "answers"})
     return fingerprint(spec, context.options.insecure_seed)
 
@@ -174,13 +215,13 @@ def _in_rounds(
     *,
     course: str,
 ) -> list[Round]:
-    """Rounds of asking and learning, each chosen and checked by what the ones before released.
+    """Ask and learn in rounds, each chosen and checked by what the ones before released.
 
     Only labels the mechanism gave out so far, and public inputs, reach the chooser and the student
     (which an interactive release compares the teachers with).
     """
-    spec, public = context.recipe.aggregate, context.inputs["data-public"]
-    classes = int(public.facts["classes"])
+    spec = context.recipe.aggregate
+    classes = int(context.inputs["data-public"].facts["classes"])
     edges = np.unique(np.linspace(0, plan.queries, spec.rounds + 1).astype(int))
     rounds: list[Round] = []
     left = plan.answers
@@ -188,29 +229,14 @@ def _in_rounds(
     def ask() -> Round:
         rows, shown = chooser.first(int(stop - start)), None
         if rounds:
-            known, labels = labelled(rounds)
+            known, labels = _labelled(rounds)
             asked = np.concatenate([each.rows for each in rounds])
             rows = chooser.next(
                 int(stop - start), asked=asked, rows=known, labels=labels, classes=classes
             )
             if mechanism.uses_student and len(known):
-                inputs = np.array(student_inputs(context))
-                data = StudentData(
-                    inputs=inputs,
-                    features=graph_features(context),
-                    rows=known,
-                    labels=labels,
-                    classes=classes,
-                )
-                with use_first(context.options.engine.devices):
-                    student = train_student(
-                        context.recipe.student,
-                        data,
-                        plugin_path=context.options.plugin_path,
-                        progress=context.options.progress,
-                    )
-                    shown = probabilities(student, inputs[rows], classes=classes)
-        votes, rng = votes_on(context, rows), noise(context.options, number=len(rounds))
+                shown = _predictions(context, rows, known, labels, classes=classes)
+        votes, rng = _votes_on(context, rows), noise(context.options, number=len(rounds))
         if mechanism.uses_student:
             teachers = int(context.inputs["vote"].facts["teachers"])
             release = mechanism.release(
@@ -228,8 +254,42 @@ def _in_rounds(
     return rounds
 
 
+def _labelled(rounds: list[Round]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return every row with a released label so far, and the labels."""
+    rows = [part for each in rounds for part in (each.answered, each.kept)]
+    labels = [part for each in rounds for part in (each.release.labels, each.release.kept_labels)]
+    return np.concatenate(rows), np.concatenate(labels)
+
+
+def _predictions(
+    context: Context,
+    rows: NDArray[np.int64],
+    known: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    *,
+    classes: int,
+) -> NDArray[Any]:
+    """Train a student on the labels released so far, and return its probabilities of ``rows``."""
+    inputs = np.array(student_inputs(context))
+    data = StudentData(
+        inputs=inputs,
+        features=graph_features(context),
+        rows=known,
+        labels=labels,
+        classes=classes,
+    )
+    with use_first(context.options.engine.devices):
+        student = train_student(
+            context.recipe.student,
+            data,
+            plugin_path=context.options.plugin_path,
+            progress=context.options.progress,
+        )
+        return probabilities(student, inputs[rows], classes=classes)
+
+
 def _save_shown(draft: Draft, rounds: list[Round]) -> None:
-    """What accounting will need of an interactive release; it stays private."""
+    """Write what accounting will need of an interactive release; it stays private."""
     starts = np.cumsum([0, *(len(each.rows) for each in rounds)])
     for number, (start, each) in enumerate(zip(starts, rounds, strict=False)):
         if each.shown is not None:

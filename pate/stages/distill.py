@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pate.artifacts import Level
+from pate.artifacts.results import Labels
 from pate.devices import use_first
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
@@ -27,10 +28,10 @@ def _settings(recipe: Recipe, options: Options) -> Any:
 
 
 def _run(context: Context) -> None:
-    """A student costs nothing: it is made from what is already paid for."""
-    released, public = context.inputs["aggregate"], context.inputs["data-public"]
-    rows = np.concatenate([released.array("answered.npy"), released.array("kept.npy")])
-    labels = np.concatenate([released.array("labels.npy"), released.array("kept_labels.npy")])
+    """Train a student, which costs nothing: it is made from what is already paid for."""
+    released = Labels.load(context.inputs["aggregate"])
+    classes = int(context.inputs["data-public"].facts["classes"])
+    rows, labels = released.rows, released.row_labels
     if len(np.unique(labels)) < 2:
         raise InvalidInput(
             f"{len(rows)} released labels of {len(np.unique(labels))} class are too few for a "
@@ -41,7 +42,7 @@ def _run(context: Context) -> None:
         features=graph_features(context),
         rows=rows,
         labels=labels,
-        classes=int(public.facts["classes"]),
+        classes=classes,
     )
     # On the private side: its name follows from what the labels were drawn from.
     place = context.store.folder("distill", Level.PRIVATE, context.made_from)
@@ -58,9 +59,9 @@ def _run(context: Context) -> None:
         save(student, draft.path)
         draft.facts.update(
             labels=len(rows),
-            classes=int(public.facts["classes"]),
+            classes=classes,
             student=context.recipe.student.model_dump(mode="json"),
-            randomness=released.facts["randomness"],
+            randomness=released.randomness,
         )
     shutil.rmtree(checkpoints, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""evaluate: how good the student is; the only stage that sees test labels."""
+"""evaluate: the accuracy of the student; the only stage that sees test labels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.artifacts import Artifact, Level
+from pate.artifacts.results import ClassCount, Evaluation, Labels, PublicLabels, save_reference
 from pate.devices import use_first
-from pate.metrics import wilson
+from pate.metrics import Share, wilson
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.features import (
@@ -36,7 +37,8 @@ def _settings(recipe: Recipe, options: Options) -> Any:
 
 
 def _run(context: Context) -> None:
-    test, released = context.inputs["data-test"], context.inputs["aggregate"]
+    """Measure the student, and what the recipe asks to compare it with."""
+    test, released = context.inputs["data-test"], Labels.load(context.inputs["aggregate"])
     classes = int(context.inputs["data-public"].facts["classes"])
     truth = np.array(test.array("labels.npy"))
     inputs = as_student_sees(context, np.array(test.array("features.npy")))
@@ -48,29 +50,27 @@ def _run(context: Context) -> None:
         plugin_path=context.options.plugin_path,
     )
     with use_first(context.options.engine.devices):
-        said = predict_labels(student, inputs, classes=classes)
-        agreement = _agreement(context, student, classes)
+        predicted = predict_labels(student, inputs, classes=classes)
+        agreement = _agreement(context, released, student, classes)
         if context.recipe.evaluate.reference:
             _reference(context, inputs, truth, classes)
         if context.recipe.evaluate.public_labels:
             _public_labels(context, inputs, truth, classes)
+    evaluation = Evaluation(
+        student=_accuracy(predicted, truth),
+        classes=_per_class(predicted, truth, test.json("class_names.json")),
+        confusion=_confusion(predicted, truth, classes),
+        agreement=agreement,
+        labels=_label_quality(released, context.inputs["data-answers"]),
+    )
     with context.draft(Level.RELEASED) as draft:
-        draft.save_json(
-            "evaluation.json",
-            {
-                "student": _accuracy(said, truth),
-                "classes": _per_class(said, truth, test.json("class_names.json")),
-                "confusion": _confusion(said, truth, classes),
-                "agreement": agreement,
-                "labels": _label_quality(released, context.inputs["data-answers"]),
-            },
-        )
+        evaluation.save(draft)
 
 
 def _reference(
     context: Context, inputs: NDArray[Any], truth: NDArray[np.int64], classes: int
 ) -> None:
-    """The same model on the private labels themselves: not private, so kept in private."""
+    """Train the same model on the private labels: not private, so kept in private."""
     records, labels = private_records(context)
     model = train_student(
         context.recipe.student.model_copy(update={"method": "supervised", "validation": 0.0}),
@@ -84,21 +84,21 @@ def _reference(
         private=True,
     )
     with context.draft(Level.PRIVATE, part="reference") as draft:
-        said = predict_labels(model, inputs, classes=classes)
-        draft.save_json("evaluation.json", {"reference": _accuracy(said, truth)})
+        predicted = predict_labels(model, inputs, classes=classes)
+        save_reference(draft, _accuracy(predicted, truth))
 
 
 def _public_labels(
     context: Context, inputs: NDArray[Any], truth: NDArray[np.int64], classes: int
 ) -> None:
-    """The student as it is, but on the own labels of the very inputs that were asked about.
+    """Train the student on the own labels of the very inputs that were asked about.
 
     Guarantees:
         Costs nothing: which inputs were asked about was released, and their labels are public.
     """
     answers = context.inputs["data-answers"]
-    asked = np.array(context.inputs["aggregate"].array("asked.npy"))
-    figures: dict[str, Any] = {"student": None, "labels": len(asked)}
+    asked = np.array(Labels.load(context.inputs["aggregate"]).asked)
+    found = None
     if (answers.path / "labels.npy").is_file():
         labels = np.array(answers.array("labels.npy"))[asked]
         if len(np.unique(labels)) > 1:
@@ -113,60 +113,60 @@ def _public_labels(
                 ),
                 plugin_path=context.options.plugin_path,
             )
-            said = predict_labels(student, inputs, classes=classes)
-            figures["student"] = _accuracy(said, truth)
+            predicted = predict_labels(student, inputs, classes=classes)
+            found = _accuracy(predicted, truth)
     with context.draft(Level.RELEASED, part="public-labels") as draft:
-        draft.save_json("evaluation.json", figures)
+        PublicLabels(student=found, labels=len(asked)).save(draft)
 
 
-def _accuracy(said: NDArray[np.int64], truth: NDArray[np.int64]) -> dict[str, float]:
-    """Share of right answers with a 95 % interval (Wilson 1927)."""
-    n, right = len(truth), int((said == truth).sum())
-    low, high = wilson(right, n)
-    return {"accuracy": right / n, "low": low, "high": high, "records": n}
+def _accuracy(predicted: NDArray[np.int64], truth: NDArray[np.int64]) -> Share:
+    """Return the share of right predictions with a 95 % interval (Wilson 1927)."""
+    records, right = len(truth), int((predicted == truth).sum())
+    low, high = wilson(right, records)
+    return Share(accuracy=right / records, low=low, high=high, records=records)
 
 
 def _per_class(
-    said: NDArray[np.int64], truth: NDArray[np.int64], names: list[str]
-) -> list[dict[str, Any]]:
-    return [
-        {
-            "class": name,
-            "records": int((truth == label).sum()),
-            "right": int(((said == label) & (truth == label)).sum()),
-            "said": int((said == label).sum()),
-        }
+    predicted: NDArray[np.int64], truth: NDArray[np.int64], names: list[str]
+) -> tuple[ClassCount, ...]:
+    return tuple(
+        ClassCount(
+            name=name,
+            records=int((truth == label).sum()),
+            right=int(((predicted == label) & (truth == label)).sum()),
+            predicted=int((predicted == label).sum()),
+        )
         for label, name in enumerate(names)
-    ]
+    )
 
 
-def _confusion(said: NDArray[np.int64], truth: NDArray[np.int64], classes: int) -> list[list[int]]:
-    """Records by their class (rows) and by what the student said (columns).
+def _confusion(
+    predicted: NDArray[np.int64], truth: NDArray[np.int64], classes: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return records by their class (rows) and by the student's prediction (columns).
 
     >>> _confusion(np.array([0, 1, 1]), np.array([0, 0, 1]), 2)
-    [[1, 1], [0, 1]]
+    ((1, 1), (0, 1))
     """
-    cells = np.bincount(truth * classes + said, minlength=classes * classes)
-    table: list[list[int]] = cells.reshape(classes, classes).tolist()
-    return table
+    cells = np.bincount(truth * classes + predicted, minlength=classes * classes)
+    return tuple(map(tuple, cells.reshape(classes, classes).tolist()))
 
 
-def _agreement(context: Context, student: Any, classes: int) -> dict[str, float] | None:
-    """How often the student says of the inputs that were asked about what was released of them."""
-    released = context.inputs["aggregate"]
-    rows = np.array(released.array("answered.npy"))
+def _agreement(context: Context, released: Labels, student: Any, classes: int) -> Share | None:
+    """Return how often the student predicts the label that was released of an input."""
+    rows = np.array(released.answered)
     if not len(rows):
         return None
-    said = predict_labels(student, np.array(student_inputs(context)[rows]), classes=classes)
-    return _accuracy(said, np.array(released.array("labels.npy")))
+    predicted = predict_labels(student, np.array(student_inputs(context)[rows]), classes=classes)
+    return _accuracy(predicted, np.array(released.labels))
 
 
-def _label_quality(released: Artifact, answers: Artifact) -> dict[str, float] | None:
-    """How many released labels agree with the public inputs' own, where those are known."""
-    if not (answers.path / "labels.npy").is_file() or not len(released.array("answered.npy")):
+def _label_quality(released: Labels, answers: Artifact) -> Share | None:
+    """Return how many released labels agree with the public inputs' own, where those are known."""
+    if not (answers.path / "labels.npy").is_file() or not len(released.answered):
         return None
-    truth = np.array(answers.array("labels.npy"))[released.array("answered.npy")]
-    return _accuracy(np.array(released.array("labels.npy")), truth)
+    truth = np.array(answers.array("labels.npy"))[released.answered]
+    return _accuracy(np.array(released.labels), truth)
 
 
 EVALUATE = Stage(

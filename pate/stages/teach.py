@@ -12,8 +12,8 @@ from pate.artifacts import Artifact, Level, fingerprint
 from pate.engines import Progress, Task
 from pate.engines.files import code, makes, modules, rows
 from pate.errors import PateError, TeacherError
+from pate.pipeline.ledger import naming_key
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.secret import naming_key
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.dispatch import Dispatcher, Work, alone, groups, read_failures, work_for
 from pate.stages.features import private_features_path

@@ -29,14 +29,13 @@ from pate.accounting.ledger.study_costs import NOT_PLANNED, WholeStudy
 from pate.artifacts import Level
 from pate.artifacts.manifest import MANIFEST
 from pate.errors import InvalidInput, LedgerError, SpendNeeded
+from pate.pipeline.ledger import ledger_path
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
-from pate.pipeline.spending import ledger_path
 from pate.pipeline.stage import Options
 from pate.recipes.read import read_recipe, remarks
 from pate.stages.catalogue import STAGES
-from pate.stages.paid import require_paid
-from pate.stages.releasing import releases_in_ledger
+from pate.stages.exactly_once import releases_in_ledger, require_paid
 from pate.studies.compare_recipe import (
     MOST_SEEDS,
     ComparePoint,

@@ -26,7 +26,6 @@ from pate.partition import PartitionSpec
 from pate.pipeline.recipe import EvaluateSpec
 from pate.pipeline.recipe import Recipe as PateRecipe
 from pate.recipes.schema import Notes
-from pate.stages.drawing import plan_of
 from pate.students.spec import StudentSpec
 from pate.teachers.spec import TeachersSpec
 
@@ -301,7 +300,7 @@ def _least_noise(recipe: CompareRecipe, epsilon: float, *, public: int) -> float
 
 def _planned(recipe: PateRecipe, *, public: int) -> Plan:
     try:
-        return plan_of(recipe, inputs=public)
+        return recipe.plan(inputs=public)
     except BudgetExceeded as error:
         noise = "raise the noise in [pate.aggregate]"
         if recipe.aggregate.kind.calibrated is not None:

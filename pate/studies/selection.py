@@ -41,21 +41,21 @@ from pate._files import exclusive_lock
 from pate._format import format_epsilon
 from pate.accounting import BestOfTries, Conversion, Event, Guarantee, Ledger, compose, draw_tries
 from pate.artifacts import Artifact, Draft, Level, Store, fingerprint
+from pate.artifacts.results import LABELS, Answers, Labels, charge_name
 from pate.devices import use_first
 from pate.errors import BudgetExceeded, InvalidInput, OutOfMemory, PateError
 from pate.mechanisms import Plan, Randomness
+from pate.pipeline.ledger import naming_key, open_ledger
 from pate.pipeline.recipe import Recipe, SelectionSpec
 from pate.pipeline.runner import Run
-from pate.pipeline.secret import naming_key
-from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Context, Options
 from pate.silence import silence
+from pate.stages.aggregate import answers_of, chooser_of, draw, noise, stated_plan
 from pate.stages.catalogue import STAGES
 from pate.stages.distill import DISTILL
-from pate.stages.drawing import ANSWER, chooser_of, draw, noise, plan_of, save_answer, save_events
+from pate.stages.exactly_once import release_once, require_consent, settings_of
 from pate.stages.features import as_student_sees, graph_features, student_inputs
-from pate.stages.releasing import release_once, require_consent, settings_of
-from pate.stages.selected import SELECTION, differences, event_of, mark_of
+from pate.stages.selection import SELECTION, differences, event_of, mark_of
 from pate.students.data import StudentData
 from pate.students.train import train_student
 from pate.teachers.protocol import predict_labels
@@ -203,8 +203,8 @@ class _Selection:
     def _cost_openly(self) -> Guarantee:
         """The cost of a sweep over all candidates; students of the same labels pay once."""
         plans = {
-            each.model_dump_json(exclude={"student", "evaluate"}): plan_of(
-                each, inputs=self._inputs
+            each.model_dump_json(exclude={"student", "evaluate"}): each.plan(
+                inputs=self._inputs
             ).events
             for each in self.recipes
         }
@@ -255,7 +255,7 @@ class _Selection:
         """Return whether this selection was charged before; without votes it cannot have been."""
         if not all(map(_voted, self._runs)):
             return False
-        own = f"labels {self._made_from[:40]} "
+        own = charge_name(LABELS, self._made_from)
         return any(each.release.startswith(own) for each in ledger.charges())
 
     # --- private ----------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class _Selection:
             if fresh:  # votes of all candidates count: a refusal must not depend on the winner
                 require_consent(context, "labels", "votes", ledger, sources=self._votes)
             candidates = [
-                Candidate.of(each, plan_of(each.recipe, inputs=self._inputs), run.store)
+                Candidate.of(each, each.recipe.plan(inputs=self._inputs), run.store)
                 for run, each in zip(self._runs, self._contexts, strict=True)
             ]
             if fresh:
@@ -302,33 +302,25 @@ class _Selection:
                     options=self.options,
                 )
                 number, answer = tries.best()
-                for file in ANSWER:
-                    draft.save_array(file, answer.array(file))
                 plan = replace(candidates[number].plan, events=(event,), guarantee=whole)
-                save_events(draft, [event], plan)
-                draft.facts.update(answer.facts)
-                draft.facts.update(
-                    candidate=number,
-                    family=None,  # an answer that was chosen is never extended
-                    extended=False,
+                Labels.of(
+                    Answers.load(answer),
+                    events=(event,),
+                    plan=stated_plan(plan),
                     randomness=Randomness.open(insecure_seed=self.options.insecure_seed).verdict,
-                )
+                    family=None,  # an answer that was chosen is never extended
+                ).save(draft)
+                draft.facts["candidate"] = number
 
             def publish(answer: Artifact, draft: Draft) -> None:
                 number = int(answer.facts["candidate"])
-                for file in ANSWER:
-                    draft.save_array(file, answer.array(file))
-                draft.save_json("events.json", answer.json("events.json"))
-                paid = answer.json("plan.json")
-                # What holds where one teacher changes, stated for the records behind the teachers.
-                paid["guarantee"]["neighbours"] = self.recipes[0].partition.neighbours.value
-                draft.save_json("plan.json", paid)
-                draft.facts.update(answer.facts)
+                Labels.load(answer).stated(
+                    neighbours=self.recipes[0].partition.neighbours,
+                    protects=str(candidates[number].context.inputs["vote"].facts["protects"]),
+                ).save(draft)
+                draft.facts["candidate"] = number
                 draft.facts["winner"] = mark_of(
                     self._winner(number), self.options, self._contexts[number].provenance
-                )
-                draft.facts["protects"] = (
-                    candidates[number].context.inputs["vote"].facts["protects"]
                 )
 
             try:
@@ -478,7 +470,7 @@ class Tries:
             one = self.candidates[pick]
             drawn = draw(one.context, one.rows, most_answers=one.plan.answers, number=number + 1)
             with self._draft(_TRY, made_from) as draft:
-                save_answer(draft, [drawn])
+                answers_of([drawn]).save(draft)
         return self.store.open(_TRY, made_from)
 
     def _score(self, token: str, number: int, pick: int, answer: Artifact) -> float:

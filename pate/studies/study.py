@@ -27,7 +27,7 @@ from pate.pipeline.runner import Run
 
 _Releases = Sequence[Sequence[Event]]  # the events of each release
 
-_DRAWS = ("pending-labels", "begun-labels")  # as pate.stages.releasing keeps them
+_DRAWS = ("pending-labels", "begun-labels")  # as pate.stages.exactly_once keeps them
 
 
 def tag_of(kind: str, folder: Path) -> str:
@@ -101,7 +101,7 @@ def _draws(run: Run, drawn: str) -> list[Artifact]:
 
 
 def _charge_name(draw: Artifact) -> str:
-    """Return the name under which a draw is charged (:mod:`pate.stages.releasing`)."""
+    """Return the name under which a draw is charged (:mod:`pate.stages.exactly_once`)."""
     return f"labels {draw.manifest['made_from'][:40]} {draw.json('charge.json')['name']}"
 
 

@@ -21,14 +21,13 @@ from pate.accounting.ledger.study_costs import StudyCost, study_cost
 from pate.artifacts import fingerprint
 from pate.errors import BudgetExceeded
 from pate.mechanisms import Plan
+from pate.pipeline.ledger import open_ledger
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
-from pate.pipeline.spending import open_ledger
 from pate.pipeline.stage import Options, producer
 from pate.stages.catalogue import STAGES
-from pate.stages.drawing import plan_of
-from pate.stages.paid import require_paid
-from pate.stages.selected import require_made
+from pate.stages.exactly_once import require_paid
+from pate.stages.selection import require_made
 from pate.studies.grid import Grid, Point, as_settings, read_grid
 from pate.studies.plots import plot_sweep
 from pate.studies.study import is_paid, require_own_labels, tag_of
@@ -291,7 +290,7 @@ def _planned(run: Run, point: Point) -> Plan:
     """Return the most that a point will ask, and its cost; no vote is read."""
     inputs = len(run.artifact("data-public").array("features.npy"))
     try:
-        return plan_of(run.recipe, inputs=inputs)
+        return run.recipe.plan(inputs=inputs)
     except BudgetExceeded as error:
         raise error.saying(f"{point}: {error}") from error
 

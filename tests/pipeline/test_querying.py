@@ -135,7 +135,7 @@ def test_an_order_that_came_out_otherwise_is_not_extended(project: Any) -> None:
     """Were nearness to round otherwise elsewhere, answers must not be taken for other inputs."""
     project.write(aggregate={"choose": "diverse"})
     project.call_run(stage="aggregate")
-    from pate.querying import Chooser
+    from pate.queries import Chooser
 
     with pytest.MonkeyPatch.context() as patch:
         plain = Chooser.first
@@ -235,7 +235,7 @@ def die_at(project: Any, moment: str, *words: str) -> None:
         "from pate.accounting import Ledger\n"
         "from pate.artifacts import store\n"
         "from pate.cli import main\n"
-        "from pate.querying import Chooser\n"
+        "from pate.queries import Chooser\n"
         "from pate.stages import rounds\n"
         "def die(*a, **k): os.kill(os.getpid(), signal.SIGKILL)\n"
         f"{DIE[moment]}\n"

@@ -19,7 +19,7 @@ import pate
 from pate.accounting import Conversion, Ledger, Repeated, compose, event_from_json
 from pate.accounting.events import tally
 from pate.accounting.ledger.terms import Terms
-from pate.artifacts.fingerprint import digest_of, fingerprint
+from pate.artifacts import digest_of, fingerprint
 from pate.artifacts.manifest import write_sealed
 from pate.errors import InvalidInput
 from pate.release.card import write_card

@@ -23,7 +23,7 @@ from pate.report.curves import Curves, Profile
 from pate.report.facts import Figure, Shown, gather
 from pate.report.page import STAMP, build_page
 from pate.report.private import gather_private
-from pate.stages.opening import open_run
+from pate.stages.catalogue import open_run
 
 VOID = {"meta", "br", "hr", "link", "img", "input", "wbr"}
 NASTY = ["<script>alert(1)</script>", 'b & "b" $x$', "ネコ"]

@@ -30,7 +30,7 @@ from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import read_resolved
 from pate.release.checking import verify_release
 from pate.release.sums import SUMS, digests, rendered
-from pate.stages.selected import candidate, candidates_of, differences
+from pate.stages.selection import candidate, candidates_of, differences
 from pate.studies import selection
 
 OVER = ("--over", "teachers.count=4,6", "--over", "aggregate.scale=1.0,3.0")

@@ -20,7 +20,7 @@ from pate._format import describe_neighbours, format_epsilon
 from pate.accounting import Event, LaplaceNoisyMaxAnswer, Ledger, Neighbours, Repeated, compose
 from pate.accounting.ledger.data_ledger import open_data_ledger
 from pate.accounting.ledger.study_costs import NOT_PLANNED, all_of, study_costs
-from pate.cli.running import make_run
+from pate.api import make_options, prepare_run
 from pate.errors import BudgetExceeded, SpendNeeded
 from pate.recipes.read import read_recipe
 from pate.release.checking import verify_release
@@ -59,10 +59,14 @@ def run(project: Any, *settings: str, study: str | None = STUDY, until: str = "a
         plugins: str = "plugins") -> list[str]:  # fmt: skip
     """One point: the recipe with some settings, as part of a study."""
     with contextlib.chdir(project.folder):
-        made = make_run(
-            "tiny.toml", list(settings), project.folder / (out or "runs/tiny"), None, "serial",
-            project.folder / plugins, None, spend, True, False,
-        )  # fmt: skip
+        made = prepare_run(
+            "tiny.toml",
+            set=list(settings),
+            out=project.folder / (out or "runs/tiny"),
+            options=make_options(
+                engine="serial", plugin_path=project.folder / plugins, spend=spend
+            ),
+        )
         options = dataclasses.replace(made.options, study=study, data_root=project.folder / "data")
         return dataclasses.replace(made, options=options).execute(until=until)
 

@@ -29,7 +29,7 @@ LAYERS = [
     ["planner", "studies"],
     ["stages"],
     ["pipeline"],
-    ["querying"],
+    ["queries"],
     ["ensemble"],
     ["students", "testing"],
     ["partition", "teachers", "mechanisms", "encoders", "datasets"],

@@ -75,7 +75,7 @@ def test_noise_may_be_given_instead_and_everything_else_passed_on():
     [
         ({"target_epsilon": None}, "exactly one"),
         ({"noise_multiplier": 1.0}, "exactly one"),
-        ({"epochs": 0}, "whole, 1 or more"),
+        ({"epochs": 0}, "whole number, 1 or more"),
         ({"target_epsilon": -1.0}, "above zero"),
         ({"target_delta": 0.0}, "delta"),
         ({"dataset": (X[:0], Y[:0])}, "empty"),

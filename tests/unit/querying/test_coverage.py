@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pate.errors import InvalidInput
-from pate.querying import cover, near_inputs
+from pate.queries import cover, near_inputs
 
 
 def blobs(sizes, *, seed=0, spread=0.1):

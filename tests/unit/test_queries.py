@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pate.errors import InvalidInput
-from pate.querying import Chooser
+from pate.queries import Chooser
 
 
 @pytest.fixture

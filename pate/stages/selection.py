@@ -1,7 +1,7 @@
-"""A recipe that was chosen privately: its candidates, and how it comes to its labels.
+"""A recipe that was chosen privately: its candidates, and the labels of the winner.
 
-A selection (:mod:`pate.studies.selection`) draws and pays; what it lets out is an artifact of its
-own. The winner's ``aggregate`` takes that up, so the rest of its run is like any other's.
+A selection (:mod:`pate.studies.selection`) draws and pays; what it releases is an artifact of its
+own. The winner's ``aggregate`` publishes that, so the rest of its run is like any other's.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import Any
 
 from pate.accounting import BestOfTries
 from pate.artifacts import Level, Store, fingerprint
+from pate.artifacts.results import LABELS, Labels, drawn_for
 from pate.errors import InvalidInput
+from pate.pipeline.ledger import ledger_of, naming_key
 from pate.pipeline.recipe import Recipe, SelectionSpec
-from pate.pipeline.secret import naming_key
-from pate.pipeline.spending import ledger_of
 from pate.pipeline.stage import Context, Options
-from pate.stages.drawing import ANSWER, plan_of
-from pate.stages.releasing import require_charged
+from pate.stages.exactly_once import require_charged
 
-SELECTION = "selection"  # the artifact that a selection lets out
+SELECTION = "selection"  # the artifact that a selection releases
 _BY_HAND = (
     "[selection] is written by `pate sweep --private-selection`, and cannot be run by hand: remove "
     "the section to run the recipe by itself"
@@ -28,7 +27,7 @@ _BY_HAND = (
 
 
 def differences(candidates: Sequence[Recipe]) -> tuple[dict[str, Any], ...]:
-    """Each candidate as the settings that tell it from the others, by section and key."""
+    """Return each candidate as the settings that differ from the others', by section and key."""
     flat = [_flat(each) for each in candidates]
     keys = [key for key in flat[0] if any(each[key] != flat[0][key] for each in flat)]
     return tuple({key: each[key] for key in keys} for each in flat)
@@ -42,7 +41,7 @@ def _flat(recipe: Recipe) -> dict[str, Any]:
 
 
 def candidate(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
-    """The candidate of these settings, from any other one of the same selection."""
+    """Return the candidate of these settings, from any other one of the same selection."""
     sections = recipe.model_dump(mode="json", exclude={"selection"})
     for name, value in settings.items():
         section, _, key = name.partition(".")
@@ -51,7 +50,7 @@ def candidate(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
 
 
 def candidates_of(recipe: Recipe) -> list[Recipe]:
-    """All that could have been chosen, where a recipe was; itself among them."""
+    """Return all that could have been chosen, where a recipe was; itself among them."""
     assert recipe.selection is not None
     found = [candidate(recipe, each) for each in recipe.selection.candidates]
     if recipe.model_copy(update={"selection": None}) not in found:
@@ -60,21 +59,21 @@ def candidates_of(recipe: Recipe) -> list[Recipe]:
 
 
 def event_of(candidates: Sequence[Recipe], selection: SelectionSpec, *, inputs: int) -> BestOfTries:
-    """What a selection costs, from plans alone: no vote is read.
+    """Return the event of a selection, from plans alone: no vote is read.
 
     Guarantees:
         Every candidate counts with the caps of its own plan, fixed before the votes are opened, and
         each is as likely to be tried as the others (:mod:`pate.accounting.selection`).
     """
     return BestOfTries(
-        candidates=tuple(plan_of(each, inputs=inputs).events for each in candidates),
+        candidates=tuple(each.plan(inputs=inputs).events for each in candidates),
         mean_tries=selection.mean_tries,
         shape=selection.shape,
     )
 
 
 def mark_of(recipe: Recipe, options: Options, provenance: Mapping[str, str]) -> str:
-    """Which recipe a selection let out, and from which votes and noise, under the data set's key.
+    """Return a mark of the recipe that was chosen, and from which votes and noise, under the key.
 
     ``provenance`` is that of its ``aggregate``: the same recipe may have been chosen twice in one
     folder, with a seed and without, or before and after the data changed.
@@ -86,13 +85,13 @@ def mark_of(recipe: Recipe, options: Options, provenance: Mapping[str, str]) -> 
 
 
 def require_made(recipe: Recipe, store: Store) -> None:
-    """Refuses a recipe that says it was chosen where nothing was, before anything is run."""
+    """Refuse a recipe that states a selection where none was made, before anything is run."""
     if recipe.selection is not None and not any(store.all(SELECTION)):
         raise InvalidInput(_BY_HAND)
 
 
-def take_up(context: Context) -> None:
-    """Gives the winner the labels that its selection let out; nothing is drawn, and nothing paid.
+def publish_selected(context: Context) -> None:
+    """Publish the labels that the selection of a recipe released; nothing is drawn, or paid.
 
     Guarantees:
         The labels come from a RELEASED artifact, which exists only if the selection was charged;
@@ -104,10 +103,7 @@ def take_up(context: Context) -> None:
         raise InvalidInput(_BY_HAND)
     chosen = context.store.open(SELECTION, found[0].manifest["made_from"])
     place = ledger_of(context.recipe, context.options)
-    require_charged(context.store, "labels", [str(chosen.facts["drawn"])], ledger=place)
+    require_charged(context.store, LABELS, [str(drawn_for(chosen))], ledger=place)
     with context.draft(Level.RELEASED) as draft:
-        for name in ANSWER:
-            draft.save_array(name, chosen.array(name))
-        for name in ("events.json", "plan.json"):
-            draft.save_json(name, chosen.json(name))
+        Labels.load(chosen).save(draft)
         draft.facts.update({key: chosen.facts[key] for key in chosen.facts if key != "winner"})

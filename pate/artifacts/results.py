@@ -1,0 +1,487 @@
+"""Typed results of stages: labels, costs, evaluation, and the note of a charge.
+
+Each class writes its own files and facts into a draft (``save``) and reads them from an artifact
+(``load``). Nobody else knows their names on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pate.accounting import Conversion, Event, Guarantee, Neighbours, event_from_json, event_to_json
+from pate.artifacts.store import Artifact, Draft
+from pate.errors import StoreError
+from pate.metrics import Share
+
+IntArray = NDArray[np.int64]
+
+LABELS: Final = "labels"  # the kinds of drawings that are charged
+SANITISED: Final = "sanitised"
+
+_ARRAYS = ("asked", "answered", "labels", "kept", "kept_labels")
+_PRIVATE = "private"  # the verdict on noise that was not seeded
+_COSTS, _EVALUATION, _CHARGE = "guarantees.json", "evaluation.json", "charge.json"
+_EVENTS, _PLAN, _SANITISED = "events.json", "plan.json", "sanitised.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedGuarantee:
+    """A guarantee as an artifact states it: (ε, δ), its terms, and whether it may be published."""
+
+    epsilon: float
+    delta: float
+    moment: float | None
+    publishable: bool
+    neighbours: str
+    conversion: str | None
+    caveats: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, guarantee: Guarantee, *, neighbours: Neighbours | None = None) -> Self:
+        """Return the statement of a guarantee, of the records behind the teachers if given.
+
+        What holds where one teacher changes holds between data sets of which one record (or user)
+        reaches one teacher; ``neighbours`` is the relation of the partition that sees to that.
+        """
+        stated = cls.from_json(guarantee.as_json())
+        return stated if neighbours is None else replace(stated, neighbours=neighbours.value)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
+        return cls(**{**known, "caveats": tuple(value.get("caveats", ()))})
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "caveats": list(self.caveats)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SanitisedGuarantee(StatedGuarantee):
+    """A data-dependent ε that was noised to be published."""
+
+    confidence: float  # that it is no less than the exact figure
+    price: float  # ε of publishing it, which it includes
+
+    @classmethod
+    def load(cls, artifact: Artifact) -> Self:
+        """Read the figure of a drawing."""
+        with _undamaged(artifact, _SANITISED):
+            return cls.from_json(artifact.json(_SANITISED))
+
+    def save(self, draft: Draft) -> None:
+        """Write the figure of a drawing."""
+        draft.save_json(_SANITISED, self.as_json())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedPlan:
+    """The caps of a release, fixed before the votes were opened, and the guarantee of them."""
+
+    queries: int
+    answers: int
+    events: tuple[Event, ...]
+    guarantee: StatedGuarantee
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answers:
+    """Queries and their labels, by the row of an input among the public ones, in asking order."""
+
+    asked: IntArray
+    answered: IntArray
+    labels: IntArray  # of the answered inputs
+    kept: IntArray  # where a student keeps its own label (Interactive-GNMax)
+    kept_labels: IntArray
+
+    @property
+    def rows(self) -> IntArray:
+        """All inputs with a label."""
+        return np.concatenate([self.answered, self.kept])
+
+    @property
+    def row_labels(self) -> IntArray:
+        """The labels of :attr:`rows`."""
+        return np.concatenate([self.labels, self.kept_labels])
+
+    @classmethod
+    def load(cls, artifact: Artifact) -> Self:
+        """Read them; the arrays are mapped, not copied."""
+        return cls(**{name: artifact.array(f"{name}.npy") for name in _ARRAYS})
+
+    def save(self, draft: Draft) -> None:
+        """Write them into a draft, and how many they are into its facts."""
+        for name in _ARRAYS:
+            draft.save_array(f"{name}.npy", getattr(self, name))
+        draft.facts.update(asked=len(self.asked), answered=len(self.answered), kept=len(self.kept))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Labels(Answers):
+    """Labels that were drawn from votes: PRIVATE until they are paid for, then RELEASED."""
+
+    events: tuple[Event, ...]  # what happened
+    plan: StatedPlan
+    randomness: str  # the verdict on the noise
+    family: str | None = None  # what makes answers to one query interchangeable; None: nothing
+    extended: bool = False  # whether an earlier release was given out again as part of it
+    protects: str = ""  # whom the guarantee protects
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the noise was seeded, so that nothing here is private."""
+        return self.randomness != _PRIVATE
+
+    @classmethod
+    def of(
+        cls,
+        answers: Answers,
+        *,
+        events: Sequence[Event],
+        plan: StatedPlan,
+        randomness: str,
+        family: str | None = None,
+        extended: bool = False,
+    ) -> Self:
+        """Return answers with what happened and what was planned."""
+        return cls(
+            asked=answers.asked,
+            answered=answers.answered,
+            labels=answers.labels,
+            kept=answers.kept,
+            kept_labels=answers.kept_labels,
+            events=tuple(events),
+            plan=plan,
+            randomness=randomness,
+            family=family,
+            extended=extended,
+        )
+
+    def stated(
+        self,
+        *,
+        neighbours: Neighbours,
+        protects: str,
+        guarantee: StatedGuarantee | None = None,
+    ) -> Self:
+        """Return the labels as they are published: their guarantee, stated of records.
+
+        What holds where one teacher changes holds for the ``neighbours`` that the partition covers.
+        ``guarantee`` takes the place of the plan's where that does not cover them.
+        """
+        whole = replace(guarantee or self.plan.guarantee, neighbours=neighbours.value)
+        return replace(self, plan=replace(self.plan, guarantee=whole), protects=protects)
+
+    @classmethod
+    def load(cls, artifact: Artifact) -> Self:
+        """Read drawn or released labels."""
+        facts = artifact.facts
+        with _undamaged(artifact, _PLAN):
+            plan = artifact.json(_PLAN)
+            stated = StatedPlan(
+                queries=int(plan["queries"]),
+                answers=int(plan["answers"]),
+                events=_events(plan["events"]),
+                guarantee=StatedGuarantee.from_json(plan["guarantee"]),
+            )
+        with _undamaged(artifact, _EVENTS):
+            happened = _events(artifact.json(_EVENTS))
+        labels = cls.of(
+            Answers.load(artifact),
+            events=happened,
+            plan=stated,
+            randomness=str(facts["randomness"]),
+            family=facts.get("family"),
+            extended=bool(facts.get("extended")),
+        )
+        return replace(labels, protects=str(facts.get("protects", "")))
+
+    def save(self, draft: Draft) -> None:
+        """Write them into a draft; the artifact's other facts are left as they are."""
+        Answers.save(self, draft)
+        draft.save_json(_EVENTS, [event_to_json(event) for event in self.events])
+        draft.save_json(
+            _PLAN,
+            {
+                "queries": self.plan.queries,
+                "answers": self.plan.answers,
+                "events": [event_to_json(event) for event in self.plan.events],
+                "guarantee": self.plan.guarantee.as_json(),
+            },
+        )
+        draft.facts.update(family=self.family, extended=self.extended, randomness=self.randomness)
+        if self.protects:
+            draft.facts["protects"] = self.protects
+
+
+def is_seeded(artifact: Artifact) -> bool:
+    """Return whether the noise behind labels, or a student, was seeded; no file is read."""
+    return bool(artifact.facts["randomness"] != _PRIVATE)
+
+
+def drawn_for(artifact: Artifact) -> str | None:
+    """Return the fingerprint that a released answer was drawn for, for those who may see it."""
+    drawn = artifact.facts.get("drawn")
+    return None if drawn is None else str(drawn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """The cost of a release by every rule; what may be published of it, and what not."""
+
+    guarantee: StatedGuarantee
+    protects: str
+    randomness: str
+    odometer: Mapping[str, StatedGuarantee]  # of what was answered, by conversion; a reading
+    plan: Mapping[str, StatedGuarantee]  # of the caps, by conversion
+    composition: Mapping[str, float] | None  # by older theorems, where they apply
+    sanitised: SanitisedGuarantee | None = None
+    why_not: str | None = None  # why there is no sanitised figure
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the noise was seeded, so that nothing here is a guarantee."""
+        return self.randomness != _PRIVATE
+
+    @classmethod
+    def load(cls, artifact: Artifact) -> Self:
+        """Read what ``account`` wrote."""
+        with _undamaged(artifact, _COSTS):
+            found = artifact.json(_COSTS)
+            figure = found["sanitised"]
+            return cls(
+                guarantee=StatedGuarantee.from_json(found["guarantee"]),
+                protects=found["protects"],
+                randomness=found["randomness"],
+                odometer=_by_conversion(found["odometer"]),
+                plan=_by_conversion(found["plan"]),
+                composition=found["composition"],
+                sanitised=None if figure is None else SanitisedGuarantee.from_json(figure),
+                why_not=found.get("why_not"),
+            )
+
+    def save(self, draft: Draft) -> None:
+        """Write them into a draft."""
+        found: dict[str, Any] = {
+            "guarantee": self.guarantee.as_json(),
+            "protects": self.protects,
+            "randomness": self.randomness,
+            "odometer": _as_json(self.odometer),
+            "plan": _as_json(self.plan),
+            "composition": self.composition,
+        }
+        if self.sanitised is None:
+            found |= {"sanitised": None, "why_not": self.why_not}
+        else:
+            found["sanitised"] = self.sanitised.as_json()
+        draft.save_json(_COSTS, found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateCosts:
+    """The data-dependent cost by conversion, or why there is none. PRIVATE."""
+
+    guarantees: Mapping[str, StatedGuarantee]
+    why_not: str | None = None
+
+    @classmethod
+    def load(cls, artifact: Artifact) -> Self:
+        """Read the private part of what ``account`` wrote."""
+        with _undamaged(artifact, _COSTS):
+            found = artifact.json(_COSTS)
+            if "why_not" in found:
+                return cls(guarantees={}, why_not=found["why_not"])
+            return cls(guarantees=_by_conversion(found))
+
+    def save(self, draft: Draft) -> None:
+        """Write it into a draft."""
+        stated = _as_json(self.guarantees)
+        draft.save_json(_COSTS, stated if self.why_not is None else {"why_not": self.why_not})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassCount:
+    """The test records of a class, how many the student got right, and how often it chose it."""
+
+    name: str
+    records: int
+    right: int
+    predicted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The accuracy of a student, and of the labels it learnt from."""
+
+    student: Share
+    classes: tuple[ClassCount, ...]
+    confusion: tuple[tuple[int, ...], ...]  # records by their class (rows) and prediction (columns)
+    agreement: Share | None  # of the student with the released labels
+    labels: Share | None  # of the released labels that are right, where that is known
+
+    @classmethod
+    def load(cls, artifact: Artifact) -> Self:
+        """Read what ``evaluate`` wrote."""
+        with _undamaged(artifact, _EVALUATION):
+            found = artifact.json(_EVALUATION)
+            return cls(
+                student=Share.of(found["student"]),
+                classes=tuple(
+                    ClassCount(
+                        name=each["class"],
+                        records=each["records"],
+                        right=each["right"],
+                        predicted=each["said"],
+                    )
+                    for each in found["classes"]
+                ),
+                confusion=tuple(map(tuple, found["confusion"])),
+                agreement=_share(found["agreement"]),
+                labels=_share(found["labels"]),
+            )
+
+    def save(self, draft: Draft) -> None:
+        """Write it into a draft."""
+        draft.save_json(
+            _EVALUATION,
+            {
+                "student": asdict(self.student),
+                "classes": [
+                    {
+                        "class": each.name,
+                        "records": each.records,
+                        "right": each.right,
+                        "said": each.predicted,
+                    }
+                    for each in self.classes
+                ],
+                "confusion": [list(row) for row in self.confusion],
+                "agreement": None if self.agreement is None else asdict(self.agreement),
+                "labels": None if self.labels is None else asdict(self.labels),
+            },
+        )
+
+
+def save_reference(draft: Draft, share: Share) -> None:
+    """Write the accuracy of a model of the student's kind on the private records."""
+    draft.save_json(_EVALUATION, {"reference": asdict(share)})
+
+
+def load_reference(artifact: Artifact) -> Share:
+    """Read what :func:`save_reference` wrote. PRIVATE."""
+    with _undamaged(artifact, _EVALUATION):
+        return Share.of(artifact.json(_EVALUATION)["reference"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicLabels:
+    """The accuracy of the student on the own labels of the inputs that were asked about."""
+
+    student: Share | None  # None where those are not known, or of one class
+    labels: int
+
+    @classmethod
+    def load(cls, artifact: Artifact) -> Self:
+        """Read what ``evaluate`` wrote."""
+        with _undamaged(artifact, _EVALUATION):
+            found = artifact.json(_EVALUATION)
+            return cls(student=_share(found["student"]), labels=int(found["labels"]))
+
+    def save(self, draft: Draft) -> None:
+        """Write it into a draft."""
+        student = None if self.student is None else asdict(self.student)
+        draft.save_json(_EVALUATION, {"student": student, "labels": self.labels})
+
+
+def charge_name(kind: str, made_from: str, name: str = "") -> str:
+    """Return the name under which the ledger holds the charge of a drawing.
+
+    ``made_from`` is the fingerprint that it was drawn for and ``name`` its own random name; without
+    that, what the names of all drawings for the fingerprint begin with.
+
+    >>> charge_name(LABELS, "0" * 64, "f3a1")
+    'labels 0000000000000000000000000000000000000000 f3a1'
+    """
+    return f"{kind} {made_from[:40]} {name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChargeNote:
+    """What is charged for a drawing, written down with it, before it is charged."""
+
+    kind: str  # LABELS or SANITISED
+    made_from: str  # the fingerprint that it is drawn for
+    name: str  # its own, at random
+    study: str | None = None
+    events: tuple[Event, ...] = ()
+    extends: str | None = None  # the charge of an earlier answer that is given out again
+    sources: tuple[str, ...] = ()  # fingerprints of what it is drawn from
+    settings: tuple[str, ...] = ()  # digests of all that could have been drawn
+    builds_on: tuple[str, ...] = ()  # charges of answers that it is worked out from
+
+    @property
+    def release(self) -> str:
+        """Its name in the ledger."""
+        return charge_name(self.kind, self.made_from, self.name)
+
+    @classmethod
+    def load(cls, artifact: Artifact) -> Self:
+        """Read the note of an answer that was drawn, or begun, in this run."""
+        kind = artifact.stage.partition("-")[2]
+        with _undamaged(artifact, _CHARGE):
+            note = artifact.json(_CHARGE)
+            return cls(
+                kind=kind,
+                made_from=str(artifact.manifest["made_from"]),
+                name=str(note["name"]),
+                study=note.get("study"),  # earlier versions noted less
+                events=_events(note.get("events", ())),
+                extends=note.get("extends"),
+                sources=tuple(note.get("sources", ())),
+                settings=tuple(note.get("settings", ())),
+                builds_on=tuple(note.get("builds_on", ())),
+            )
+
+    def save(self, draft: Draft, *, begun: bool = False) -> None:
+        """Write it into a draft; of a drawing that has only ``begun``, its name and study."""
+        note: dict[str, Any] = {"name": self.name, "study": self.study}
+        if not begun:
+            note |= {
+                "events": [event_to_json(event) for event in self.events],
+                "extends": self.extends,
+                "sources": list(self.sources),
+                "settings": list(self.settings),
+                "builds_on": list(self.builds_on),
+            }
+        draft.save_json(_CHARGE, note)
+
+
+@contextmanager
+def _undamaged(artifact: Artifact, name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, LookupError, TypeError, ValueError, AttributeError):
+        raise StoreError(
+            f"{artifact.path / name} is damaged; remove its folder and run the recipe again"
+        ) from None
+
+
+def _events(texts: Sequence[str]) -> tuple[Event, ...]:
+    return tuple(event_from_json(text) for text in texts)
+
+
+def _by_conversion(found: Mapping[str, Any]) -> dict[str, StatedGuarantee]:
+    return {each.value: StatedGuarantee.from_json(found[each.value]) for each in Conversion}
+
+
+def _as_json(stated: Mapping[str, StatedGuarantee]) -> dict[str, Any]:
+    return {name: each.as_json() for name, each in stated.items()}
+
+
+def _share(found: Mapping[str, Any] | None) -> Share | None:
+    return Share.of(found) if found else None

@@ -1,0 +1,77 @@
+"""The ledger and the secret key of a private data set: where they lie, and how a run opens them.
+
+The key is mixed into every fingerprint of a run. Fingerprints name artifacts, stand in RELEASED
+manifests and in the ledger, and follow from private records. Without a key, whoever knows all
+records but one could work out the fingerprint for every guess of the last one, and compare.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pate._files import create_once
+from pate.accounting import Conversion, Ledger, Neighbours
+from pate.accounting.ledger.data_ledger import make_ledgers_folder, open_data_ledger
+from pate.accounting.ledger.data_set import NOT_PRIVATE
+from pate.errors import LedgerError
+from pate.pipeline.recipe import Recipe
+from pate.pipeline.stage import Options
+
+_KEY_BYTES = 32
+
+
+def ledger_path(recipe: Recipe, data_root: Path, *, seeded: bool = False) -> Path:
+    """Return the ledger's place: beside the data, by the data set's name, so that no run owns it.
+
+    Releases with seeded noise are not private and no budget covers them: they are kept apart.
+    """
+    kind = NOT_PRIVATE if seeded else "ledger"
+    return data_root / "ledgers" / f"{recipe.data.name}.{kind}"
+
+
+def ledger_of(recipe: Recipe, options: Options) -> Path:
+    """Return the place of the ledger that a run with these options is charged to."""
+    return ledger_path(recipe, options.data_root, seeded=options.insecure_seed is not None)
+
+
+def open_ledger(recipe: Recipe, options: Options, *, moment: float | None = None) -> Ledger:
+    """Open the data set's ledger, or make it with the recipe's budget.
+
+    Without a budget it is an odometer: it reports, and refuses nothing; its λ is then ``moment``,
+    the best one for the first plan, which was made without a look at any vote.
+    """
+    privacy = recipe.privacy
+    return open_data_ledger(
+        ledger_of(recipe, options),
+        budget=privacy.budget,
+        delta=privacy.delta,
+        neighbours=Neighbours.REPLACE_ONE,
+        conversion=Conversion(privacy.conversion),
+        moment=moment,
+    )
+
+
+def key_path(recipe: Recipe, data_root: Path) -> Path:
+    """Return the key's place beside the ledger: every run of the data set uses the same key."""
+    return ledger_path(recipe, data_root).with_suffix(".key")
+
+
+def naming_key(recipe: Recipe, data_root: Path) -> str:
+    """Return the key; it is drawn where there is none, and the first of two processes wins.
+
+    Guarantees:
+        256 bits from the operating system in a file that only its owner can read: what is
+        published of a run tells nothing of private records through its fingerprints.
+    """
+    path = key_path(recipe, data_root)
+    try:
+        if not path.exists():
+            make_ledgers_folder(path.parent)
+            create_once(path, os.urandom(_KEY_BYTES))
+        key = path.read_bytes()
+    except OSError as error:
+        raise LedgerError(f"cannot keep a key at {path}: {error.strerror}") from error
+    if len(key) != _KEY_BYTES:
+        raise LedgerError(f"the key at {path} is damaged; restore it from a backup")
+    return key.hex()
