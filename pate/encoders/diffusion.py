@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pate.encoders.step import flat, read_arrays, write_arrays
 from pate.errors import InvalidInput
-from pate.neighbours import directions, nearest
+from pate.nearest_neighbours import directions, nearest
 
 _BLOCK = 64  # records of one product
 _CLOSEST = 1e-6  # lower bound on an input's reach

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate.neighbours import directions, nearest
+from pate.nearest_neighbours import directions, nearest
 
 
 def propagate(

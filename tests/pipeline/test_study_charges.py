@@ -19,11 +19,11 @@ from dpsgd.runs import plan_run
 from pate._format import describe_neighbours, format_epsilon
 from pate.accounting import Event, LaplaceNoisyMaxAnswer, Ledger, Neighbours, Repeated, compose
 from pate.accounting.ledger.data_ledger import open_data_ledger
-from pate.accounting.ledger.study_costs import NOT_PLANNED, all_of, study_costs
+from pate.accounting.ledger.study_costs import NOT_PLANNED, combined_guarantee, study_costs
 from pate.api import make_options, prepare_run
 from pate.errors import BudgetExceeded, SpendNeeded
 from pate.recipes.read import read_recipe
-from pate.release.checking import verify_release
+from pate.releases.verify import verify as verify_release
 
 STUDY = "sweep tiny"
 ADD = Neighbours.ADD_REMOVE
@@ -243,7 +243,7 @@ def test_ledger_show_adds_up_studies_of_both_methods(project: Any) -> None:
     assert lots.in_advance
     assert votes.guarantee.epsilon == compose(marked).guarantee(delta=1e-3).epsilon
     assert lots.guarantee.epsilon == compose(trained).guarantee(delta=1e-3).epsilon
-    both = all_of([votes.guarantee, lots.guarantee])
+    both = combined_guarantee([votes.guarantee, lots.guarantee])
 
     content = project.call("ledger", "show", "runs/tiny").stdout
     assert f"\n{STUDY}: {stated(votes.guarantee)} for 2 releases together\n" in content
@@ -300,7 +300,7 @@ def finish(project: Any, *settings: str, **more: Any) -> None:
     run(project, "privacy.sanitise=false", *settings, until="evaluate", **more)
 
 
-def release(project: Any, folder: str, *words: str, code: int = 0, out: str = "out",
+def let_out(project: Any, folder: str, *words: str, code: int = 0, out: str = "out",
             plugins: str = "plugins") -> Any:  # fmt: skip
     return project.call("release", folder, out, "--plugin-path", plugins, *words, code=code)
 
@@ -316,7 +316,7 @@ def stated(guarantee: Any) -> str:
 
 def test_a_release_does_not_hold_the_name_of_a_folder(project: Any) -> None:
     finish(project, "aggregate.scale=3.0")
-    release(project, "runs/tiny", "--chosen-beforehand")
+    let_out(project, "runs/tiny", "--chosen-beforehand")
     for file in ("MODEL_CARD.md", "release.json", "report.html"):
         assert STUDY not in html.unescape((project.folder / "out" / file).read_text())
 
@@ -324,7 +324,7 @@ def test_a_release_does_not_hold_the_name_of_a_folder(project: Any) -> None:
 def test_the_settings_of_no_point_are_released_with_a_note(project: Any) -> None:
     finish(project, "aggregate.scale=3.0")
     finish(project, "aggregate.scale=4.0", study=None, out="runs/other")
-    release(project, "runs/other")
+    let_out(project, "runs/other")
     card = card_of(project)
     assert "* 1 other release was drawn from this data set before." in card
     assert "to be compared" not in card
@@ -357,15 +357,15 @@ def test_settings_of_a_study_drawn_after_it_are_of_the_study(project: Any, how: 
     assert last.studies == ()
     assert (first.release.split()[1] == last.release.split()[1]) is (how == "the same votes")
     plugins = more.get("plugins", "plugins")
-    refused = release(project, "runs/after", plugins=plugins, code=2).stderr
+    refused = let_out(project, "runs/after", plugins=plugins, code=2).stderr
     (line,) = refused.splitlines()
     assert f"one of 2 releases of the study “{STUDY}”, or has the settings of one" in line
     assert "--chosen-beforehand" in line
-    release(project, "runs/after", "--chosen-beforehand", plugins=plugins)
+    let_out(project, "runs/after", "--chosen-beforehand", plugins=plugins)
     card = card_of(project)
     assert "* 2 other releases were drawn from this data set before." in card
     assert "are among 2 releases that were made to be compared" in card
-    assert "* Its owner says that it was chosen before any of their results was seen" in card
+    assert "* Its owner states that it was chosen before any of their results was seen" in card
 
 
 def whole_ledger(project: Any) -> str:
@@ -382,10 +382,10 @@ def test_releases_outside_the_plan_are_charged_at_the_ledgers_rate(project: Any)
         (cost,) = study_costs(ledger)
         assert cost.in_advance
     finish(project, "aggregate.scale=3.0", study=None, out="runs/after", spend=True)
-    refused = release(project, "runs/after", code=2).stderr
+    refused = let_out(project, "runs/after", code=2).stderr
     assert whole_ledger(project) in refused
     assert stated(cost.guarantee) not in refused
-    assert stated(cost.guarantee) in release(project, "runs/tiny", code=2).stderr
+    assert stated(cost.guarantee) in let_out(project, "runs/tiny", code=2).stderr
 
 
 @pytest.mark.parametrize("how", ["more queries", "a sanitised figure"])
@@ -401,7 +401,7 @@ def test_what_builds_on_a_study_is_of_it(project: Any, how: str) -> None:
     assert [each.studies for each in charged] == [(STUDY,)] * 2
     assert charged[1].release.startswith("labels" if how == "more queries" else "sanitised")
     assert (cost.releases, cost.in_advance) == (2, False)
-    assert whole_ledger(project) in release(project, "runs/tiny", code=2).stderr
+    assert whole_ledger(project) in let_out(project, "runs/tiny", code=2).stderr
 
 
 def test_settings_of_a_study_drawn_before_it_are_of_none(project: Any) -> None:
@@ -413,17 +413,17 @@ def test_settings_of_a_study_drawn_before_it_are_of_none(project: Any) -> None:
     first, second, _ = charges(project)
     assert first.settings & second.settings
     assert (first.studies, second.studies) == ((), (STUDY,))
-    release(project, "runs/before", plugins=plugins)
+    let_out(project, "runs/before", plugins=plugins)
     card = card_of(project)
     assert "to be compared" not in card
-    assert "Its owner says" not in card
+    assert "Its owner states" not in card
 
 
 def test_another_draw_of_the_votes_of_a_study_is_of_the_study_at_any_time(project: Any) -> None:
     """Two draws of the same votes: whoever lets out the first may have seen the second."""
     finish(project, "aggregate.scale=3.0", study=None, out="runs/before")
     finish(project, "aggregate.scale=3.0", spend=True)
-    refused = release(project, "runs/before", code=2).stderr
+    refused = let_out(project, "runs/before", code=2).stderr
     assert f"one of 1 release of the study “{STUDY}”" in refused
 
 
@@ -478,14 +478,14 @@ def test_a_refusal_states_what_holds_where_points_were_added(project: Any) -> No
     finish(project, "aggregate.scale=3.0")
     finish(project, "aggregate.scale=4.0")
     planned = compose([*votes_of(3.0), *votes_of(4.0)]).guarantee(delta=1e-3)
-    refused = release(project, "runs/tiny", code=2).stderr
+    refused = let_out(project, "runs/tiny", code=2).stderr
     assert f"one of 2 releases of the study “{STUDY}”" in refused
     assert f"which cost {stated(planned)} together, and" in refused
     finish(project, "aggregate.scale=5.0")
     with Ledger.open(project.ledger) as ledger:
         later = ledger.guarantee()
     assert later.epsilon > planned.epsilon
-    refused = release(project, "runs/tiny", code=2).stderr
+    refused = let_out(project, "runs/tiny", code=2).stderr
     assert "one of 3 releases" in refused
     assert f"which cost {stated(later)} together ({NOT_PLANNED}), and" in refused
 
@@ -503,12 +503,12 @@ def test_what_a_comparison_costs_counts_both_methods(project: Any, method: str) 
         costs = [study_costs(each, one_teacher=relation)[0] for each in (ledger, steps)]
         trained = steps.guarantee()
     assert all(each.in_advance for each in costs)
-    both = all_of([each.guarantee for each in costs], replace_one=method == "shuffle")
-    refused = release(project, "runs/tiny", code=2).stderr
+    both = combined_guarantee([each.guarantee for each in costs], replace_one=method == "shuffle")
+    refused = let_out(project, "runs/tiny", code=2).stderr
     assert "one of 3 releases of the study" in refused
     printed = "" if method == "shuffle" else f" for {describe_neighbours('zero-out')}"
     assert f"cost {stated(both)} together{printed}, and" in refused
-    release(project, "runs/tiny", "--chosen-beforehand")
+    let_out(project, "runs/tiny", "--chosen-beforehand")
     card = card_of(project)
     assert "Over **all PATE releases** of tiny" in card
     assert f"what all of them cost: {stated(both)} together{printed}." in card.replace("\\", "")
@@ -520,7 +520,7 @@ def test_what_a_comparison_costs_counts_both_methods(project: Any, method: str) 
     with Ledger.open(project.ledger) as ledger:
         later = ledger.data_set_total()
     assert later.epsilon > both.epsilon
-    refused = release(project, "runs/tiny", code=2, out="later").stderr
+    refused = let_out(project, "runs/tiny", code=2, out="later").stderr
     assert "one of 4 releases of the study" in refused
     assert f"cost {stated(later)} together{printed} ({NOT_PLANNED}), and" in refused
 
@@ -528,7 +528,7 @@ def test_what_a_comparison_costs_counts_both_methods(project: Any, method: str) 
 def test_models_of_no_study_are_mentioned_too(project: Any) -> None:
     finish(project, study=None)
     train(project, 8.0, None)
-    release(project, "runs/tiny")
+    let_out(project, "runs/tiny")
     card = card_of(project)
     assert "1 release of this data set by DP-SGD" in card
     assert "to be compared" not in card

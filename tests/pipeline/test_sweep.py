@@ -348,9 +348,9 @@ def test_a_sweep_uses_no_point_that_was_run_by_itself(project: Any) -> None:
 def test_a_run_that_was_killed_is_finished_by_a_sweep_if_it_was_not_paid_for(
     project: Any, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
-    from pate.stages import releasing
+    from pate.stages import exactly_once
 
-    pay = releasing._pay
+    pay = exactly_once._pay
 
     def killed(*arguments: Any) -> None:
         if after == "paid":
@@ -358,7 +358,7 @@ def test_a_run_that_was_killed_is_finished_by_a_sweep_if_it_was_not_paid_for(
         raise SystemExit(9)
 
     with monkeypatch.context() as patch:
-        patch.setattr(releasing, "_pay", killed)
+        patch.setattr(exactly_once, "_pay", killed)
         project.call_run("--out", "runs/tiny-sweep", "--set", "privacy.sanitise=false", code=9)
     if after == "paid":
         refused_as_not_its_own(project, *TWO, made="by a run of its own")
@@ -378,10 +378,10 @@ def test_a_draw_for_another_sweep_is_not_used_either(
     project: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be charged for the sweep that it was drawn for."""
-    from pate.stages import releasing
+    from pate.stages import exactly_once
 
     with monkeypatch.context() as patch:
-        patch.setattr(releasing, "_pay", lambda *arguments: sys.exit(9))
+        patch.setattr(exactly_once, "_pay", lambda *arguments: sys.exit(9))
         sweep(project, "--over", "aggregate.scale=2.0", "--out", "t/a", code=9)
     (project.folder / "t/a").rename(project.folder / "t/b")
     refused_as_not_its_own(project, *TWO, "--out", "t/b", made="for the study “sweep a”")
@@ -537,16 +537,16 @@ def test_once_something_is_charged_the_plan_stays(
     project: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after the first charge, before its point is in a table."""
-    from pate.stages import releasing
+    from pate.stages import exactly_once
 
-    pay = releasing._pay
+    pay = exactly_once._pay
 
     def killed(*arguments: Any) -> None:
         pay(*arguments)
         raise SystemExit(9)
 
     with monkeypatch.context() as patch:
-        patch.setattr(releasing, "_pay", killed)
+        patch.setattr(exactly_once, "_pay", killed)
         sweep(project, *TWO, code=9)
     assert len(charges(project)) == 1
     assert swept(project)["rows"] == []
@@ -571,12 +571,12 @@ def test_a_charge_without_its_release_is_not_counted_twice(
     project: Any, monkeypatch: pytest.MonkeyPatch, paid: int
 ) -> None:
     """Killed between charge and publication, on a budget with no room for another one."""
-    from pate.stages import releasing
+    from pate.stages import exactly_once
 
     budget = next(b for b in np.arange(10.0, 40.0, 0.1) if _fits(b, [2.0, 4.0])).round(1)
     assert not _fits(budget, [2.0, 4.0, 4.0])
     words = ("--over", "aggregate.scale=2.0,4.0", "--set", f"privacy.budget={budget}")
-    pay = releasing._pay
+    pay = exactly_once._pay
 
     def killed(*arguments: Any) -> None:
         pay(*arguments)
@@ -584,7 +584,7 @@ def test_a_charge_without_its_release_is_not_counted_twice(
             raise SystemExit(9)
 
     with monkeypatch.context() as patch:
-        patch.setattr(releasing, "_pay", killed)
+        patch.setattr(exactly_once, "_pay", killed)
         sweep(project, *words, code=9)
     assert len(charges(project)) == paid
     assert len(swept(project)["rows"]) == paid - 1
