@@ -160,7 +160,7 @@ def test_a_study_planned_before_zero_out_had_a_name_resumes(points, ledgers):
     old = "one record added or removed"
     with opened(ledgers, points, planned=False) as (pate, dpsgd):
         plans = [list(point.dpsgd_plan.events) for point in points]
-        dpsgd._book.plan(STUDY, plans, protects=old, begun=False)
+        dpsgd._studies.plan(STUDY, plans, protects=old, begun=False)
         assert dpsgd.study_plans()[STUDY].protects == describe_neighbours("zero-out")
         ledgers.plan(pate, dpsgd, protects=old)
         dpsgd.charge(plans[0], release="a", study=STUDY)
