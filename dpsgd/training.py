@@ -47,7 +47,7 @@ from pate.accounting import Guarantee, Ledger, event_to_json
 from pate.artifacts import Level, Store
 from pate.datasets.loading import load
 from pate.errors import BudgetExceeded, InvalidInput, ReleaseConflict, SpendNeeded
-from pate.silence import Aloud
+from pate.silence import Unsilenced
 from pate.untrusted import contained, run_untrusted
 
 
@@ -141,7 +141,7 @@ def _paid_elsewhere(ledger: Path) -> str:
     )
 
 
-def _audible(options: Options, aloud: Aloud) -> Options:
+def _audible(options: Options, aloud: Unsilenced) -> Options:
     """Return options whose output is printed while the model's own is suppressed."""
 
     def say(text: str) -> None:

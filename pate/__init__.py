@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pate.mechanisms import InteractiveGnmax as InteractiveGnmax
     from pate.mechanisms import LaplaceNoisyMax as LaplaceNoisyMax
     from pate.randomness import secure_generator as secure_generator
-    from pate.release import load_student as load_student
+    from pate.releases.student import load_student as load_student
     from pate.votes import Votes as Votes
 
 __version__ = "0.1.0"
@@ -59,7 +59,7 @@ _HOMES = {
     "Votes": "pate.votes",
     "compare": "pate.api",
     "compose": "pate.accounting",
-    "load_student": "pate.release",
+    "load_student": "pate.releases.student",
     "secure_generator": "pate.randomness",
     "sweep": "pate.api",
     "train_teachers": "pate.ensemble",

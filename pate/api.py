@@ -217,7 +217,7 @@ class Run:
         private : bool
             Add raw votes and the data-dependent ε: a page that may NOT be published.
         """
-        from pate.report.writing import write_report
+        from pate.report.page import write_report
 
         return write_report(self._pipeline, None if file is None else Path(file), private=private)
 

@@ -1,4 +1,4 @@
-"""How a command line ends: a mistake is one sentence and an exit code, not a traceback."""
+"""Running a command line: an error becomes one sentence and an exit code, not a traceback."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
+from pate._format import printable
 from pate.devices import is_out_of_memory
 from pate.errors import PateError
 from pate.untrusted import (
     DEBUG,
     debugging,
     forbid_core_dumps,
-    is_foreign,
+    forbid_exit,
+    involves_user_code,
     is_own,
     locate,
-    no_early_end,
 )
 
 _FAILED = 1
@@ -29,18 +30,18 @@ _PIPE_CLOSED = 141  # as a shell reports a tool that SIGPIPE ended
 def run_command(
     name: str, command: Callable[[], object], *, when_interrupted: Callable[[], str] = str
 ) -> None:
-    """Runs a command line; ``when_interrupted`` may add to what is said on Ctrl-C.
+    """Run a command line and exit; ``when_interrupted`` returns a hint to print on Ctrl-C.
 
     Guarantees:
-        Whatever happens ends in one line and an exit code. Of an exception that nobody expected, or
-        that the user's own code raised, the line names the type and the place: its text may quote a
-        private record, and is shown with ``--debug`` only. A crash leaves no core dump.
+        Every failure ends in one line and an exit code. Of an unexpected exception, or one that the
+        user's own code raised, the line names the type and the place: its text may quote a private
+        record, and is shown with ``--debug`` only. A crash leaves no core dump.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ε gets a question mark
     forbid_core_dumps()
-    with _own_debug(), no_early_end():
+    with _own_debug(), forbid_exit():
         code = _run(name, command, when_interrupted)
     sys.exit(code)
 
@@ -51,24 +52,24 @@ def _run(name: str, command: Callable[[], object], when_interrupted: Callable[[]
     except BaseException as problem:
         line, code = _ending(problem, when_interrupted)
         if code == _PIPE_CLOSED:
-            _close_output()  # the reader of our output went away: nothing left to say
+            _close_output()  # the reader of our output went away
         elif line:
             with contextlib.suppress(OSError):
-                print(f"{name}: {line}", file=sys.stderr)
+                print(f"{name}: {printable(line)}", file=sys.stderr)
                 if debugging():
                     traceback.print_exception(problem)
         return code
     return 0
 
 
-def ask_for_debugging(wanted: bool) -> None:
-    """Takes the option ``--debug``, for this process and its workers."""
+def set_debugging(wanted: bool) -> None:
+    """Apply the option ``--debug`` to this process and its workers."""
     if wanted:
         os.environ[DEBUG] = "1"
 
 
 def _ending(problem: BaseException, when_interrupted: Callable[[], str]) -> tuple[str, int]:
-    """What to say of it, if anything, and the exit code."""
+    """Return the line to print for an exception, if any, and the exit code."""
     if is_own(problem):
         return str(problem), getattr(problem, "exit_code", PateError.exit_code)
     kind, place = type(problem).__name__, locate(problem, in_ours=True)
@@ -76,7 +77,7 @@ def _ending(problem: BaseException, when_interrupted: Callable[[], str]) -> tupl
         return "", _PIPE_CLOSED  # as typer and rich end then
     if isinstance(problem, SystemExit):
         code = problem.code if isinstance(problem.code, int) else _FAILED if problem.code else 0
-        if code or not is_foreign(problem):  # nobody else says that all is done
+        if code or not involves_user_code(problem):  # user code must not report success
             # typer leaves silently on Ctrl-C
             return (f"interrupted{when_interrupted()}" if code == _INTERRUPTED else ""), code
     if isinstance(problem, KeyboardInterrupt):
@@ -85,15 +86,15 @@ def _ending(problem: BaseException, when_interrupted: Callable[[], str]) -> tupl
         return "", _PIPE_CLOSED
     if isinstance(problem, MemoryError) or is_out_of_memory(problem):
         return f"not enough memory (in {place}); use less data, or smaller models", _FAILED
-    if isinstance(problem, OSError) and problem.errno and not is_foreign(problem):
-        # of a file no part had in mind: a name too long, a closed folder
+    if isinstance(problem, OSError) and problem.errno and not involves_user_code(problem):
+        # of a file that nobody handled: a name too long, a closed folder
         reason = os.strerror(problem.errno).lower()
         return f"{problem.filename or 'a file'}: {reason}", PateError.exit_code
     return f"unexpected {kind} in {place}; its text may be private: --debug shows it", _FAILED
 
 
 def _close_output() -> None:
-    """Leads what is still in a buffer nowhere, so that leaving does not fail once more."""
+    """Send what is still buffered to the null device, so that exiting does not fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
         os.dup2(nowhere, number)
@@ -101,7 +102,7 @@ def _close_output() -> None:
 
 @contextlib.contextmanager
 def _own_debug() -> Iterator[None]:
-    """Forgets ``--debug`` at the end: a process may run several commands."""
+    """Restore ``--debug`` at the end: a process may run several commands."""
     before = os.environ.get(DEBUG)
     try:
         yield

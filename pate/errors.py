@@ -1,4 +1,4 @@
-"""Every error a user can cause or meet, under one root.
+"""All errors that this project raises on purpose, under one root.
 
 PateError
 ├── InvalidInput        a value, a file or an option that breaks a stated rule
@@ -11,7 +11,7 @@ PateError
     ├── BudgetExceeded      the charge would pass the budget; nothing was spent
     ├── MixedComposition    the charge relies on another composition rule than the ledger
     ├── ReleaseConflict     a release id was reused for something else
-    └── SpendNeeded         going on would pay again; --spend says so
+    └── SpendNeeded         going on would pay again, which needs --spend
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class BudgetExceeded(LedgerError):
         both = f"; with it the data set would come to {shares}" if shares else ""
         super().__init__(f"{text}{both}")
 
-    def saying(self, why: str) -> BudgetExceeded:
-        """The same figures in other words, for somebody who asked for something else."""
+    def with_reason(self, why: str) -> BudgetExceeded:
+        """Return the same error with another explanation."""
         return BudgetExceeded(
             needed=self.needed,
             spent=self.spent,
@@ -100,6 +100,6 @@ class ReleaseConflict(LedgerError):
 
 
 class SpendNeeded(LedgerError):
-    """Going on would pay again; the user must say so with ``--spend``."""
+    """Going on would pay again; the user must confirm it with ``--spend``."""
 
     exit_code = 3

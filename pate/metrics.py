@@ -1,4 +1,4 @@
-"""A share of records, and the interval that so many records leave for it."""
+"""Accuracy as a share of records, with its confidence interval."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Share:
 
     @classmethod
     def of(cls, figure: Mapping[str, Any]) -> Self:
-        """From what ``evaluate`` writes down."""
+        """Return the share that the stage ``evaluate`` recorded."""
         return cls(**{name: figure[name] for name in cls.__slots__})
 
 
 def wilson(right: float, records: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927); ``right`` may be a mean over several counts.
+    """Return the 95 % interval of a share (Wilson 1927); ``right`` may be a mean of counts.
 
     >>> [round(end, 4) for end in wilson(90, 100)], wilson(0, 100)[0], wilson(100, 100)[1]
     ([0.8256, 0.9448], 0.0, 1.0)

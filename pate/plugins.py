@@ -1,4 +1,4 @@
-"""From a name in a recipe to the object it means: ``"module:attr"``, or an entry point.
+"""Objects by name, as recipes give them: ``"module:attr"``, or an entry point.
 
 Names come from a recipe or the command line, never from a stored file: importing runs code.
 """
@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from pate.errors import InvalidInput
-from pate.untrusted import contained, debugging, locate, passes
+from pate.untrusted import contained, debugging, locate, propagates
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _importing = threading.RLock()  # sys.path belongs to the whole process
@@ -27,10 +27,26 @@ _plugins: dict[str, Path] = {}  # top-level modules that came from a plug-in fol
 
 
 def resolve(entry: str, *, path: Path | None = None, group: str | None = None) -> Any:
-    """The object that ``"module:attr"`` names; a name without colon is an entry point of ``group``.
+    """Return the object that a name stands for.
 
-    ``path``, a folder or a ``.py`` file, comes first on ``sys.path`` for this import only. A
-    plug-in is imported once for a folder, so edits are seen by the next process.
+    Parameters
+    ----------
+    entry
+        ``"module:attr"``, or, without a colon, the name of an entry point of ``group``.
+    path
+        A folder or a ``.py`` file that comes first on ``sys.path`` for this import only. A plug-in
+        is imported once per folder, so edits take effect in the next process.
+    group
+        The group of entry points for names without a colon.
+
+    Returns
+    -------
+    object
+
+    Raises
+    ------
+    InvalidInput
+        If there is no such object, or its module cannot be imported.
 
     >>> resolve("math:pi")
     3.141592653589793
@@ -55,7 +71,7 @@ def resolve(entry: str, *, path: Path | None = None, group: str | None = None) -
 
 @functools.cache
 def entry_points(group: str) -> tuple[str, ...]:
-    """The names that installed packages offer in an entry-point group, sorted."""
+    """Return the names that installed packages offer in an entry-point group, sorted."""
     return tuple(sorted({point.name for point in importlib.metadata.entry_points(group=group)}))
 
 
@@ -85,18 +101,18 @@ def _import(name: str, *, path: Path | None) -> ModuleType:
                 where = "" if path is None else f" in {path} or among installed packages"
                 raise InvalidInput(
                     f"there is no module {error.name!r}{where}; check the name"
-                    + (", or say where it is with --plugin-path" if path is None else "")
+                    + (", or give its folder with --plugin-path" if path is None else "")
                 ) from None
             raise InvalidInput(f"module {name!r} cannot be imported: {_reason(error)}") from error
         except BaseException as error:
-            if passes(error):
+            if propagates(error):
                 raise
             reason = _reason(error)
         raise InvalidInput(f"module {name!r} cannot be imported: {reason}")
 
 
 def _known(name: str, path: Path | None) -> ModuleType | None:
-    """A plug-in that was imported from this very path before: thousands of teachers ask for it."""
+    """Return a plug-in already imported from this path: thousands of teachers ask for it."""
     home = _plugins.get(name.partition(".")[0])
     if path is None or home is None:
         return None
@@ -133,7 +149,7 @@ def _first_on_path(name: str, path: Path | None) -> Iterator[None]:
 
 
 def _make_way(name: str, folder: Path) -> None:
-    """Forgets plug-ins of another folder that go by the same name as one in this folder."""
+    """Unload plug-ins of another folder that have the name of one in this folder."""
     for other, home in list(_plugins.items()):
         if home != folder and _provides(folder, other):
             for loaded in [m for m in sys.modules if m.partition(".")[0] == other]:
@@ -161,7 +177,7 @@ def _nearest(name: str, names: Any) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The reason of an import that fails, on one line.
+    """Return the reason of a failed import, on one line.
 
     Guarantees:
         Only errors about code are quoted: a module that reads records when it is imported may quote

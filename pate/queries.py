@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.errors import InvalidInput
-from pate.neighbours import directions, nearest
+from pate.nearest_neighbours import directions, nearest
 
 IntArray = NDArray[np.int64]
 

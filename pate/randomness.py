@@ -1,12 +1,12 @@
-"""Where noise comes from: the operating system's entropy, stretched by a cipher.
+"""Sources of noise: entropy of the operating system, stretched by a cipher.
 
-Noise that can be guessed can be taken off again, so a statistical generator with a short seed
-(numpy's default) is not enough: a guarantee needs a stream that nobody can tell from chance.
+Noise that can be predicted can be subtracted again, so a statistical generator with a short seed
+(NumPy's default) is not enough: a guarantee needs a stream indistinguishable from random.
 
 Floating point: Laplace and Gaussian noise in doubles is not the noise of the theorems to the last
 bit, and the least significant bits of a *published* noised number can give the number away
-(Mironov 2012). No mechanism of :mod:`pate.mechanisms` publishes one; what does, says there what it
-does about this. What leaves a voting mechanism is which class was largest and whether a threshold
+(Mironov 2012). No mechanism of :mod:`pate.mechanisms` publishes one; code that does documents its
+countermeasure. What leaves a voting mechanism is which class was largest and whether a threshold
 was passed, which depend on those bits with a probability around 2⁻⁵⁰; the far tails that doubles
 cannot reach (Laplace noise ends at some 37 scales) weigh about as little. Both vanish beside any δ
 in use. Counts are whole numbers, and a tie after noise has a probability of the same order.
@@ -20,7 +20,7 @@ from typing import Self, final
 
 import numpy as np
 
-from pate.errors import InvalidInput
+from pate._validate import check_whole
 
 _KEY_BYTES = 32
 _ROUNDS = 20
@@ -37,7 +37,7 @@ def secure_generator() -> np.random.Generator:
     Guarantees:
         * The key is ``os.urandom(32)``, set as it is (no seeding step shrinks it), and kept
           nowhere but in the generator. ChaCha with 20 rounds is Bernstein 2008.
-        * Make it in the process that draws from it, use it for one release and drop it: a forked
+        * Create it in the process that draws from it, use it for one release and drop it: a forked
           or copied generator would repeat its noise.
 
     >>> a, b = secure_generator(), secure_generator()
@@ -51,20 +51,34 @@ def secure_generator() -> np.random.Generator:
 
 
 def insecure_generator(seed: int) -> np.random.Generator:
-    """A repeatable generator, for tests only: whoever knows the seed can take the noise off.
+    """Return a repeatable generator, for tests only: the seed allows to subtract the noise.
+
+    Parameters
+    ----------
+    seed
+        A whole number, 0 or more.
+
+    Returns
+    -------
+    numpy.random.Generator
 
     >>> insecure_generator(7).integers(100) == insecure_generator(7).integers(100)
     np.True_
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InvalidInput(f"the insecure seed is {seed!r}; it must be a whole number, 0 or more")
-    return np.random.default_rng(seed)
+    return np.random.default_rng(check_whole("the insecure seed", seed))
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Randomness:
-    """A generator, and whether what is released with it may be called private.
+    """A generator, and whether releases that use it are private.
+
+    Parameters
+    ----------
+    generator
+        The source of noise.
+    secure
+        True if nobody can predict it.
 
     >>> Randomness.open().secure, Randomness.open(insecure_seed=3).verdict
     (True, 'not private')
@@ -75,12 +89,12 @@ class Randomness:
 
     @classmethod
     def open(cls, *, insecure_seed: int | None = None) -> Self:
-        """Secure randomness, unless a seed is given: that is for tests and is marked."""
+        """Return secure randomness, or, for tests, a seeded generator that is marked insecure."""
         if insecure_seed is None:
             return cls(generator=secure_generator(), secure=True)
         return cls(generator=insecure_generator(insecure_seed), secure=False)
 
     @property
     def verdict(self) -> str:
-        """What a manifest, a report and the screen say of it."""
+        """The word for manifests, reports and the screen."""
         return "private" if self.secure else "not private"

@@ -1,4 +1,4 @@
-"""Standard output and standard error that lead nowhere, for libraries in C, too."""
+"""Discarding standard output and standard error, also of libraries in C."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, TextIO
 
-Aloud = Callable[[], AbstractContextManager[None]]
+Unsilenced = Callable[[], AbstractContextManager[None]]
 
 
 @contextlib.contextmanager
-def silence() -> Iterator[Aloud]:
-    """Inside, nothing that is printed, logged or warned of appears, then or later.
+def silence() -> Iterator[Unsilenced]:
+    """Discard everything that is printed, logged or warned of in the block, then or later.
 
-    Given is a context in which our own words are heard all the same.
+    Yields a context manager within which our own output appears all the same.
 
     Guarantees:
-        How often something is tried must stay private, and models like to talk while they train: a
-        line for each training would tell; so would a record that is printed. What is still in a
-        buffer at the end, of Python's streams or of C's, is let go before the way out is open
-        again. A stream that somebody kept from inside leads nowhere afterwards, too.
+        The number of tries must stay private, and models print while they train: one line per
+        training would reveal it, as a printed record would. What is still buffered at the end, in
+        Python's streams or in C's, is flushed before output is restored. A stream that was kept
+        from inside the block leads nowhere afterwards, too.
     """
     outside = [sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__]
     _flush(outside)
     with contextlib.ExitStack() as stack:
-        silent = _nowhere()
-        ways_out: dict[int, int] = {}
+        silent = _null_stream()
+        originals: dict[int, int] = {}
         for number in (1, 2):
-            with contextlib.suppress(OSError):  # one that is closed says nothing anyway
-                ways_out[number] = kept = os.dup(number)
+            with contextlib.suppress(OSError):  # it is closed
+                originals[number] = kept = os.dup(number)
                 stack.callback(os.close, kept)
                 stack.callback(os.dup2, kept, number)
                 os.dup2(silent.fileno(), number)
         stack.callback(_flush, [*outside, silent])  # while they still lead nowhere
 
         @contextlib.contextmanager
-        def aloud() -> Iterator[None]:
+        def unsilenced() -> Iterator[None]:
             _flush([*outside, silent])
-            for number, kept in ways_out.items():
+            for number, kept in originals.items():
                 os.dup2(kept, number)
             try:
                 with (
@@ -54,21 +54,21 @@ def silence() -> Iterator[Aloud]:
                     yield
             finally:
                 _flush(outside)
-                for number in ways_out:
+                for number in originals:
                     os.dup2(silent.fileno(), number)
 
         stack.enter_context(contextlib.redirect_stdout(silent))
         stack.enter_context(contextlib.redirect_stderr(silent))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        yield aloud
+        yield unsilenced
 
 
 _stream: TextIO | None = None
 
 
-def _nowhere() -> TextIO:
-    """One stream for the whole process: a logger made inside may write to it at any time."""
+def _null_stream() -> TextIO:
+    """Return one stream for the whole process: a logger made inside may write to it any time."""
     global _stream
     try:
         os.fstat(-1 if _stream is None or _stream.closed else _stream.fileno())
@@ -80,7 +80,7 @@ def _nowhere() -> TextIO:
 
 
 def _flush(streams: list[TextIO | None]) -> None:
-    """Empties all buffers to where the streams lead now."""
+    """Flush all buffers to where the streams lead now."""
     for stream in streams:
         # None, closed, or broken
         with contextlib.suppress(AttributeError, ValueError, OSError):

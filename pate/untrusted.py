@@ -1,9 +1,8 @@
-"""Code that is not ours, run on records: what it prints, warns of or raises stops here.
+"""Guards around code of the user's that sees records: its output and errors must not leak them.
 
-There are two guards. :func:`run_untrusted` surrounds every call of the user's own code.
-:func:`shown` decides at the outermost place of a command or a worker what may be said of an
-exception that nobody expected. Both show its type and its place, never its text, which may quote a
-private record; ``--debug`` shows the text to the owner.
+:func:`run_untrusted` wraps every call of the user's own code. :func:`describe_error` decides, at
+the top of a command or a worker, what to print of an unexpected exception. Both print its type and
+its place, never its text, which may quote a private record; ``--debug`` shows it to the owner.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from pate.errors import PateError
-from pate.silence import Aloud, silence
+from pate.silence import Unsilenced, silence
 
 DEBUG = "PATE_DEBUG"  # set by --debug, and inherited by workers
 
@@ -31,7 +30,7 @@ _CALL_BACK = ("click", "joblib", "numpy", "pydantic", "sklearn", "torch", "typer
 
 
 class ProcessExit(BaseException):
-    """Somebody called ``os._exit`` in a command: it would end as if all were done."""
+    """``os._exit`` was called in a command, which would end as if it had succeeded."""
 
 
 def run_untrusted(
@@ -43,34 +42,52 @@ def run_untrusted(
     advice: str = "",
     silent: bool = True,
 ) -> Any:
-    """Runs it; what it prints or warns is dropped, and an exception becomes one sentence.
+    """Call the user's code: drop its output, and turn an exception into one sentence.
 
-    ``silent=False`` is for what shows progress of ours meanwhile and sees nothing private.
+    Parameters
+    ----------
+    name
+        What is called, for the sentence.
+    call
+        The call.
+    private
+        It sees private records, so the text of an exception must not be shown.
+    error
+        The class of the error to raise.
+    advice
+        A remedy, added to the sentence.
+    silent
+        Drop what it prints; False for calls that see nothing private while we show progress.
+
+    Returns
+    -------
+    object
+        What the call returns.
+
+    Guarantees:
+        With ``private`` the sentence names the exception's type and place, never its text, which
+        may quote a private record. An error of ours keeps its text if our code raised it with no
+        other code in between. NumPy's handling of overflow is restored afterwards.
 
     >>> run_untrusted("fit", lambda: 1 // 1, private=True, error=PateError)
     1
-
-    Guarantees:
-        With ``private`` the sentence names the exception's type and place, never its words: those
-        may quote a private record. An error of ours keeps its words if our code raised it, and no
-        other code was in between. What numpy does about overflow is as it was, afterwards.
     """
     try:
         with contained(silent=silent):
             return call()
     except BaseException as problem:
-        if passes(problem):
+        if propagates(problem):
             raise
         place = locate(problem)
         failure = f"{name} raised {type(problem).__name__}{f' in {place}' if place else ''}{advice}"
-        said = _text(problem) if debugging() or not private else ""
+        text = _text(problem) if debugging() or not private else ""
         more = _traceback(problem)
-    # Raised outside the handler, so that no chained traceback quotes the words.
-    raise error((f"{failure}: {said}" if said else failure) + more)
+    # Raised outside the handler, so that no chained traceback quotes the text.
+    raise error((f"{failure}: {text}" if text else failure) + more)
 
 
 def make_untrusted(failure: str, call: Callable[[], Any], *, error: type[PateError]) -> Any:
-    """Makes something by a constructor that has seen no data: the reason why it fails is told.
+    """Call a constructor that has seen no data, so that the reason of a failure can be shown.
 
     >>> make_untrusted("it cannot be made", lambda: {}["size"], error=PateError)
     Traceback (most recent call last):
@@ -80,22 +97,22 @@ def make_untrusted(failure: str, call: Callable[[], Any], *, error: type[PateErr
         with contained():
             return call()
     except BaseException as problem:
-        if passes(problem):
+        if propagates(problem):
             raise
         reason = f"{type(problem).__name__}: {_text(problem)}{_traceback(problem)}"
     raise error(f"{failure}: {reason}")
 
 
-def passes(problem: BaseException) -> bool:
-    """Whether an exception goes on as it is: an error of ours, or Ctrl-C."""
+def propagates(problem: BaseException) -> bool:
+    """Return whether an exception propagates unchanged: an error of ours, or Ctrl-C."""
     return is_own(problem) or type(problem) is KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def contained(*, silent: bool = True) -> Iterator[Aloud]:
-    """Inside, code may print and change how numpy treats overflow; outside nobody notices.
+def contained(*, silent: bool = True) -> Iterator[Unsilenced]:
+    """Drop output and undo changes of NumPy's error handling for the duration of the block.
 
-    Given is a context for words of our own meanwhile (:func:`pate.silence.silence`).
+    Yields a context manager for output of our own meanwhile (:func:`pate.silence.silence`).
     """
     with contextlib.ExitStack() as stack:
         numpy = sys.modules.get("numpy")
@@ -103,18 +120,18 @@ def contained(*, silent: bool = True) -> Iterator[Aloud]:
             stack.enter_context(numpy.errstate())
         else:
             stack.callback(_restore_numpy)
-        aloud: Aloud = contextlib.nullcontext
+        unsilenced: Unsilenced = contextlib.nullcontext
         if silent and not debugging():
-            aloud = stack.enter_context(silence())
-        yield aloud
+            unsilenced = stack.enter_context(silence())
+        yield unsilenced
 
 
-def shown(error: BaseException) -> str:
-    """One line about an exception that is safe to show.
+def describe_error(error: BaseException) -> str:
+    """Return one line about an exception that is safe to show.
 
-    >>> shown(ValueError("could not convert 'Ada Lovelace'"))
+    >>> describe_error(ValueError("could not convert 'Ada Lovelace'"))
     'ValueError'
-    >>> shown(PateError("scale is -1; it must be positive"))
+    >>> describe_error(PateError("scale is -1; it must be positive"))
     'PateError: scale is -1; it must be positive'
     """
     kind = type(error).__name__
@@ -124,22 +141,22 @@ def shown(error: BaseException) -> str:
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether it is an error of ours, raised by our code for a reason of ours.
+    """Return whether our own code raised this error of ours, for a reason of its own.
 
     Guarantees:
-        One that the user's code raised, or caused by what it called us with, is not: its text may
-        be a record.
+        False for one that the user's code raised, or caused by what it passed to us: its text may
+        quote a record.
     """
-    return isinstance(error, PateError) and not any(map(_is_foreign, _frames(error)))
+    return isinstance(error, PateError) and not any(map(_is_untrusted, _frames(error)))
 
 
-def is_foreign(error: BaseException) -> bool:
-    """Whether the user's own code took part in it, as far as it is not an installed package."""
-    return any(_is_foreign(frame) and not _is_installed(frame) for frame in _frames(error))
+def involves_user_code(error: BaseException) -> bool:
+    """Return whether code of the user's took part in it, other than installed packages."""
+    return any(_is_untrusted(frame) and not _is_installed(frame) for frame in _frames(error))
 
 
 def is_ours(module: str) -> bool:
-    """Whether a module belongs to this project.
+    """Return whether a module belongs to this project.
 
     >>> is_ours("pate.teachers.linear"), is_ours("pateacher")
     (True, False)
@@ -148,19 +165,19 @@ def is_ours(module: str) -> bool:
 
 
 def debugging() -> bool:
-    """Whether the owner asked to see what exceptions say."""
+    """Return whether the owner asked to see the text of exceptions."""
     return os.environ.get(DEBUG, "") not in ("", "0")
 
 
 def locate(error: BaseException, *, in_ours: bool = False) -> str:
-    """The line of code that raised: the last one of the user's, else the last one of all.
+    """Return the line of code that raised: the last one of the user's, else the last of all.
 
-    With ``in_ours`` the last one of ours counts before those of libraries.
+    With ``in_ours`` the last one of ours takes precedence over those of libraries.
     """
     lines = list(traceback.walk_tb(error.__traceback__))
     if not lines:
         return ""
-    best = [line for line in lines if _is_foreign(line[0]) and not _is_installed(line[0])]
+    best = [line for line in lines if _is_untrusted(line[0]) and not _is_installed(line[0])]
     if not best and in_ours:
         best = [line for line in lines if _is_of_ours(line[0])]
     frame, number = (best or lines)[-1]
@@ -170,7 +187,7 @@ def locate(error: BaseException, *, in_ours: bool = False) -> str:
 
 
 def forbid_core_dumps() -> None:
-    """Keeps memory, and the records in it, out of a file that a crash would leave."""
+    """Disable core dumps, which would hold the records in memory."""
     import resource
 
     with contextlib.suppress(ValueError, OSError):
@@ -178,8 +195,8 @@ def forbid_core_dumps() -> None:
 
 
 @contextlib.contextmanager
-def no_early_end() -> Iterator[None]:
-    """Inside, ``os._exit`` raises :class:`ProcessExit`; in processes that are forked it works."""
+def forbid_exit() -> Iterator[None]:
+    """Make ``os._exit`` raise :class:`ProcessExit` in this process; it works in forked ones."""
     end, own = os._exit, os.getpid()
 
     def refuse(status: int) -> NoReturn:
@@ -204,8 +221,8 @@ def _is_of_ours(frame: FrameType) -> bool:
     return home is not None and (file.startswith("<") or Path(file).is_relative_to(home))
 
 
-def _is_foreign(frame: FrameType) -> bool:
-    """Whether it runs the user's code, or that of a library which has no reason to call ours."""
+def _is_untrusted(frame: FrameType) -> bool:
+    """Return whether a frame runs the user's code, or a library that has no reason to call ours."""
     file = frame.f_code.co_filename
     if _is_of_ours(frame) or file.startswith("<frozen "):
         return False
@@ -223,14 +240,14 @@ def _package(frame: FrameType) -> str:
 
 
 def _restore_numpy() -> None:
-    """Treats overflow as numpy does when it is loaded, where somebody loaded it meanwhile."""
+    """Restore NumPy's defaults for overflow, if it was imported meanwhile."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.seterr(divide="warn", over="warn", under="ignore", invalid="warn")
 
 
 def _text(error: BaseException) -> str:
-    """The first line of what it says, if it can say anything."""
+    """Return the first line of its text, if it has any."""
     try:
         return "".join(str(error).strip().splitlines()[:1])
     except Exception:
@@ -238,5 +255,5 @@ def _text(error: BaseException) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    """Everything about it, for an owner who asked."""
+    """Return the traceback for an owner who asked for it, else nothing."""
     return "\n" + "".join(traceback.format_exception(error)).rstrip() if debugging() else ""

@@ -377,7 +377,7 @@ def shared_server(process: int) -> CommandServer:
             "randomgen",
             "dp_accounting",
             "pate.stages.catalogue",
-            "pate.release",
+            "pate.releases.write",
         ),
     )
     atexit.register(server.close)

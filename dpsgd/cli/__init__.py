@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dpsgd.cli import epsilon, train
-from pate.console import ask_for_debugging, run_command
+from pate.console import run_command, set_debugging
 
 _TEMPLATE = "digits-dpsgd"  # the recipe that ``dpsgd new`` copies
 
@@ -66,7 +66,7 @@ def _root(
         False, "--debug", help="Show the text of unexpected errors: it may quote private records."
     ),
 ) -> None:
-    ask_for_debugging(debug)
+    set_debugging(debug)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from pate.cli import (
     report,
     sweep,
 )
-from pate.console import ask_for_debugging, run_command
+from pate.console import run_command, set_debugging
 
 app = typer.Typer(
     name="pate",
@@ -57,7 +57,7 @@ def _root(
         False, "--debug", help="Show what unexpected errors say: it may quote private records."
     ),
 ) -> None:
-    ask_for_debugging(debug)
+    set_debugging(debug)
 
 
 def main() -> None:

@@ -25,5 +25,5 @@ def fetch(name: str, data_root: options.DataRoot = None) -> None:
     from pate.datasets.catalogue import data_root as default_root
     from pate.datasets.fetch import fetch as fetch_
 
-    place = fetch_(name, root=default_root(data_root), say=typer.echo)
+    place = fetch_(name, root=default_root(data_root), report=typer.echo)
     typer.echo(f"{name} is in {place}")

@@ -245,7 +245,7 @@ def note_private_votes(path: Path) -> None:
     import json
     from datetime import UTC, datetime
 
-    from pate.report.tuning import LOOKS
+    from pate.report.caveats import LOOKS
 
     run = _run_of(path)
     if run is None:

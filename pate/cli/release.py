@@ -1,4 +1,4 @@
-"""``pate release`` and ``pate verify``: what may leave, and whether it is what it says."""
+"""``pate release`` and ``pate verify``: make a release, and check one."""
 
 from __future__ import annotations
 
@@ -24,38 +24,40 @@ _Trust = Annotated[
 def release(
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
     out: Annotated[Path, typer.Argument(help="The folder to write; new, or empty.")],
-    labels: Annotated[bool, typer.Option("--labels", help="The released labels, too.")] = False,
+    labels: Annotated[bool, typer.Option("--labels", help="Include the released labels.")] = False,
     chosen_beforehand: Annotated[
         bool,
         typer.Option(
             "--chosen-beforehand",
-            help="A run of a sweep or comparison was chosen before "
-            "any of its results was seen; the card says so.",
+            help="State that a run of a sweep or comparison was chosen before any of its results "
+            "was seen; the card repeats it.",
         ),
     ] = False,
     data_root: options.DataRoot = None,
     plugin_path: options.PluginPath = None,
 ) -> None:
-    """Exports what may leave: the student, its guarantee, a model card, and checksums."""
+    """Export what may leave: the student, its guarantee, a model card, and checksums."""
     from pate._format import format_epsilon
-    from pate.release.finished import open_finished
-    from pate.release.sums import SUMS, digest_of_sums
-    from pate.release.writing import write_release
+    from pate.releases.files import SUMS
+    from pate.releases.write import write_release
 
-    finished = open_finished(run, data_root=data_root, plugin_path=plugin_path)
-    statement, header = write_release(
-        finished, out, labels=labels, chosen_beforehand=chosen_beforehand
+    made = write_release(
+        run,
+        out,
+        labels=labels,
+        chosen_beforehand=chosen_beforehand,
+        data_root=data_root,
+        plugin_path=plugin_path,
     )
-    stated = statement["guarantee"]
-    epsilon, delta = format_epsilon(stated["epsilon"]), stated["delta"]
-    typer.echo(f"released to {out}: ε = {epsilon} at δ = {delta:g}, {statement['protects']}")
-    typer.echo(f"It is the student of {finished.recipe.asked}.")
-    if header["model"]["kind"] == "code":
+    typer.echo(f"released to {out}: ε = {format_epsilon(made.epsilon)} at δ = {made.delta:g}, "
+               f"{made.statement['protects']}")  # fmt: skip
+    typer.echo(f"It is the student of {made.settings}.")
+    if made.header["model"]["kind"] == "code":
         typer.echo(
             "The student is not data alone: loading it runs code of its own and needs trust=True "
-            f"(--trust), because {header['model']['why']}."
+            f"(--trust), because {made.header['model']['why']}."
         )
-    typer.echo(f"sha256 of {SUMS}, to be told by another way: {digest_of_sums(out)}")
+    typer.echo(f"sha256 of {SUMS}, to be shared out of band: {made.digest}")
     typer.echo(f"Next: pate verify {out}")
 
 
@@ -64,23 +66,23 @@ def verify(
     plugin_path: options.PluginPath = None,
     trust: _Trust = False,
 ) -> None:
-    """Checks a release: its files, its ε from the events in it, and that the student works.
+    """Check a release: its files, its ε from the events in it, and that the student works.
 
     Whoever can change files can change their list, too: compare the digest that is printed with one
     from the owner. Without --trust nothing that the release names is run, imported or downloaded.
-    Ends with 0 if all is well, 1 if not, and 4 if no problem was found but something could not be
-    checked, such as a student that needs code of its own.
+    Exits with 0 if everything holds, 1 if not, and 4 if no problem was found but something could
+    not be checked, such as a student that needs code of its own.
     """
     from pate._format import format_epsilon
-    from pate.release.checking import verify_release
-    from pate.release.sums import SUMS
+    from pate.releases.files import SUMS
+    from pate.releases.verify import verify as verify_release
 
     checked = verify_release(folder, plugin_path=plugin_path, trust=trust)
     for problem in checked.problems:
         typer.echo(f"pate: {folder}: {_printable(problem)}", err=True)
     if checked.problems or checked.epsilon is None or checked.delta is None:
         raise typer.Exit(1)
-    but = ", but for what follows" if checked.notes else ""
+    but = ", except for the parts below" if checked.notes else ""
     typer.echo(
         f"verified{but}: {folder} holds the files of its {SUMS}, and its events come to "
         f"ε = {format_epsilon(checked.epsilon)} at δ = {checked.delta:g}"
@@ -93,6 +95,6 @@ def verify(
 
 
 def _printable(text: str) -> str:
-    """A stranger's text, so that a terminal shows it and does nothing else."""
+    """Escape what could move a terminal's cursor in a stranger's text, and shorten it."""
     shown = (each if each.isprintable() else repr(each)[1:-1] for each in text)
     return "".join(shown)[:500]

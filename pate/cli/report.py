@@ -1,4 +1,4 @@
-"""``pate report``: a finished run as one HTML page."""
+"""``pate report``: the HTML page of a finished run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ File = Annotated[
 Private = Annotated[
     bool,
     typer.Option("--private", help="Add raw votes in sum and the data-dependent ε: a page that may "
-                 "NOT be published, and says so."),
+                 "NOT be published, and is stamped so."),
 ]  # fmt: skip
 Open = Annotated[bool, typer.Option("--open", help="Open it in a browser.")]
 
@@ -32,12 +32,12 @@ def report(
     plugin_path: options.PluginPath = None,
     insecure_seed: options.InsecureSeed = None,
 ) -> None:
-    """Writes what a run came to as one page: the guarantee, its cost, the student, provenance.
+    """Write the page of a run: the guarantee, its cost, the student, provenance.
 
-    The page is one file that loads nothing. It holds public and released figures only, unless
+    The page is one file that loads nothing. It holds public and released values only, unless
     --private is given.
     """
-    from pate.report.writing import write_report
+    from pate.report.page import write_report
     from pate.stages.catalogue import open_run
 
     run = open_run(

@@ -15,8 +15,7 @@ from pate.cli.tables import wide_console
 from pate.datasets.catalogue import data_root as default_root
 from pate.pipeline.ledger import ledger_path, open_ledger
 from pate.pipeline.runner import Run
-from pate.report.tuning import tuning_told
-from pate.report.wording import sanitised_holds
+from pate.report.caveats import sanitised_caveat, tuning_caveats
 from pate.stages.catalogue import open_run
 
 
@@ -63,10 +62,10 @@ def show_summary(run: Run) -> None:
     if released.facts["randomness"] != "private":
         console.print("The noise was seeded: this run is NOT PRIVATE.")
     if figure and _pays_off(costs):
-        console.print(sanitised_holds(run.recipe.aggregate), soft_wrap=True)
+        console.print(sanitised_caveat(run.recipe.aggregate), soft_wrap=True)
     with open_ledger(run.recipe, run.options) as ledger:
         console.print(budget_line(ledger), soft_wrap=True)
-        for sentence in tuning_told(run, ledger):
+        for sentence in tuning_caveats(run, ledger):
             console.print(f"Note: {sentence}", soft_wrap=True)
     console.print(f"Student: {run.artifact('distill').path}", soft_wrap=True)
     console.print(f"Next: pate status {_shell(run)}", soft_wrap=True)

@@ -160,11 +160,11 @@ def _show(result: Sweep, options: Options, *, recipe: str, settings: Sequence[st
 
 def _warning(result: Sweep) -> list[str]:
     """Return what choosing by these accuracies costs, and the ways that account for it."""
-    from pate.accounting.ledger.study_costs import led_to
+    from pate.accounting.ledger.study_costs import earlier_releases_caveat
 
-    before = led_to(result.cost)
+    before = earlier_releases_caveat(result.cost)
     return [
-        f"Choosing the best by these accuracies costs all of them: {result.cost.told()}.",
+        f"Choosing the best by these accuracies costs all of them: {result.cost.describe()}.",
         *([] if before is None else [before]),
         "Accounted ways to choose: `pate sweep --private-selection`, whose ε covers the choice, or "
         "`pate plan`, which looks at no private data.",

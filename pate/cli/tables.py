@@ -13,8 +13,8 @@ from pate._format import SAME_AT_PUBLIC_RATE, describe_neighbours, format_epsilo
 from pate.accounting import Charge, Guarantee, Ledger, Neighbours
 from pate.accounting.events import Repeated
 from pate.accounting.ledger.data_ledger import budget_line, data_set_line
-from pate.accounting.ledger.data_set import NOT_PRIVATE, beside, shares_a_budget
-from pate.accounting.ledger.study_costs import whole_studies
+from pate.accounting.ledger.data_set import NOT_PRIVATE, shares_budget, sibling_ledger
+from pate.accounting.ledger.study_costs import total_study_costs
 
 if TYPE_CHECKING:
     from pate.planner.forecast import Forecast
@@ -138,7 +138,7 @@ def show_ledger(ledger: Ledger, *, one_teacher: Neighbours | None = None) -> Non
     charges = ledger.charges()
     console = wide_console(140)
     console.print(_charges_table(charges))
-    both = shares_a_budget(ledger.path)
+    both = shares_budget(ledger.path)
     console.print(printable(budget_line(ledger, own=both)), soft_wrap=True)
     if both:
         console.print(printable(data_set_line(ledger)), soft_wrap=True)
@@ -164,11 +164,11 @@ def _charges_table(charges: list[Charge]) -> Table:
 
 def _studies(ledger: Ledger, one_teacher: Neighbours | None) -> Iterator[str]:
     """Yield lines on each study: its cost here, by the other method, and both together."""
-    studies = whole_studies(ledger, one_teacher=one_teacher or Neighbours.ADD_REMOVE)
+    studies = total_study_costs(ledger, one_teacher=one_teacher or Neighbours.ADD_REMOVE)
     for study in studies:
-        yield f"{study.here.name}: {study.here.told()}"
+        yield f"{study.here.name}: {study.here.describe()}"
         if study.other is not None:
-            yield f"  in {beside(ledger.path).name}: {study.other.told()}"
+            yield f"  in {sibling_ledger(ledger.path).name}: {study.other.describe()}"
             yield f"  to publish both: {_together(study.together)}"
     yield "A study counts against the budget like anything else."
     if one_teacher is None and any(study.other is not None for study in studies):

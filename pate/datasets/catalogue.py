@@ -11,6 +11,13 @@ from pathlib import Path
 from pate.errors import InvalidInput
 
 _DIGITS = tuple("0123456789")
+_FASHION = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
+    "Ankle boot",
+)  # fmt: skip
+_CIFAR10 = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
 _IDX = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -21,7 +28,7 @@ _IDX = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSet:
-    """One named set. ``public`` and ``test`` are the default sizes of those roles."""
+    """One named set; ``public`` and ``test`` are the default sizes of those roles."""
 
     name: str
     class_names: tuple[str, ...]
@@ -40,7 +47,7 @@ class NamedSet:
         return self.folder is not None
 
     def present(self, root: Path) -> bool:
-        """Whether the files are there; their contents are checked when they are read."""
+        """Return whether the files exist; their contents are checked when they are read."""
         if self.folder is None:
             return True
         folder = root / self.folder
@@ -106,18 +113,7 @@ CATALOGUE: Mapping[str, NamedSet] = {
         ),
         NamedSet(
             name="fashion-mnist",
-            class_names=(
-                "T-shirt/top",
-                "Trouser",
-                "Pullover",
-                "Dress",
-                "Coat",
-                "Sandal",
-                "Shirt",
-                "Sneaker",
-                "Bag",
-                "Ankle boot",
-            ),
+            class_names=_FASHION,
             records=70_000,
             public=9000,
             test=1000,
@@ -139,18 +135,7 @@ CATALOGUE: Mapping[str, NamedSet] = {
         ),
         NamedSet(
             name="cifar10",
-            class_names=(
-                "airplane",
-                "automobile",
-                "bird",
-                "cat",
-                "deer",
-                "dog",
-                "frog",
-                "horse",
-                "ship",
-                "truck",
-            ),
+            class_names=_CIFAR10,
             records=60_000,
             public=9000,
             test=1000,
@@ -208,7 +193,7 @@ CATALOGUE: Mapping[str, NamedSet] = {
 
 
 def named_set(name: str) -> NamedSet:
-    """The set of this name, or an error that offers the nearest.
+    """Return the set of this name; the error for an unknown one suggests the nearest.
 
     >>> named_set("mnits")
     Traceback (most recent call last):
@@ -242,7 +227,9 @@ def listings(root: Path | None = None) -> list[Listing]:
 
 
 def data_root(option: Path | None = None) -> Path:
-    """The option, else ``$PATE_DATA``, else ``./data`` where it exists, else the user's cache.
+    """Return the folder of data sets.
+
+    It is ``option`` if given, ``$PATE_DATA`` if set, ``./data`` if it exists, or the user's cache.
 
     >>> data_root(Path("elsewhere")).name
     'elsewhere'
@@ -255,6 +242,6 @@ def data_root(option: Path | None = None) -> Path:
     if beside.is_dir():
         return beside
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    # The standard says that a relative path is to be ignored.
+    # The XDG standard ignores a relative path.
     home = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
     return home / "pate"

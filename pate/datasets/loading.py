@@ -1,4 +1,4 @@
-"""A ``[data]`` section → private, public and test records."""
+"""From the ``[data]`` section to private, public and test records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pate.datasets.named import read_named
 from pate.datasets.parts import Part, Wanted, check_splits, to_tables
 from pate.datasets.plugin import is_entry, read_entry
 from pate.datasets.spec import DataSpec
-from pate.datasets.split import cap, carve, ends
+from pate.datasets.split import cap, divide, divide_in_order
 from pate.datasets.table import Splits, Table
 from pate.errors import InvalidInput
 
@@ -21,13 +21,13 @@ _ROLES = ("private", "public", "test")
 
 
 def load(spec: DataSpec, *, root: Path, plugin_path: Path | None = None) -> Splits:
-    """The three roles of a named set or of the user's own data.
+    """Return the three roles of a named set or of the user's own data.
 
     Guarantees:
-        * No record has two roles; see :mod:`pate.datasets.split` for what moves when a private
+        * No record has two roles; :mod:`pate.datasets.split` describes what changes when a private
           record is added or removed.
         * Nothing is scaled, encoded or chosen by a statistic of private records; class names
-          count as public (:mod:`pate.datasets.labels`).
+          count as public (:mod:`pate.datasets.parts`).
 
     >>> splits = load(DataSpec(name="digits"), root=Path("data"))
     >>> splits.private.records, splits.public.records, splits.test.records, splits.classes
@@ -42,7 +42,7 @@ def load(spec: DataSpec, *, root: Path, plugin_path: Path | None = None) -> Spli
 
 
 def _check_class_names_are_public(splits: Splits, where: str) -> None:
-    """Class names go everywhere, so none may come from private records alone."""
+    """Refuse class names that occur in private records alone: class names are published."""
     open_labels = [t.labels for t in (splits.public, splits.test) if t.labels is not None]
     known = np.unique(np.concatenate(open_labels)) if open_labels else np.empty(0)
     if splits.private.labels is not None and not np.isin(splits.private.labels, known).all():
@@ -59,7 +59,7 @@ def _load_named(spec: DataSpec, root: Path) -> Splits:
         "test": named.test if spec.test is None else spec.test,
         "public": named.public if spec.public is None else spec.public,
     }
-    take = partial(carve, seed=spec.seed)
+    take = partial(divide, seed=spec.seed)
     where = f"the official test part of {spec.name}"
     if test is None:
         parts = take(train, [*amounts.items(), ("private", spec.private)], where=spec.name)
@@ -70,7 +70,11 @@ def _load_named(spec: DataSpec, root: Path) -> Splits:
     else:
         in_order = spec.order == "file"
         roles = list(amounts.items())
-        parts = ends(test, roles, where=where) if in_order else take(test, roles, where=where)
+        parts = (
+            divide_in_order(test, roles, where=where)
+            if in_order
+            else take(test, roles, where=where)
+        )
         parts["private"] = cap(train, spec.private, role="private", seed=spec.seed, where=spec.name)
     return Splits(**parts, class_names=named.class_names)
 
@@ -86,30 +90,30 @@ def _load_own(spec: DataSpec, root: Path, plugin_path: Path | None) -> Splits:
     else:
         parts = [read(locate(spec.source, root), _wanted(spec, needs=True))]
     if len(parts) == 1 and parts[0].labels is None:
-        raise InvalidInput(f"{parts[0].where} gives no labels; private records need them")
+        raise InvalidInput(f"{parts[0].where} has no labels; private records need them")
     if len(parts) == 1:
         return _split_pool(spec, parts[0])
     for role, part in zip(_ROLES, parts, strict=True):
         if part.labels is None and role != "public":
-            raise InvalidInput(f"{part.where} gives no labels; {role} records need them")
+            raise InvalidInput(f"{part.where} has no labels; {role} records need them")
     tables, names = to_tables(parts, classes=spec.classes)
     return _capped(spec, (tables[0], tables[1], tables[2]), names)
 
 
 def _split_pool(spec: DataSpec, part: Part) -> Splits:
     for option, amount in (("public", spec.public), ("test", spec.test)):
-        if amount is None:  # who is not protected is for the owner to say, not for a default
+        if amount is None:  # the owner decides who is not protected, not a default
             raise InvalidInput(
-                f"{option} is not set; say how many records of {part.where} are to be {option}, "
+                f"{option} is not set; give the number of {option} records of {part.where}, "
                 "as a count or a share"
             )
     (table,), names = to_tables([part], classes=spec.classes)
     amounts = [("test", spec.test), ("public", spec.public), ("private", spec.private)]
-    return Splits(**carve(table, amounts, seed=spec.seed, where=part.where), class_names=names)
+    return Splits(**divide(table, amounts, seed=spec.seed, where=part.where), class_names=names)
 
 
 def _capped(spec: DataSpec, tables: tuple[Table, Table, Table], names: tuple[str, ...]) -> Splits:
-    """Ready roles, each cut down to its amount where the recipe gives one."""
+    """Return the three roles, each limited to its amount if the recipe gives one."""
     amounts = (spec.private, spec.public, spec.test)
     private, public, test = (
         cap(table, amount, role=role, seed=spec.seed, where=f"the {role} part of {spec.name}")
@@ -126,7 +130,7 @@ def _read_three(spec: DataSpec, root: Path) -> list[Part]:
             f"private_path, public_path and test_path of {spec.name} name one file twice; "
             "the roles must not share records"
         )
-    # Whether images are read in colour is for the public ones to say: no private image decides it.
+    # Public images decide whether images are read in colour: no private image does.
     folders = [path for path in paths[1:] if path.is_dir()]
     colour = any(has_colour(folder) for folder in folders) if folders else None
     private = read(paths[0], _wanted(spec, needs=True, colour=colour))

@@ -19,7 +19,7 @@ from pate.vision import torchvision
 
 
 def read_named(named: NamedSet, root: Path) -> tuple[Table, Table | None]:
-    """The training part and the official test part; None where there is no such part."""
+    """Return the training part and the official test part; None if the set has no such part."""
     if named.folder is None:
         return _EMBEDDED[named.name](), None
     if not named.present(root):
@@ -27,7 +27,9 @@ def read_named(named: NamedSet, root: Path) -> tuple[Table, Table | None]:
     reader = _ON_DISK[named.name]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torchvision about numpy; nothing a user can do
+            warnings.simplefilter(
+                "ignore"
+            )  # of torchvision about numpy; a user can do nothing about them
             train, test = reader(root / named.folder, True), reader(root / named.folder, False)
     except (PateError, MemoryError):
         raise
@@ -52,7 +54,7 @@ def _digits() -> Table:
 
 
 def _breast_cancer() -> Table:
-    """Ten measurements of cell nuclei: mean, standard error and worst. As published, unscaled."""
+    """Read ten measurements of cell nuclei: mean, standard error and worst; not scaled."""
     cells = importlib.import_module("sklearn.datasets").load_breast_cancer()
     return Table(
         features=np.asarray(cells.data, dtype=np.float64),
@@ -69,7 +71,7 @@ def _idx(kind: str) -> Callable[[Path, bool], Table]:
 
 
 def _cifar10(folder: Path, train: bool) -> Table:
-    """Python batches. They are pickles: torchvision opens them only if their MD5 is right."""
+    """Read Python batches. They are pickles: torchvision checks their MD5 before opening them."""
     images = torchvision().datasets.CIFAR10(folder.parent, train=train)
     return _table(_unit(images.data), images.targets)
 
@@ -105,97 +107,61 @@ _ON_DISK: dict[str, Callable[[Path, bool], Table]] = {
 }
 
 
-_COUNTRIES = (
-    "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India "
-    "Japan Greece South Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico "
-    "Portugal Ireland France Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary "
-    "Guatemala Nicaragua Scotland Thailand Yugoslavia El-Salvador Trinadad&Tobago Peru Hong "
-    "Holand-Netherlands China ?"
-)
+def _values(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
 
-# In the order of the file: a category with its values, or a number with its range and whether
-# it spans so many powers of ten that its logarithm is the better scale.
+
+# In the order of the file: a category with its values, or a number with its range and whether it
+# spans so many powers of ten that its logarithm is the better scale.
 _COLUMNS: tuple[tuple[str, tuple[str, ...] | tuple[float, float, bool]], ...] = (
     ("age", (0, 100, False)),
     (
         "workclass",
-        (
-            "Private",
-            "Self-emp-not-inc",
-            "Self-emp-inc",
-            "Federal-gov",
-            "Local-gov",
-            "State-gov",
-            "Without-pay",
-            "Never-worked",
-            "?",
+        _values(
+            "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay "
+            "Never-worked ?"
         ),
     ),
     ("fnlwgt", (0, 1_500_000, False)),
     (
         "education",
-        (
-            "Bachelors",
-            "Some-college",
-            "11th",
-            "HS-grad",
-            "Prof-school",
-            "Assoc-acdm",
-            "Assoc-voc",
-            "9th",
-            "7th-8th",
-            "12th",
-            "Masters",
-            "1st-4th",
-            "10th",
-            "Doctorate",
-            "5th-6th",
-            "Preschool",
+        _values(
+            "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th "
+            "Masters 1st-4th 10th Doctorate 5th-6th Preschool"
         ),
     ),
     ("education-num", (0, 16, False)),
     (
         "marital-status",
-        (
-            "Married-civ-spouse",
-            "Divorced",
-            "Never-married",
-            "Separated",
-            "Widowed",
-            "Married-spouse-absent",
-            "Married-AF-spouse",
+        _values(
+            "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent "
+            "Married-AF-spouse"
         ),
     ),
     (
         "occupation",
-        (
-            "Tech-support",
-            "Craft-repair",
-            "Other-service",
-            "Sales",
-            "Exec-managerial",
-            "Prof-specialty",
-            "Handlers-cleaners",
-            "Machine-op-inspct",
-            "Adm-clerical",
-            "Farming-fishing",
-            "Transport-moving",
-            "Priv-house-serv",
-            "Protective-serv",
-            "Armed-Forces",
-            "?",
+        _values(
+            "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty "
+            "Handlers-cleaners Machine-op-inspct Adm-clerical Farming-fishing Transport-moving "
+            "Priv-house-serv Protective-serv Armed-Forces ?"
         ),
     ),
-    (
-        "relationship",
-        ("Wife", "Own-child", "Husband", "Not-in-family", "Other-relative", "Unmarried"),
-    ),
-    ("race", ("White", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other", "Black")),
+    ("relationship", _values("Wife Own-child Husband Not-in-family Other-relative Unmarried")),
+    ("race", _values("White Asian-Pac-Islander Amer-Indian-Eskimo Other Black")),
     ("sex", ("Female", "Male")),
     ("capital-gain", (0, 99_999, True)),
     ("capital-loss", (0, 4_356, True)),
     ("hours-per-week", (0, 99, False)),
-    ("native-country", tuple(_COUNTRIES.split())),
+    (
+        "native-country",
+        _values(
+            "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) "
+            "India Japan Greece South Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam "
+            "Mexico Portugal Ireland France Dominican-Republic Laos Ecuador Taiwan Haiti Columbia "
+            "Hungary Guatemala Nicaragua Scotland Thailand Yugoslavia El-Salvador Trinadad&Tobago "
+            "Peru Hong Holand-Netherlands China ?"
+        ),
+    ),
 )
 _LABELS = {"<=50K": 0, ">50K": 1}
 
@@ -212,7 +178,7 @@ FEATURES = tuple(
 
 
 def read_adult(path: Path) -> Table:
-    """The records of ``adult.data`` or ``adult.test``, (n, 108) float32."""
+    """Return the records of ``adult.data`` or ``adult.test``, (n, 108) float32."""
     position = {column: at for at, column in enumerate(FEATURES)}
     rows: list[np.ndarray] = []
     labels: list[int] = []
@@ -250,7 +216,7 @@ def _scaled(
     low, high, logarithmic = float(kind[0]), float(kind[1]), kind[2]
     try:
         value = min(max(float(cell), low), high) - low
-    except ValueError:  # its text quotes the value, so it is not passed on
+    except ValueError:  # its message quotes the value, so it is not passed on
         raise _damaged(path, line) from None
     if math.isnan(value):
         raise _damaged(path, line)

@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which columns a reader is to find, and which it must."""
+    """The columns that a reader looks for, and those that must exist."""
 
     label: str | None = None
     id: str | None = None
@@ -52,7 +52,7 @@ class Wanted:
 
 
 def to_numbers(values: Any, *, where: str, what: str = "features") -> NDArray[Any]:
-    """float32 or float64; the values are not scaled.
+    """Return numbers as float32 or float64; they are not scaled.
 
     >>> to_numbers(np.array([[0, 255]], dtype=np.uint8), where="x.npz").dtype
     dtype('float32')
@@ -67,7 +67,7 @@ def to_numbers(values: Any, *, where: str, what: str = "features") -> NDArray[An
 
 
 def to_names(values: Any, *, where: str, what: str) -> tuple[str, ...]:
-    """Ids or groups as strings; an empty one is an error."""
+    """Return ids or groups as strings; an empty one is an error."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise InvalidInput(f"{what} of {where} has shape {array.shape}; give one for each record")
@@ -80,7 +80,7 @@ def to_names(values: Any, *, where: str, what: str) -> tuple[str, ...]:
 
 
 def missing_column(column: str, *, role: str, where: str, present: Sequence[str]) -> InvalidInput:
-    """The error for a column that is not there; column names are not private."""
+    """Return the error for a missing column; column names are not private."""
     near = get_close_matches(column, present, n=1)
     shown = ", ".join(present[:12]) + (", …" if len(present) > 12 else "")
     hint = f"did you mean {near[0]!r}?" if near else f"it has {shown}"
@@ -90,15 +90,15 @@ def missing_column(column: str, *, role: str, where: str, present: Sequence[str]
 _WHOLE = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
 
 
-def encode(
+def encode_labels(
     columns: Sequence[tuple[str, NDArray[Any] | None]], *, classes: Sequence[str] | None = None
 ) -> tuple[list[NDArray[np.int64] | None], tuple[str, ...]]:
-    """Class numbers for each column of labels, and the names they stand for.
+    """Return class numbers for each column of labels, and the class names.
 
     Names are the sorted union over all columns: by value where all of them are whole numbers,
     else by spelling. ``columns`` pairs the place (for messages) with the labels.
 
-    >>> encode([("a.csv", np.array(["10", "9"])), ("b.csv", np.array(["9", "9"]))])
+    >>> encode_labels([("a.csv", np.array(["10", "9"])), ("b.csv", np.array(["9", "9"]))])
     ([array([1, 0]), array([0, 0])], ('9', '10'))
     """
     texts = [(where, None if raw is None else _texts(raw, where)) for where, raw in columns]
@@ -157,7 +157,7 @@ def _texts(raw: NDArray[Any], where: str) -> list[str]:
 
 
 def is_text(name: str) -> bool:
-    """Whether a name can be written in UTF-8: that of a folder in another encoding cannot.
+    """Return whether a name can be written in UTF-8: that of a folder in another encoding cannot.
 
     >>> is_text("ε"), is_text("\\udcff")
     (True, False)
@@ -175,7 +175,7 @@ _ROWS_AT_ONCE = 4096
 def to_tables(
     parts: Sequence[Part], *, classes: Sequence[str] | None
 ) -> tuple[list[Table], tuple[str, ...]]:
-    """Tables that agree on their classes and on the shape of a record, and the class names."""
+    """Return tables that agree on classes and on the shape of a record, and the class names."""
     for part in parts:
         _check_features(part)
     for part in parts:
@@ -191,7 +191,7 @@ def to_tables(
                 f"a record of {part.where} has shape {part.features.shape[1:]} and one of "
                 f"{first.where} has {first.features.shape[1:]}; make them agree"
             )
-    labels, names = encode([(part.where, part.labels) for part in parts], classes=classes)
+    labels, names = encode_labels([(part.where, part.labels) for part in parts], classes=classes)
     precise = np.result_type(*(part.features for part in parts))
     tables = []
     for part, column in zip(parts, labels, strict=True):
@@ -212,7 +212,7 @@ def to_tables(
 
 
 def check_splits(splits: Splits, *, where: str) -> Splits:
-    """The splits, if the private and test roles are labelled and every label is a class."""
+    """Return the splits if private and test records are labelled and every label is a class."""
     roles = {"private": splits.private, "public": splits.public, "test": splits.test}
     for role, table in roles.items():
         if table.labels is None and role != "public":

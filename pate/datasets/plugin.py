@@ -1,4 +1,4 @@
-"""``"module:attr"``: whatever the user's own code returns → parts or splits.
+"""Data from the user's own code, ``"module:attr"``, as parts or splits.
 
 Accepted, from the object itself or from calling it without arguments: :class:`Splits`; one pool
 as ``(X, y)``, ``{"X": …, "y": …, "ids": …, "groups": …}``, a :class:`Table` or a torch Dataset;
@@ -27,7 +27,7 @@ _POOL = ("X", "y", "ids", "groups")
 
 
 def is_entry(source: str) -> bool:
-    """Whether ``source`` is "module:attr" rather than a path.
+    """Return whether ``source`` is "module:attr" rather than a path.
 
     >>> is_entry("hospital.data:load"), is_entry("data/hospital.csv")
     (True, False)
@@ -36,7 +36,7 @@ def is_entry(source: str) -> bool:
 
 
 def read_entry(source: str, *, plugin_path: Path | None) -> Splits | list[Part]:
-    """Ready splits, one pool, or three parts in the order private, public, test."""
+    """Return complete splits, one pool, or three parts in the order private, public, test."""
     from pate.plugins import resolve
 
     found = resolve(source, path=plugin_path)
@@ -87,7 +87,7 @@ def _part(value: Any, where: str) -> Part:
     if isinstance(value, (tuple, list)):
         if len(value) != 2:
             raise InvalidInput(
-                f"{where} returned {len(value)} things; return (X, y), or (private, public, test)"
+                f"{where} returned {len(value)} objects; return (X, y), or (private, public, test)"
             )
         return _from_mapping({"X": value[0], "y": value[1]}, where)
     if isinstance(value, np.ndarray) or hasattr(value, "detach"):
@@ -101,10 +101,8 @@ def _part(value: Any, where: str) -> Part:
 
 
 def _check_keys(value: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
-    if not all(key in known for key in value):  # which one is not said: it may name a person
-        raise InvalidInput(
-            f"{where} returned a key that means nothing; they are {', '.join(known)}"
-        )
+    if not all(key in known for key in value):  # the key is not quoted: it may name a person
+        raise InvalidInput(f"{where} returned an unknown key; known are {', '.join(known)}")
 
 
 def _from_mapping(value: Mapping[Any, Any], where: str) -> Part:
@@ -127,23 +125,25 @@ def _from_mapping(value: Mapping[Any, Any], where: str) -> Part:
 
 
 def _from_dataset(dataset: Any, where: str) -> Part:
-    """A torch Dataset of (features, label) pairs, or of features alone."""
+    """Read a torch Dataset of (features, label) pairs, or of features alone."""
     features: list[NDArray[Any]] = []
     labels: list[Any] = []
     for row in range(len(dataset)):
         item = dataset[row]
         paired = isinstance(item, (tuple, list))
         if paired and len(item) != 2:
-            raise InvalidInput(f"{where} gives {len(item)} things a record; give (features, label)")
+            raise InvalidInput(
+                f"{where} returns {len(item)} objects for a record; return (features, label)"
+            )
         features.append(_record(item[0] if paired else item))
         if paired:
             labels.append(item[1].item() if hasattr(item[1], "item") else item[1])
     if not features:
         raise InvalidInput(f"{where} holds no records")
     if len({record.shape for record in features}) > 1:
-        raise InvalidInput(f"{where} gives records of several shapes; make them agree")
+        raise InvalidInput(f"{where} returns records of several shapes; make them agree")
     if labels and len(labels) != len(features):
-        raise InvalidInput(f"{where} gives a label with some records only; label all or none")
+        raise InvalidInput(f"{where} returns a label with some records only; label all or none")
     return Part(
         where=where,
         features=to_numbers(np.stack(features), where=where),

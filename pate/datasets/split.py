@@ -1,4 +1,4 @@
-"""One pool of records → private, public and test, by a keyed hash of each record's name.
+"""Division of one pool into private, public and test records, by a keyed hash of each name.
 
 Guarantees:
     * The roles are disjoint, and the same seed gives the same split on every machine.
@@ -28,20 +28,20 @@ from pate.errors import InvalidInput
 Rows = NDArray[np.intp]
 
 
-def carve(
+def divide(
     table: Table,
     amounts: Sequence[tuple[str, int | float | None]],
     *,
     seed: int,
     where: str,
 ) -> dict[str, Table]:
-    """Takes each role's amount in turn from what is left; ``None`` takes all that is left.
+    """Take each role's amount in turn from the remaining records; ``None`` takes all of them.
 
     The public and test roles come in the order of their hashes, so that the first of them are a
     fair sample even where the file was sorted; private records keep the order of the file.
 
     >>> pool = Table(features=np.arange(10.0)[:, None], labels=None)
-    >>> parts = carve(pool, [("test", 2), ("public", 3), ("private", None)], seed=0, where="pool")
+    >>> parts = divide(pool, [("test", 2), ("public", 3), ("private", None)], seed=0, where="pool")
     >>> [part.records for part in parts.values()]
     [2, 3, 5]
     """
@@ -66,15 +66,15 @@ def carve(
     return parts
 
 
-def ends(
+def divide_in_order(
     table: Table, amounts: Sequence[tuple[str, int | float | None]], *, where: str
 ) -> dict[str, Table]:
-    """The first records for ``public`` and the last for ``test``, in the order of the file.
+    """Take the first records for ``public`` and the last for ``test``, in the order of the file.
 
-    For a part in which no record is private: a place in a file says nothing about anybody.
+    For a part in which no record is private: positions in the file need no protection.
 
     >>> pool = Table(features=np.arange(10.0)[:, None], labels=None)
-    >>> parts = ends(pool, [("public", 3), ("test", 2)], where="pool")
+    >>> parts = divide_in_order(pool, [("public", 3), ("test", 2)], where="pool")
     >>> parts["public"].features.ravel().tolist(), parts["test"].features.ravel().tolist()
     ([0.0, 1.0, 2.0], [8.0, 9.0])
     """
@@ -93,14 +93,14 @@ def ends(
 
 
 def cap(table: Table, amount: int | float | None, *, role: str, seed: int, where: str) -> Table:
-    """At most this amount of a table that has one role already."""
+    """Return at most this amount of a table that has one role already."""
     if isinstance(amount, int) and amount >= table.records:
         return table
-    return carve(table, [(role, amount)], seed=seed, where=where)[role]
+    return divide(table, [(role, amount)], seed=seed, where=where)[role]
 
 
 def _names(table: Table, amounts: Sequence[tuple[str, int | float | None]]) -> Sequence[str]:
-    """What the hash is taken of: records of one name share a role."""
+    """Return the names to hash: records of one name share a role."""
     if all(amount is None for _, amount in amounts):
         return ()
     if table.groups is not None:

@@ -1,4 +1,4 @@
-"""The shape every data set takes: a table of records, and three of them for the three roles."""
+"""The form of every data set: a table of records, and one table for each of the three roles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pate.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """Records: numbers in, a class number out. As private as the file it came from.
+    """Records with numeric features and class numbers; as private as their source.
 
     >>> Table(features=np.zeros((3, 2)), labels=np.array([0, 1, 1])).records
     3
@@ -49,7 +49,7 @@ class Table:
         return int(self.features.shape[0])
 
     def take(self, rows: NDArray[np.intp]) -> Table:
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         return Table(
             features=self.features[rows],
             labels=None if self.labels is None else self.labels[rows],
@@ -62,7 +62,7 @@ class Table:
 class Splits:
     """The three roles. No record has two of them.
 
-    ``class_names`` are public, and so is their number: see :mod:`pate.datasets.labels`.
+    ``class_names`` are public, and so is their number: see :mod:`pate.datasets.parts`.
     """
 
     private: Table  # labelled; the records the guarantee is about
@@ -76,13 +76,13 @@ class Splits:
 
 
 def record_ids(table: Table) -> list[str]:
-    """A name for each record, which does not depend on where it stands in the table.
+    """Return a name for each record that does not depend on its position in the table.
 
     Guarantees:
         * Without ids of its own a record is named by the SHA-256 of its features and label;
           exact copies are numbered in order. Removing a record leaves every other name as it was,
-          except those of later exact copies (and those copies cannot be told apart). This is what
-          keyed-hash partitioning needs to hold for add/remove neighbours.
+          except those of later exact copies (which are indistinguishable). Keyed-hash partitioning
+          needs this to hold for add/remove neighbours.
         * The names are as private as the records: a digest of a record can be guessed.
 
     >>> table = Table(features=np.array([[1.0], [2.0], [1.0]]), labels=np.array([0, 1, 0]))
@@ -98,7 +98,7 @@ def record_ids(table: Table) -> list[str]:
 
 
 def content_names(table: Table) -> list[str]:
-    """The same without the numbers: exact copies share a name, and no name depends on others."""
+    """Return names in which exact copies share one, so that no name depends on other records."""
     if table.ids is not None:
         return list(table.ids)
     features = table.features

@@ -1,4 +1,4 @@
-"""CSV and Parquet: columns by name; a column that is not used is not held."""
+"""Readers of CSV and Parquet files: columns by name; unused columns are not kept."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class _Chosen:
     """The columns of a file that are used: the features, and others by their role."""
 
     features: tuple[str, ...]
-    roles: Mapping[str, str]  # of label, id and group those that are there
+    roles: Mapping[str, str]  # of label, id and group those that exist
 
 
 def read_csv(path: Path, wanted: Wanted) -> Part:
-    """A CSV file (or TSV) whose first line names the columns; UTF-8."""
+    """Read a CSV or TSV file in UTF-8 whose first line names the columns."""
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -66,7 +66,7 @@ def _rows(reader: Any, columns: int, path: Path) -> Iterator[list[str]]:
 
 
 def read_parquet(path: Path, wanted: Wanted) -> Part:
-    """A Parquet file; needs pyarrow."""
+    """Read a Parquet file; needs pyarrow."""
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
@@ -91,11 +91,11 @@ def read_parquet(path: Path, wanted: Wanted) -> Part:
 
 
 def _values(column: Any, *, name: str, where: str) -> NDArray[Any]:
-    """A column of Parquet: numbers as numbers, all else as Python objects.
+    """Return a column of Parquet: numbers as numbers, anything else as Python objects.
 
     Guarantees:
-        What pyarrow says of a value that Python cannot hold (a nanosecond, an unknown time zone,
-        text that is not UTF-8) quotes it, and is not passed on.
+        pyarrow's message about a value that Python cannot represent (a nanosecond, an unknown time
+        zone, text that is not UTF-8) quotes it, and is not passed on.
     """
     types = importlib.import_module("pyarrow.types")
     kind = column.type
@@ -116,7 +116,7 @@ def _values(column: Any, *, name: str, where: str) -> NDArray[Any]:
 
 
 def _objects(values: Sequence[Any]) -> NDArray[Any]:
-    """One row of any objects: of texts, numpy would make each as wide as the longest."""
+    """Return an array of objects: of strings, numpy would make each as wide as the longest."""
     made = np.empty(len(values), dtype=object)
     for place, value in enumerate(values):
         made[place] = value
@@ -145,7 +145,7 @@ def _is_number(text: str) -> bool:
 
 
 def _choose(header: Sequence[str], wanted: Wanted, *, path: Path) -> _Chosen:
-    """Which columns are used, found by the names alone."""
+    """Return the columns to use, by their names alone."""
     _check_header(header, path)
     where, present = str(path), list(header)
     if wanted.needs_label and wanted.label is None:
@@ -201,10 +201,10 @@ def _numbers(values: NDArray[Any], *, name: str, where: str) -> NDArray[Any]:
 
 
 def _number(text: Any, *, name: str, where: str) -> float:
-    """A cell as a number."""
+    """Return a cell as a number."""
     try:
         return float(text)
-    except (TypeError, ValueError, OverflowError):  # its text quotes the value: not passed on
+    except (TypeError, ValueError, OverflowError):  # its message quotes the value: not passed on
         missing = isinstance(text, str) and not text.strip()
     if missing:
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""A trained torch network, its last layer taken away, as a step."""
+"""A trained torch network without its last layer, as a step."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Backbone(Fixed):
     """Features of a network with weights from disk, in evaluation mode, on the CPU.
 
     ``model`` is ``"module:attr"``, a class or function that makes a torch module of ``params``, for
-    example ``"torchvision.models:resnet18"``. The last linear layer is taken away, or the ``layer``
+    example ``"torchvision.models:resnet18"``. The last linear layer is removed, or the ``layer``
     that is named (``""``: none). Images (n, h, w) and (n, h, w, channels) become (n, channels, h,
-    w), resized and repeated over ``channels`` where asked for; then ``mean`` and ``std`` of each
-    channel apply. Other records go in as they are.
+    w), resized and repeated over ``channels`` if these are given; then ``mean`` and ``std`` of each
+    channel apply. Other records are passed as they are.
 
     Guarantees:
-        Nothing is fitted. The weights must not have been trained on the private records. Which
-        weights were used is kept with the encoder, and other ones are refused afterwards.
+        Nothing is fitted. The weights must not have been trained on the private records. A digest
+        of the weights is saved with the encoder, and other weights are refused afterwards.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Backbone(Fixed):
         params: dict[str, Any] | None = None,
         plugin_path: Path | None = None,
     ) -> None:
-        self.file = found(weights, plugin_path=plugin_path)
+        self.file = find_weights(weights, plugin_path=plugin_path)
         self.resize, self.channels, self.mean, self.std = resize, channels, mean, std
         self.digest = file_digest(self.file)
-        module = _made(model, params or {}, plugin_path)
-        taken = _without(module, layer, model)
-        _fill(module, self.file, taken)
+        module = _make_module(model, params or {}, plugin_path)
+        taken = _remove_layer(module, layer, model)
+        _load_weights(module, self.file, taken)
         self.module = module.eval().requires_grad_(False)
 
     def transform(self, X: NDArray[Any]) -> NDArray[np.float32]:
@@ -80,7 +80,7 @@ class Backbone(Fixed):
         return features
 
     def inputs_of(self, X: Tensor) -> Tensor:
-        """Records as the network takes them."""
+        """Return records in the form that the network takes."""
         import torch
 
         if X.ndim not in (3, 4):
@@ -130,8 +130,8 @@ class Backbone(Fixed):
             )
 
 
-def found(weights: str, *, plugin_path: Path | None) -> Path:
-    """The file of weights: as it is written, or beside the user's own code."""
+def find_weights(weights: str, *, plugin_path: Path | None) -> Path:
+    """Return the file of weights: the path as given, or relative to the user's own code."""
     places = [Path(weights).expanduser()]
     if plugin_path is not None:
         places.append((plugin_path if plugin_path.is_dir() else plugin_path.parent) / weights)
@@ -146,7 +146,7 @@ def file_digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _made(model: str, params: dict[str, Any], plugin_path: Path | None) -> nn.Module:
+def _make_module(model: str, params: dict[str, Any], plugin_path: Path | None) -> nn.Module:
     import torch
 
     if model.partition(":")[0].partition(".")[0] == "torchvision":
@@ -155,7 +155,9 @@ def _made(model: str, params: dict[str, Any], plugin_path: Path | None) -> nn.Mo
         torchvision()
     target = resolve(model, path=plugin_path)
     if not callable(target) or isinstance(target, torch.nn.Module):
-        raise InvalidInput(f"{model!r} is no class and no function; a backbone is made by one")
+        raise InvalidInput(
+            f"{model!r} is neither a class nor a function; a backbone is made by one"
+        )
     failure = f"{model!r} cannot be made with params {sorted(params)}"
     with torch.random.fork_rng(devices=[]):  # first weights are drawn, and replaced
         made = make_untrusted(failure, lambda: target(**params), error=InvalidInput)
@@ -164,8 +166,8 @@ def _made(model: str, params: dict[str, Any], plugin_path: Path | None) -> nn.Mo
     return made
 
 
-def _without(module: nn.Module, layer: str | None, model: str) -> str:
-    """Takes a layer away; returns its name."""
+def _remove_layer(module: nn.Module, layer: str | None, model: str) -> str:
+    """Remove a layer; return its name."""
     import torch
 
     names = dict(module.named_modules())
@@ -175,7 +177,7 @@ def _without(module: nn.Module, layer: str | None, model: str) -> str:
         ]
         if not linear:
             raise InvalidInput(
-                f"{model!r} has no linear layer inside to take away; name one with layer, or "
+                f"{model!r} has no linear layer inside to remove; name one with layer, or "
                 'layer = "" for none'
             )
         layer = linear[-1]
@@ -188,8 +190,8 @@ def _without(module: nn.Module, layer: str | None, model: str) -> str:
     return layer
 
 
-def _fill(module: nn.Module, file: Path, taken: str) -> None:
-    """Reads the weights, but for the layer that is gone; never a pickled object."""
+def _load_weights(module: nn.Module, file: Path, taken: str) -> None:
+    """Load the weights, except those of the removed layer; never unpickle an object."""
     import torch
     from safetensors.torch import load_file
 

@@ -18,13 +18,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.encoders.spec import EncoderSpec, StepSpec
-from pate.encoders.step import Fixed, Step, batches, checked, memories, require_same
+from pate.encoders.step import (
+    Fixed,
+    Step,
+    batches,
+    checked_features,
+    require_unchanged,
+    step_states,
+)
 from pate.errors import InvalidInput, PateError
 
 _BATCH = 256  # records that go through all steps together
 _MOST_NUMBERS = 2**24  # of one batch at its widest: 64 MiB
 _IN_MEMORY = 2**28  # bytes of features between two steps that are kept in memory while fitting
-_ALONE = 8  # public records on which a step shows that it looks at each by itself
+_ALONE = 8  # public records on which a step must show that it encodes each by itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +45,12 @@ class Chain:
     ((2,), (4, 2))
 
     Guarantees:
-        Nothing here remembers a record it transforms: the state is that of the public inputs, and
-        a step of one's own that changes is refused (:mod:`pate.encoders.memory`). Each
-        record is encoded on its own. Exactly so for the built-in steps: which values other records
-        of a call have changes not one bit of a record's features, and how many there are at most
-        the last bits, by the record's place among them. A backbone or a step of one's own may round
-        otherwise in another batch, so a call should hold the records of one shard.
+        No step keeps a record that it transforms: its state comes from the public inputs, and a
+        user's step that changes is refused (:mod:`pate.encoders.step`). Each record is encoded on
+        its own. For the built-in steps this is exact: the values of other records in a call change
+        no bit of a record's features, and their number changes at most the last bits, by the
+        record's position among them. A backbone or a user's step may round differently in another
+        batch, so a call should hold the records of one shard.
     """
 
     spec: EncoderSpec
@@ -53,14 +60,14 @@ class Chain:
     widest: int  # numbers of one record between any two steps
 
     def transform(self, X: ArrayLike) -> NDArray[np.float32]:
-        """The features of records (n, …), as (n, \\*shape)."""
+        """Return the features of records (n, …), as (n, \\*shape)."""
         records = np.asanyarray(X)
         out = np.empty((len(records) if records.ndim else 0, *self.shape), dtype=np.float32)
         self.transform_into(records, out)
         return out
 
     def transform_into(self, X: NDArray[Any], out: NDArray[np.float32]) -> None:
-        """Writes the features of (n, …) records into an array, which may be a memory map.
+        """Write the features of (n, …) records into an array, which may be a memory map.
 
         Input and output are held a batch at a time.
         """
@@ -75,10 +82,10 @@ class Chain:
                 f"has {out.dtype} {out.shape}"
             )
         rows = _rows(self.widest)
-        before = memories(self.steps, self.spec.steps)
+        before = step_states(self.steps, self.spec.steps)
         for start in range(0, len(X), rows):
             part: NDArray[Any] = np.asarray(X[start : start + rows])
-            part = checked(part, step="(the inputs)", records=len(part))
+            part = checked_features(part, step="(the inputs)", records=len(part))
             for step, spec in zip(self.steps, self.spec.steps, strict=True):
                 part = _applied(step, spec, part)
             if part.shape[1:] != self.shape:
@@ -87,42 +94,42 @@ class Chain:
                     "it was fitted; a step must make the same shape of every record"
                 )
             out[start : start + rows] = part
-        require_same(before, self.steps, self.spec.steps)
+        require_unchanged(before, self.steps, self.spec.steps)
 
 
 def fit_encoder(
     spec: EncoderSpec, public_inputs: ArrayLike, *, plugin_path: Path | None = None
 ) -> Chain:
-    """Fits the steps in turn, each on what the ones before make of the public inputs.
+    """Fit the steps in turn, each on the output of the steps before it for the public inputs.
 
     Guarantees:
-        The inputs must be PUBLIC: what is fitted here reaches every teacher and the student.
+        The inputs must be PUBLIC: fitted steps reach every teacher and the student.
     """
     X = np.asanyarray(public_inputs)
     if X.ndim < 1 or len(X) == 0:
         raise InvalidInput("an encoder is fitted on public inputs, and there are none")
     input_shape = tuple(X.shape[1:])
     for part in batches(X):
-        checked(np.asarray(X[part]), step="(the inputs)", records=part.stop - part.start)
+        checked_features(np.asarray(X[part]), step="(the inputs)", records=part.stop - part.start)
     steps = [make_step(step, plugin_path=plugin_path) for step in spec.steps]
     last = max((at for at, step in enumerate(steps) if not isinstance(step, Fixed)), default=-1)
     widest = math.prod(input_shape)
     with contextlib.ExitStack() as temporary:
         for at, (step, step_spec) in enumerate(zip(steps, spec.steps, strict=True)):
-            if at > last:  # nothing is fitted any more: a few records tell the shape
+            if at > last:  # no later step is fitted: a few records suffice for the shape
                 X = X[:_ALONE]
             step.fit(X)
-            before = memories([step], [step_spec])
-            _looks_at_each(step, step_spec, X[:_ALONE])
-            X = _after(step, step_spec, X if at < last else X[:_ALONE], temporary)
-            require_same(before, [step], [step_spec])
+            before = step_states([step], [step_spec])
+            _check_per_record(step, step_spec, X[:_ALONE])
+            X = _features_after(step, step_spec, X if at < last else X[:_ALONE], temporary)
+            require_unchanged(before, [step], [step_spec])
             widest = max(widest, math.prod(X.shape[1:]))
         shape = tuple(X.shape[1:])
     return Chain(spec=spec, steps=tuple(steps), input_shape=input_shape, shape=shape, widest=widest)
 
 
 def make_step(spec: StepSpec, *, plugin_path: Path | None = None) -> Step:
-    """The step a recipe asks for, not fitted yet."""
+    """Return the step of a recipe, not fitted yet."""
     from pate.encoders.backbone import Backbone
     from pate.encoders.diffusion import Diffusion
     from pate.encoders.pca import PCA
@@ -152,14 +159,14 @@ def make_step(spec: StepSpec, *, plugin_path: Path | None = None) -> Step:
 
 
 def _applied(step: Step, spec: StepSpec, part: NDArray[Any]) -> NDArray[np.float32]:
-    """One step on one batch, its answer checked."""
-    return checked(step.transform(part), step=spec.name, records=len(part))
+    """Apply one step to one batch, and check the result."""
+    return checked_features(step.transform(part), step=spec.name, records=len(part))
 
 
-def _after(
+def _features_after(
     step: Step, spec: StepSpec, X: NDArray[Any], temporary: contextlib.ExitStack
 ) -> NDArray[np.float32]:
-    """What a step makes of all public inputs; in a file where memory might not do."""
+    """Return a step's features of all public inputs; in a file if they are too large."""
     first = _applied(step, spec, np.asarray(X[:1], dtype=np.float32))
     shape = (len(X), *first.shape[1:])
     out: NDArray[np.float32]
@@ -181,8 +188,8 @@ def _after(
     return out
 
 
-def _looks_at_each(step: Step, spec: StepSpec, X: NDArray[Any]) -> None:
-    """Refuses a step whose features of one record change with the records beside it."""
+def _check_per_record(step: Step, spec: StepSpec, X: NDArray[Any]) -> None:
+    """Refuse a step whose features of one record depend on the other records."""
     sample = np.asarray(X, dtype=np.float32)
     together, alone = _applied(step, spec, sample), _applied(step, spec, sample[:1])
     size = np.abs(together[:1]).max(initial=0.0)
@@ -190,7 +197,7 @@ def _looks_at_each(step: Step, spec: StepSpec, X: NDArray[Any]) -> None:
         alone[0], together[0], rtol=1e-2, atol=1e-3 * float(size)
     ):
         raise InvalidInput(
-            f"step {spec.name} gives a record other features when others are beside it; each "
+            f"step {spec.name} gives a record different features when others are present; each "
             "record must be encoded on its own, so take statistics in fit(X)"
         )
 
@@ -203,10 +210,10 @@ _HEADER = "encoder.json"
 
 
 def save_encoder(chain: Chain, folder: Path) -> None:
-    """Writes a fitted encoder into a folder; the same encoder gives the same bytes.
+    """Write a fitted encoder into a folder; the same encoder gives the same bytes.
 
     Guarantees:
-        What is written comes from PUBLIC inputs.
+        The files come from PUBLIC inputs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for at, step in enumerate(chain.steps):
@@ -229,9 +236,9 @@ def load_encoder(
     plugin_path: Path | None = None,
     weights: Path | None = None,
 ) -> Chain:
-    """The encoder that :func:`save_encoder` wrote, for the steps of a recipe.
+    """Return the encoder that :func:`save_encoder` wrote, for the steps of a recipe.
 
-    ``weights`` is a folder in which the files of weights lie, where that is known.
+    ``weights`` is the folder that holds files of weights; by default they are looked up by path.
     """
     try:
         header = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
@@ -257,15 +264,15 @@ def load_encoder(
 
 
 def encoder_content(spec: EncoderSpec, *, plugin_path: Path | None = None) -> list[str]:
-    """Digests of the files that the steps read, for a fingerprint: other weights, other features.
+    """Return digests of the files that the steps read, for a fingerprint.
 
     >>> encoder_content(EncoderSpec(steps=["scattering"]))
     []
     """
-    from pate.encoders.backbone import file_digest, found
+    from pate.encoders.backbone import file_digest, find_weights
 
     files = [step.weights for step in spec.steps if step.weights is not None]
-    return [file_digest(found(file, plugin_path=plugin_path)) for file in files]
+    return [file_digest(find_weights(file, plugin_path=plugin_path)) for file in files]
 
 
 def _steps(spec: EncoderSpec) -> list[Any]:
@@ -273,7 +280,7 @@ def _steps(spec: EncoderSpec) -> list[Any]:
 
 
 def _within(step: StepSpec, folder: Path | None) -> StepSpec:
-    """The step with its weights from a folder, and from nowhere else."""
+    """Return the step with its weights from a folder, and from nowhere else."""
     if folder is None or step.weights is None:
         return step
     file = folder / step.weights

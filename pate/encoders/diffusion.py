@@ -1,8 +1,8 @@
-"""Diffusion maps: where a walk over the public inputs would go from here.
+"""Diffusion maps: coordinates of random walks over the public inputs.
 
-Labels are few in a shard, and public inputs are many. A walk that steps from an input to those most
-like it stays within a class for long. Coordinates of where it is after some steps make records of
-one class lie close together, so that a small shard teaches a good teacher.
+Labels are few in a shard, and public inputs are many. A walk that steps from an input to similar
+ones stays within a class for long. Coordinates of its position after some steps bring records of
+one class close together, so that a small shard suffices to train a teacher.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from pate.encoders.step import flat, read_arrays, write_arrays
 from pate.errors import InvalidInput
-from pate.neighbours import directions, nearest
+from pate.nearest_neighbours import directions, nearest
 
 _BLOCK = 64  # records of one product
-_CLOSEST = 1e-6  # no input's reach is smaller
+_CLOSEST = 1e-6  # lower bound on an input's reach
 
 
 class Diffusion:
@@ -99,7 +99,7 @@ class Diffusion:
 def _others(
     near: NDArray[np.int64], squares: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Each input's neighbours without itself; where a double took its place, without the last."""
+    """Return each input's neighbours without itself; without the last if a duplicate hides it."""
     own = near == np.arange(len(near))[:, None]
     own[~own.any(axis=1), -1] = True
     shape = (len(near), near.shape[1] - 1)
@@ -109,10 +109,9 @@ def _others(
 def _slowest(
     near: NDArray[np.int64], weights: NDArray[np.float64], dimension: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The walk's largest eigenvalues, and its eigenvectors, of mean square one under its weights.
+    """Return the walk's largest eigenvalues, and eigenvectors of mean square one by its weights.
 
-    Where inputs fall into parts with no way between them, each part has vectors of its own, the
-    first of which tells that it is this part.
+    Each connected component of the graph has its own vectors, the first of which indicates it.
     """
     from scipy import sparse
     from scipy.sparse.csgraph import connected_components
@@ -144,7 +143,7 @@ def _slowest(
 
 
 def _largest(matrix: Any, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Eigenvalues, falling, and vectors; the same every time."""
+    """Return eigenvalues, decreasing, and vectors, deterministically."""
     size = matrix.shape[0]
     if size <= max(4 * count, 256):
         values, vectors = np.linalg.eigh(matrix.toarray())

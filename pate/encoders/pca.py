@@ -103,7 +103,7 @@ def _covariance(X: NDArray[Any], mean: NDArray[np.float64]) -> NDArray[np.float6
 
 
 def _gram(X: NDArray[Any], mean: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Products of all pairs of records: its eigenvalues are those of the covariance."""
+    """Return products of all pairs of records; its eigenvalues are those of the covariance."""
     total = np.zeros((len(X), len(X)))
     for columns in range(0, X.shape[1], 1024):
         some = slice(columns, columns + 1024)
@@ -115,7 +115,7 @@ def _gram(X: NDArray[Any], mean: NDArray[np.float64]) -> NDArray[np.float64]:
 def _largest(
     matrix: NDArray[np.float64], pca: PCA
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The largest eigenvalues, falling, and their vectors as columns."""
+    """Return the largest eigenvalues, decreasing, and their vectors as columns."""
     from scipy.linalg import eigh
 
     size = len(matrix)
@@ -126,7 +126,7 @@ def _largest(
 def _back(
     X: NDArray[Any], mean: NDArray[np.float64], vectors: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """From weights of records to directions of length one."""
+    """Turn weights of records into directions of length one."""
     total = np.zeros((X.shape[1], vectors.shape[1]))
     for part in batches(X):
         total += (np.asarray(X[part], dtype=np.float64) - mean).T @ vectors[part]

@@ -1,4 +1,4 @@
-"""A step of one's own: ``"module:attr"``."""
+"""The user's own step: ``"module:attr"``."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ _OWN = "own"  # the folder a class's own save() writes into
 
 
 class Plugin:
-    """A class or factory whose object has ``transform(X)`` and, if it likes, ``fit(X)``; or a
-    function of ``X``.
+    """A function, or a class or factory whose object has ``transform(X)`` and maybe ``fit(X)``.
 
-    A function that can be called with ``params`` alone is a factory; one that still wants an
-    argument is given the records. A class's own ``save(folder)`` and ``load(folder)`` are used
-    where it has both; otherwise its arrays, numbers and texts are kept.
+    A function that can be called with ``params`` alone is a factory; one that needs another
+    argument is called with the records. A class's own ``save(folder)`` and ``load(folder)`` are
+    used if it has both; otherwise its arrays, numbers and texts are saved.
 
     >>> Plugin("numpy:tanh").transform(np.zeros((2, 3))).shape
     (2, 3)
 
     Guarantees:
-        ``fit`` sees PUBLIC inputs alone. ``transform`` also sees private records; what it prints
-        or says in an exception is dropped.
+        ``fit`` sees PUBLIC inputs alone. ``transform`` also sees private records; its output and
+        the messages of its exceptions are dropped.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Plugin:
     def _is_factory(self, target: Any) -> bool:
         try:
             inspect.signature(target).bind(**self.params)
-        except (TypeError, ValueError):  # it wants the records, or tells nothing about itself
+        except (TypeError, ValueError):  # it takes the records, or has no signature
             return False
         return not isinstance(target, np.ufunc)
 
@@ -87,7 +86,7 @@ class Plugin:
             (folder / _OWN).mkdir()
             guarded(f"save of {self.name}", lambda: self.made.save(folder / _OWN))
             return
-        arrays, values = _told_apart(self.made)
+        arrays, values = _split_state(self.made)
         write_arrays(folder, arrays)
         (folder / _VALUES).write_text(json.dumps(values, sort_keys=True), encoding="utf-8")
 
@@ -111,7 +110,7 @@ class Plugin:
 
 
 class _Function:
-    """A function of the records as a step."""
+    """A function of the records, as a step."""
 
     def __init__(self, function: Any, params: dict[str, Any]) -> None:
         self.function, self.params = function, params
@@ -121,8 +120,8 @@ class _Function:
         return answer
 
 
-def _told_apart(made: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """An object's arrays, and its numbers and texts."""
+def _split_state(made: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Return an object's arrays, and its numbers and texts."""
     if isinstance(made, _Function):
         return {}, {}
     name = type(made).__name__

@@ -14,7 +14,7 @@ from pate.errors import InvalidInput
 
 
 class Standardise:
-    """Takes the public mean off each number and divides by the public standard deviation.
+    """Subtraction of the public mean and division by the public standard deviation.
 
     Where all public inputs agree the scale is one. ``floor`` is the least scale as a share of the
     median scale: a number that hardly varies in public could otherwise grow without bounds on
@@ -51,7 +51,7 @@ class Standardise:
         self.scale = np.maximum(scale.astype(np.float32), np.finfo(np.float32).tiny)
 
     def _shared(self, squares: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The mean square of its group in place of each, where there are groups."""
+        """Return squares with each replaced by the mean of its group, if there are groups."""
         if self.groups is None:
             return squares
         if squares.size % self.groups:
@@ -81,7 +81,7 @@ class Standardise:
 
 
 class Root(Fixed):
-    """The square root of each number, with its sign: long tails become short.
+    """The square root of each number, with its sign; it shortens long tails.
 
     >>> Root().transform(np.array([[4.0, -9.0]]))
     array([[ 2., -3.]], dtype=float32)
@@ -97,7 +97,7 @@ class Root(Fixed):
 
 
 class Normalise(Fixed):
-    """Scales each record to length one (Euclidean); a record of zeros stays as it is.
+    """Scaling of each record to Euclidean length one; a record of zeros does not change.
 
     >>> Normalise().transform(np.array([[3.0, 4.0], [0.0, 0.0]]))
     array([[0.6, 0.8],
@@ -119,7 +119,7 @@ class Normalise(Fixed):
 
 
 def mean_of(X: NDArray[Any]) -> NDArray[np.float64]:
-    """The mean record, in double precision and one part after another."""
+    """Return the mean record, in double precision, reading one part after another."""
     total = np.zeros(X.shape[1:])
     for part in batches(X):
         total += np.asarray(X[part], dtype=np.float64).sum(axis=0)
@@ -127,15 +127,15 @@ def mean_of(X: NDArray[Any]) -> NDArray[np.float64]:
     return mean
 
 
-_STABILITY = 1e-5  # added to each variance, so that a flat part does not become loud
+_STABILITY = 1e-5  # added to each variance, so that noise of a flat part is not amplified
 
 
 class GroupNorm(Fixed):
-    """Cuts a record into ``groups`` parts of equal length, and gives each mean 0 and variance 1.
+    """Group normalisation: ``groups`` parts of equal length, each of mean 0 and variance 1.
 
     Wu & He 2018, without the learned scale and shift. Parts are consecutive numbers; scattering
     puts a path's pixels one after another, so 27 groups of its 81 paths hold 3 paths each. A record
-    of d numbers is then about √d long, whatever its contrast, which is what clipped gradients like
+    of d numbers is then about √d long, whatever its contrast, which suits clipped gradients
     (Tramèr & Boneh 2021, Section 2.2).
 
     >>> GroupNorm(groups=2).transform(np.array([[1.0, 3.0, 10.0, 50.0]])).round(3)

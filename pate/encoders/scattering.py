@@ -66,7 +66,7 @@ class Scattering(Fixed):
 
     @property
     def paths(self) -> int:
-        """How many numbers there are for each kept pixel of a channel."""
+        """The number of coefficients for each kept pixel of a channel."""
         pairs = self.J * (self.J - 1) // 2 if self.order == 2 else 0
         return 1 + self.J * self.L + pairs * self.L**2
 
@@ -103,7 +103,7 @@ class Scattering(Fixed):
 
 
 def _in_threads(work: Callable[[tuple[int, int]], None], places: list[tuple[int, int]]) -> None:
-    """Blocks side by side, each on one thread: the numbers do not depend on how many there are."""
+    """Run blocks in parallel, each on one thread: results do not depend on the thread count."""
     import torch
 
     threads = torch.get_num_threads()
@@ -123,7 +123,7 @@ def _plan(height: int, width: int, J: int, L: int, order: int) -> _Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """Everything about one image size: how it is padded, the wavelets, the averages."""
+    """The padding, wavelets and averages for one image size."""
 
     rows: NDArray[np.int64]  # where each row of the padded image comes from
     columns: NDArray[np.int64]
@@ -185,7 +185,7 @@ class _Plan:
         )
 
     def scattered(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The coefficients of at most a block of images, which is filled up with black ones."""
+        """Return the coefficients of at most a block of images, padded with black ones."""
         import torch
 
         block = torch.zeros((self.block, *self.padded))
@@ -195,7 +195,7 @@ class _Plan:
         return features
 
     def scatter(self, images: Tensor) -> Tensor:
-        """The coefficients (n, paths, rows, columns) of padded images."""
+        """Return the coefficients (n, paths, rows, columns) of padded images."""
         import torch
 
         count, angles, kept = len(images), self.angles, self.kept
@@ -214,7 +214,7 @@ class _Plan:
         return torch.cat(first + second, dim=1)
 
     def _filtered(self, spectrum: Tensor, i: int, j: int) -> Tensor:
-        """|u ∗ ψ_{j,l}| for every angle l, of a u at resolution i, at resolution j."""
+        """Return |u ∗ ψ_{j,l}| for every angle l, of a u at resolution i, at resolution j."""
         import torch
 
         wavelets = self.wavelets[i, j]
@@ -233,7 +233,7 @@ class _Plan:
         return modulus.addcmul_(answer[..., 1], answer[..., 1]).sqrt_()
 
     def _averaged(self, values: Tensor, i: int) -> Tensor:
-        """u ∗ φ at every 2^J-th pixel, of a u (n, paths, rows, columns) at resolution i."""
+        """Return u ∗ φ at every 2^J-th pixel, of a u (n, paths, rows, columns) at resolution i."""
         import torch
 
         average = self.averages[i]
@@ -243,7 +243,7 @@ class _Plan:
 
 
 def _blocks(spectrum: NDArray[np.float64], ratio: int) -> NDArray[np.float64]:
-    """(…, height, width) cut into ratio² blocks: (…, ratio², height / ratio, width / ratio)."""
+    """Cut (…, height, width) into blocks: (…, ratio², height / ratio, width / ratio)."""
     *head, height, width = spectrum.shape
     tall, wide = height // ratio, width // ratio
     cut = spectrum.reshape(*head, ratio, tall, ratio, wide)
@@ -251,7 +251,7 @@ def _blocks(spectrum: NDArray[np.float64], ratio: int) -> NDArray[np.float64]:
 
 
 def _average(length: int, kept: int, *, J: int, resolution: int) -> NDArray[np.float64]:
-    """The matrix that averages one axis at a resolution, and keeps the pixels of the image."""
+    """Return the matrix that averages one axis at a resolution, and keeps the image's pixels."""
     phi = gaussian(length, scale=J) * 2**resolution
     centres = (np.arange(kept) + 1) * 2**J  # one averaged pixel of margin comes first
     places = np.arange(0, length, 2**resolution)
@@ -260,7 +260,7 @@ def _average(length: int, kept: int, *, J: int, resolution: int) -> NDArray[np.f
 
 
 def _reflected(length: int, padded: int, before: int) -> NDArray[np.int64]:
-    """The pixel shown at each padded place, by mirrors on the first and on the last pixel.
+    """Return the source pixel of each padded one, reflected at the first and the last pixel.
 
     >>> _reflected(3, 8, 2).tolist()
     [2, 1, 0, 1, 2, 1, 0, 1]
@@ -272,13 +272,13 @@ def _reflected(length: int, padded: int, before: int) -> NDArray[np.int64]:
 
 SIGMA = 0.8  # of the mother wavelet, in pixels
 XI = 3 * math.pi / 4  # its frequency, in radians per pixel
-_REACH = 9.0  # standard deviations after which a Gaussian counts as over: exp(-40) is below 1e-17
+_REACH = 9.0  # standard deviations beyond which a Gaussian is negligible: exp(-40) is below 1e-17
 
 
 def morlet(
     height: int, width: int, *, scale: int, angle: int, angles: int
 ) -> NDArray[np.complex128]:
-    """ψ_{j,l} on a periodic grid, its middle at the first pixel.
+    """Return ψ_{j,l} on a periodic grid, centred at the first pixel.
 
     >>> bool(abs(morlet(16, 16, scale=1, angle=3, angles=8).sum()) < 1e-12)
     True
@@ -302,7 +302,7 @@ def morlet(
 
 
 def gaussian(length: int, *, scale: int) -> NDArray[np.float64]:
-    """φ along one axis of a periodic grid, its middle first, its sum 1; φ is the product of two.
+    """Return φ along one axis of a periodic grid, centred at 0, of sum 1; φ is a product of two.
 
     >>> float(gaussian(16, scale=2).sum().round(12))
     1.0
@@ -316,7 +316,7 @@ def gaussian(length: int, *, scale: int) -> NDArray[np.float64]:
 
 
 def _periods(length: int, sigma: float) -> list[NDArray[np.float64]]:
-    """The places 0 … length − 1, moved by every number of periods that still matters."""
+    """Return the positions 0 … length − 1, shifted by every period that still matters."""
     most = math.ceil(_REACH * sigma / length) + 1
     places = np.arange(length, dtype=np.float64)
     return [places + length * period for period in range(-most, most + 1)]

@@ -28,7 +28,7 @@ _MOST_NUMBERS = 2**24  # of one batch, for wide records
 
 
 class Step(Protocol):
-    """One step of an encoder. ``fit`` sees PUBLIC inputs only, and may do nothing."""
+    """One step of an encoder; ``fit`` sees PUBLIC inputs only, and may do nothing."""
 
     def fit(self, X: NDArray[Any]) -> None: ...
 
@@ -40,7 +40,7 @@ class Step(Protocol):
 
 
 class Fixed:
-    """A step with nothing to fit and nothing to keep."""
+    """A step with nothing to fit and nothing to save."""
 
     def fit(self, X: NDArray[Any]) -> None:
         return None
@@ -53,19 +53,19 @@ class Fixed:
 
 
 def batches(X: NDArray[Any], *, rows: int = _ROWS) -> list[slice]:
-    """The parts of an array (also a memory map) that are read one after another."""
+    """Return slices by which an array or memory map is read in parts."""
     width = int(np.prod(X.shape[1:], dtype=np.int64))
     rows = max(1, min(rows, _MOST_NUMBERS // max(width, 1)))
     return [slice(start, min(start + rows, len(X))) for start in range(0, len(X), rows)]
 
 
 def flat(X: NDArray[Any]) -> NDArray[Any]:
-    """Records as rows of numbers."""
+    """Return records flattened to rows of numbers."""
     return X.reshape(len(X), int(np.prod(X.shape[1:], dtype=np.int64)))
 
 
 def write_arrays(folder: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    """The same arrays give the same bytes."""
+    """Write arrays; the same arrays give the same bytes."""
     named: dict[str, Any] = {f"a_{name}": value for name, value in arrays.items()}
     np.savez(folder / _ARRAYS, allow_pickle=False, **named)
 
@@ -81,14 +81,14 @@ def read_arrays(folder: Path) -> dict[str, NDArray[Any]]:
 
 
 def guarded(what: str, call: Callable[[], Any]) -> Any:
-    """Runs a step's own code, on records that may be private: only its type of error is told."""
+    """Run a step's own code on records that may be private; errors show their type alone."""
     return run_untrusted(
         what, call, private=True, error=InvalidInput, advice="; try it on public inputs"
     )
 
 
-def checked(answer: Any, *, step: str, records: int) -> NDArray[np.float32]:
-    """A step's answer as float32, or the rule that it breaks."""
+def checked_features(answer: Any, *, step: str, records: int) -> NDArray[np.float32]:
+    """Return a step's features as float32; raise the rule that they break."""
     features = np.asarray(answer)
     if features.dtype.kind not in "fiub":
         raise InvalidInput(f"step {step} returned type {features.dtype}; features are numbers")
@@ -107,7 +107,7 @@ def checked(answer: Any, *, step: str, records: int) -> NDArray[np.float32]:
 
 
 def is_own(spec: StepSpec) -> bool:
-    """Whether a step runs code of the user's: ``"module:attr"``, or a network.
+    """Return whether a step runs code of the user's: ``"module:attr"``, or a network.
 
     >>> [is_own(StepSpec(name=name)) for name in ("scattering", "numpy:tanh")]
     [False, True]
@@ -119,18 +119,18 @@ def has_own(spec: EncoderSpec) -> bool:
     return any(map(is_own, spec.steps))
 
 
-def memories(steps: Sequence[Step], specs: Sequence[StepSpec]) -> list[str | None]:
-    """For each step of one's own what it remembers; None for others, which remember nothing."""
+def step_states(steps: Sequence[Step], specs: Sequence[StepSpec]) -> list[str | None]:
+    """Return a digest of the state of each user's step; None for built-in steps."""
     return [
         _memory(step) if is_own(spec) else None for step, spec in zip(steps, specs, strict=True)
     ]
 
 
-def require_same(
+def require_unchanged(
     before: Sequence[str | None], steps: Sequence[Step], specs: Sequence[StepSpec]
 ) -> None:
-    """Refuses a step that changed when it transformed records."""
-    for old, new, spec in zip(before, memories(steps, specs), specs, strict=True):
+    """Refuse a step whose state changed when it transformed records."""
+    for old, new, spec in zip(before, step_states(steps, specs), specs, strict=True):
         if old != new:
             raise InvalidInput(
                 f"step {spec.name} changes when it transforms records, and would carry one record "

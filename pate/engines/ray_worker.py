@@ -38,7 +38,7 @@ from pate.engines.task import Report
 from pate.engines.worker import READY
 from pate.engines.worker_pool import WorkerProcess
 from pate.errors import PateError
-from pate.untrusted import forbid_core_dumps, shown
+from pate.untrusted import describe_error, forbid_core_dumps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -294,11 +294,13 @@ def run_task(task: RemoteTask, *shared: Transfer) -> RemoteResult:
             )
         return _node().run(task, shared)
     except TaskFolderError as error:
-        return RemoteResult(report=Report(error=shown(error)).encode(), lost=True, stop=True)
+        return RemoteResult(
+            report=Report(error=describe_error(error)).encode(), lost=True, stop=True
+        )
     except PateError as error:
-        return RemoteResult(report=Report(error=shown(error)).encode(), stop=True)
+        return RemoteResult(report=Report(error=describe_error(error)).encode(), stop=True)
     except Exception as error:
-        text = f"PateError: a Ray worker could not prepare its task ({shown(error)})"
+        text = f"PateError: a Ray worker could not prepare its task ({describe_error(error)})"
         return RemoteResult(report=Report(error=text).encode(), lost=True, stop=True)
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from pate.engines.task import Report
 from pate.engines.threads import limited_threads
 from pate.errors import InvalidInput
-from pate.untrusted import contained, forbid_core_dumps, locate, shown
+from pate.untrusted import contained, describe_error, forbid_core_dumps, locate
 
 READY = b"ready\n"  # the first line a worker writes
 THREADS = 1  # of a worker's libraries from the start: there are as many workers as cores
@@ -51,7 +51,7 @@ def attempt(request: bytes, *, started_with: int | None = None) -> bytes:
 
     Guarantees:
         The report of an exception carries its message only if our code raised it on purpose
-        (:func:`pate.untrusted.shown`).
+        (:func:`pate.untrusted.describe_error`).
     """
     start = time.perf_counter()
     try:
@@ -67,7 +67,7 @@ def attempt(request: bytes, *, started_with: int | None = None) -> bytes:
         if type(error) is KeyboardInterrupt:  # not the task's doing
             raise
         seconds = time.perf_counter() - start
-        return Report(error=shown(error), where=locate(error), seconds=seconds).encode()
+        return Report(error=describe_error(error), where=locate(error), seconds=seconds).encode()
 
 
 def _report(result: object, *, seconds: float, function: str) -> bytes:

@@ -1,12 +1,12 @@
-"""Other ways to the same end, where ``pate compare`` was run in this folder: ``compare.json``.
+"""Other methods on the same data, where ``pate compare`` ran in this folder: ``compare.json``.
 
 {"format": 2, "delta": 1e-5, "seeds": 3, "rows": [{"method": "dpsgd", "name": "DP-SGD",
  "epsilon": 2.0, "accuracy": 0.9, "spread": 0.01, "low": 0.88, "high": 0.92,
  "neighbours": "zero-out", "publishable": true, …}, …],
  "cost": {"together": {"epsilon": 20.0, "delta": 2e-5, "neighbours": "zero-out"}, …}, …}
 
-Format 1 is from when DP-SGD's ε was claimed for one record added or removed though its sampling
-rate followed from the number of records: it holds for zero-out, and is read so.
+Format 1 claimed DP-SGD's ε for one record added or removed although its sampling rate followed from
+the number of records: it holds for zero-out, and is read so.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _WITH_EPSILON = ("pate", "dpsgd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What all rows of a comparison have in common."""
+class ComparisonTerms:
+    """The terms that all rows of a comparison share."""
 
     delta: float
     repetitions: int
-    epsilon_together: float | None  # of all that was compared; None: nothing is promised
+    epsilon_together: float | None  # of all runs compared; None: no guarantee
     delta_together: float | None
     neighbours_together: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
+class ComparedMethod:
     """One method at one ε, or one that needs none: it used no private record."""
 
     method: str
@@ -48,15 +48,15 @@ class Contender:
     low: float
     high: float
     neighbours: str | None
-    terms: Terms
+    terms: ComparisonTerms
 
 
-def read_comparison(folder: Path) -> tuple[Contender, ...]:
-    """The methods that may be shown; none where nothing was compared, or nothing in private.
+def read_comparison(folder: Path) -> tuple[ComparedMethod, ...]:
+    """Return the methods that may be shown; none where nothing was compared, or nothing private.
 
     Guarantees:
-        The file has no level of its own: a row that does not say ``"publishable": true`` is left
-        out. How long anything took, and how much memory, is not read.
+        The file has no level of its own: a row without ``"publishable": true`` is left out. Time
+        and memory are not read.
     """
     path = folder / _FILE
     if not path.is_file():
@@ -69,12 +69,12 @@ def read_comparison(folder: Path) -> tuple[Contender, ...]:
             _restate(content)
         terms = _terms(content)
         found = tuple(
-            _contender(row, terms) for row in content["rows"] if row.get("publishable") is True
+            _method(row, terms) for row in content["rows"] if row.get("publishable") is True
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(f"{path} is damaged; compare again, or remove it") from error
     if not all(map(_makes_sense, found)):
-        raise InvalidInput(f"{path} holds a figure that is none; compare again, or remove it")
+        raise InvalidInput(f"{path} holds an impossible value; compare again, or remove it")
     return found if any(each.method in _WITH_EPSILON for each in found) else ()
 
 
@@ -86,9 +86,9 @@ def _restate(content: dict[str, Any]) -> None:
             figure["neighbours"] = Neighbours.ZERO_OUT.value
 
 
-def _terms(content: Mapping[str, Any]) -> Terms:
+def _terms(content: Mapping[str, Any]) -> ComparisonTerms:
     together = content["cost"]["together"]
-    return Terms(
+    return ComparisonTerms(
         delta=float(content["delta"]),
         repetitions=int(content["seeds"]),
         epsilon_together=None if together is None else float(together["epsilon"]),
@@ -97,8 +97,8 @@ def _terms(content: Mapping[str, Any]) -> Terms:
     )
 
 
-def _contender(row: Mapping[str, Any], terms: Terms) -> Contender:
-    return Contender(
+def _method(row: Mapping[str, Any], terms: ComparisonTerms) -> ComparedMethod:
+    return ComparedMethod(
         method=str(row["method"]),
         name=str(row["name"]),
         epsilon=_number(row["epsilon"]),
@@ -115,7 +115,7 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _makes_sense(row: Contender) -> bool:
+def _makes_sense(row: ComparedMethod) -> bool:
     shares = (row.low, row.accuracy, row.high)
     costs = row.epsilon is not None and math.isfinite(row.epsilon) and row.epsilon >= 0
     free = row.epsilon is None and row.method not in _WITH_EPSILON

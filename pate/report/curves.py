@@ -1,4 +1,4 @@
-"""What answers cost, one after the other: by older theorems, and by log-moments.
+"""The cost of answers, one after the other: by older theorems, and by log-moments.
 
 Everything here follows from the plan, which was public before any vote was opened.
 """
@@ -25,21 +25,34 @@ from pate.accounting.moments import epsilon_at
 from pate.mechanisms import Mechanism
 
 _POINTS = 60
-_AROUND = 30  # how far from the best λ its profile is shown
+_AROUND = 30  # the profile extends from the best λ by this factor, both ways
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curves:
-    """ε after so many queries, at the plan's worst: as many answers as it allows."""
+class CostCurves:
+    """ε over the number of queries, in the plan's worst case: as many answers as it allows."""
 
     queries: tuple[int, ...]
     naive: tuple[float, ...]
     advanced: tuple[float, ...]
     moments: tuple[float, ...]
 
+    @property
+    def places(self) -> int:
+        """Decimal places that show three or more digits of the last ε."""
+        return max(2, 3 - math.floor(math.log10(max(self.moments[-1], 1e-3))))
+
+    def rows(self, count: int = 9) -> list[tuple[int, tuple[float, float, float]]]:
+        """Return some of the points, evenly apart: queries, and ε by the three rules."""
+        last = len(self.queries) - 1
+        chosen = sorted({round(n * last / (count - 1)) for n in range(count)})
+        return [
+            (self.queries[i], (self.naive[i], self.advanced[i], self.moments[i])) for i in chosen
+        ]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class MomentProfile:
     """ε of a whole plan at each λ."""
 
     moments: tuple[float, ...]
@@ -48,8 +61,8 @@ class Profile:
 
 def cost_curves(
     mechanism: Mechanism, *, queries: int, answers: int, delta: float, conversion: Conversion
-) -> Curves:
-    """The three data-independent curves over the queries of a plan.
+) -> CostCurves:
+    """Return the three data-independent curves over the queries of a plan.
 
     >>> from pate.mechanisms import LaplaceNoisyMax
     >>> curves = cost_curves(LaplaceNoisyMax(scale=8.0), queries=100, answers=100, delta=1e-4,
@@ -59,7 +72,7 @@ def cost_curves(
     """
     steps = shown_queries(queries)
     events = [mechanism.caps(queries=n, answers=min(n, answers)) for n in steps]
-    return Curves(
+    return CostCurves(
         queries=steps,
         naive=tuple(naive_epsilon(each, delta) for each in events),
         advanced=tuple(advanced_epsilon(each, delta) for each in events),
@@ -70,7 +83,7 @@ def cost_curves(
 
 
 def shown_queries(queries: int, points: int = _POINTS) -> tuple[int, ...]:
-    """At most so many whole numbers from one to all, evenly apart.
+    """Return at most so many whole numbers from one to all, evenly apart.
 
     >>> shown_queries(5), len(shown_queries(9000)) <= 60
     ((1, 2, 3, 4, 5), True)
@@ -79,7 +92,7 @@ def shown_queries(queries: int, points: int = _POINTS) -> tuple[int, ...]:
 
 
 def naive_epsilon(events: Sequence[Event], delta: float) -> float:
-    """Σε; Gaussian answers are given equal shares of δ.
+    """Return Σε; events that need a δ are given equal shares of it.
 
     Guarantees:
         Dwork et al. 2006 (basic composition), with the exact (ε, δ) of a Gaussian: Balle & Wang
@@ -92,7 +105,7 @@ def naive_epsilon(events: Sequence[Event], delta: float) -> float:
 
 
 def advanced_epsilon(events: Sequence[Event], delta: float) -> float:
-    """Strong composition of all events of a kind; the kinds are then added up.
+    """Return ε by strong composition of all events of a kind; the kinds are then added up.
 
     Guarantees:
         Dwork, Rothblum & Vadhan 2010, Theorem III.3 for each kind. Laplace answers alone leave all
@@ -109,17 +122,24 @@ def advanced_epsilon(events: Sequence[Event], delta: float) -> float:
 
 
 def _one(event: Event, delta: float) -> float:
-    """ε of one event. One vote moves two counts by one each: √2 in L2; a check's count by one."""
+    """Return ε of one event.
+
+    One vote moves two counts by one each, √2 in L2; a check's count by one. An event of another
+    kind is converted from its log-moments, which holds for any.
+    """
     if isinstance(event, LaplaceNoisyMaxAnswer):
         return 2 / event.scale
     if isinstance(event, GaussianNoisyMaxAnswer):
         return gaussian_epsilon(event.sigma / math.sqrt(2), delta=delta)
-    assert isinstance(event, ThresholdCheck)  # what mechanisms plan with
-    return gaussian_epsilon(event.sigma, delta=delta)
+    if isinstance(event, ThresholdCheck):
+        return gaussian_epsilon(event.sigma, delta=delta)
+    return compose([event]).guarantee(delta=delta).epsilon
 
 
-def moment_profile(events: Sequence[Event], *, delta: float, conversion: Conversion) -> Profile:
-    """ε at each λ of the grid around the best: 30 times smaller to 30 times larger.
+def moment_profile(
+    events: Sequence[Event], *, delta: float, conversion: Conversion
+) -> MomentProfile:
+    """Return ε at each λ of the grid around the best: 30 times smaller to 30 times larger.
 
     >>> from pate.accounting import Repeated
     >>> plan = [Repeated(LaplaceNoisyMaxAnswer(scale=8.0), 100)]
@@ -132,6 +152,6 @@ def moment_profile(events: Sequence[Event], *, delta: float, conversion: Convers
     best = total.moments[np.argmin(epsilons)]
     near = (total.moments >= best / _AROUND) & (total.moments <= best * _AROUND)
     near &= epsilons <= 4 * max(epsilons.min(), 1e-9)
-    return Profile(
+    return MomentProfile(
         moments=tuple(total.moments[near].tolist()), epsilons=tuple(epsilons[near].tolist())
     )

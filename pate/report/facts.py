@@ -1,17 +1,21 @@
-"""Everything the public page says, gathered from what may be shown and from nothing else."""
+"""The facts of a finished run that the public page shows, read from what may be shown."""
 
 from __future__ import annotations
 
+import json
+import math
+import platform
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from pate.accounting import Conversion, Event, Ledger, event_from_json
+from pate.accounting import Conversion, Ledger, event_from_json
 from pate.artifacts import Artifact, Level
 from pate.errors import InvalidInput
 from pate.mechanisms import make_mechanism
@@ -20,40 +24,54 @@ from pate.pipeline.ledger import key_path, ledger_path
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import Run
 from pate.pipeline.stage import producer
-from pate.report.comparison import Contender, read_comparison
-from pate.report.curves import Curves, Profile, cost_curves, moment_profile
-from pate.report.tuning import tuning_told
+from pate.report.caveats import tuning_caveats
+from pate.report.comparison import ComparedMethod, read_comparison
+from pate.report.curves import CostCurves, MomentProfile, cost_curves, moment_profile
 
 if TYPE_CHECKING:
     from pate.report.private import PrivateFacts
 
 _PACKAGES = ("numpy", "scipy", "scikit-learn", "torch", "dp-accounting", "randomgen")
+_DIGESTS = {
+    "data-public": "public inputs",
+    "encoder": "encoder",
+    "aggregate": "released labels",
+    "account": "guarantees",
+    "distill": "student",
+    "evaluate": "evaluation",
+}
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One (ε, δ), and the λ that gave it."""
+class Cost:
+    """One (ε, δ), and the λ at which it was reached."""
 
     epsilon: float
     delta: float
     moment: float | None
     conversion: str | None
 
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Self:
+        """Return the cost in a record of ``guarantees.json`` or ``guarantee.json``."""
+        return cls(**{key: record[key] for key in cls.__slots__})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRow:
-    """One class: labels that were released, and how the student does on it."""
+    """One class: its released labels, and the student's predictions on test records."""
 
     name: str
     labels: int
     records: int
-    right: int
-    said: int
+    correct: int
+    predicted: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """What an artifact holds, as one hash."""
+    """The hash of an artifact that the page was made from."""
 
     what: str
     level: str
@@ -62,46 +80,97 @@ class Digest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the page says. All of it PUBLIC or RELEASED, but for ``private``."""
+    """The content of a page. All of it is PUBLIC or RELEASED, but for ``private``."""
 
     recipe: Recipe
+    recipe_text: str  # TOML, without paths, columns and keys
     protects: str
-    neighbours: str
-    guarantee: Figure
-    plan: Mapping[str, Figure]  # of the labels alone, by conversion
-    sanitised: Figure | None
-    confidence: float | None  # that the sanitised figure is an upper bound
-    price: float | None  # RDP that was paid for the sanitised figure
-    why_not: str | None  # there is no sanitised figure
-    events: tuple[Event, ...]  # of the plan
+    guarantee: Cost
+    plan: Mapping[str, Cost]  # of the labels alone, by conversion
+    sanitised: Cost | None
+    confidence: float | None  # that the sanitised ε is an upper bound
+    price: float | None  # RDP that was paid for the sanitised ε
+    why_not: str | None  # there is no sanitised ε
     queries: int
     answers: int
     asked: int
     answered: int
     kept: int
-    curves: Curves
-    profile: Profile
+    curves: CostCurves
+    profile: MomentProfile
     classes: tuple[ClassRow, ...]
     confusion: tuple[tuple[int, ...], ...]
     student: Share
-    labels: Share | None  # that are right, where the truth of public inputs is known
+    labels: Share | None  # that are right, where the true labels of public inputs are known
     agreement: Share | None  # of the student with the released labels
-    all_releases: Figure | None  # of the data set, as its ledger publishes it
+    all_releases: Cost | None  # of the data set, as its ledger publishes it
     seeded: bool
     extended: bool
-    warnings: tuple[str, ...]
+    notes: tuple[str, ...]  # caveats that the settings alone do not show
     digests: tuple[Digest, ...]
     versions: Mapping[str, str]
     written: date
-    comparison: tuple[Contender, ...] = ()
-    private: PrivateFacts | None = field(default=None)
+    comparison: tuple[ComparedMethod, ...] = ()
+    private: PrivateFacts | None = None
 
     @property
     def conversion(self) -> Conversion:
+        """The conversion of the guarantee."""
         return Conversion(self.recipe.privacy.conversion)
 
+    @property
+    def mechanism(self) -> str:
+        """The name of the mechanism."""
+        return make_mechanism(self.recipe.aggregate).title
 
-class Shown:
+    @property
+    def formula(self) -> str:
+        """The answer of the mechanism, in symbols."""
+        return make_mechanism(self.recipe.aggregate).formula()
+
+    @property
+    def checked(self) -> bool:
+        """Whether a noised check decides which queries are answered."""
+        return self.recipe.aggregate.kind.checks
+
+    @property
+    def teacher_models(self) -> list[str]:
+        """The models of the teachers."""
+        teachers = self.recipe.teachers
+        return [teachers.model] if teachers.model else [entry.model for entry in teachers.mix]
+
+    @property
+    def relations(self) -> dict[str, str | None]:
+        """The neighbouring relation of each method of the comparison that has one."""
+        found = {row.method: row.neighbours for row in self.comparison if row.neighbours}
+        return {"pate": None, "dpsgd": None} | found
+
+    def shares(self, *, majority: str) -> list[tuple[str, Share]]:
+        """Return the accuracies to plot under each other; the last one is named ``majority``."""
+        rows: list[tuple[str, Share | None]] = [
+            ("student", self.student),
+            ("without privacy", None if self.private is None else self.private.reference),
+            ("released labels", self.labels),
+            ("agrees with labels", self.agreement),
+        ]
+        records = self.student.records
+        most = max(row.records for row in self.classes) / records
+        rows.append((majority, Share(accuracy=most, low=most, high=most, records=records)))
+        return [(name, share) for name, share in rows if share is not None]
+
+    def confusions(self, limit: int) -> list[tuple[int, str, str]]:
+        """Return the most frequent confusions: records, their class, the predicted class."""
+        names = [row.name for row in self.classes]
+        found = [
+            (count, names[i], names[j])
+            for i, row in enumerate(self.confusion)
+            for j, count in enumerate(row)
+            if i != j and count
+        ]
+        return sorted(found, reverse=True)[:limit]
+
+
+class ShownArtifacts:
     """The artifacts of a finished run that a page may show.
 
     Guarantees:
@@ -111,19 +180,23 @@ class Shown:
 
     def __init__(self, run: Run) -> None:
         self._store = run.store.cleared("report", Level.RELEASED)
-        self._made_from = finished(run)
+        self._made_from = finished_stages(run)
 
     def open(self, name: str) -> Artifact:
+        """Open an artifact by its name; raise :class:`StoreError` for what may not be shown."""
         return self._store.open(name, self._made_from[producer(name)])
 
 
-def finished(run: Run) -> dict[str, str]:
-    """What each stage was made from; refuses a run that is not complete, and says what is missing.
+def finished_stages(run: Run) -> dict[str, str]:
+    """Return the fingerprint of every stage of a complete run.
 
-    A data set's key is never drawn here: without it nothing of the run could be found.
+    Raises
+    ------
+    InvalidInput
+        If a stage is missing or stale. The key of the data set is never created here: without it
+        nothing of the run could be found.
     """
-    key = key_path(run.recipe, run.options.data_root)
-    if not key.is_file():
+    if not key_path(run.recipe, run.options.data_root).is_file():
         raise InvalidInput(
             f"{run.folder} was not run with the data root {run.options.data_root}: the data set's "
             "key is not in it; give the run's own --data-root"
@@ -132,50 +205,46 @@ def finished(run: Run) -> dict[str, str]:
     for state in run.states():
         if not state.done or state.made_from is None:
             raise InvalidInput(
-                f"{run.folder} is not finished: {state.stage} is {state.why}; {_advice(state.why)}"
+                f"{run.folder} is not finished: {state.stage} is {state.why}; {_remedy(state.why)}"
             )
         made_from[state.stage] = state.made_from
     return made_from
 
 
-def _advice(why: str) -> str:
+def _remedy(why: str) -> str:
     for setting, option in (("insecure_seed", "--insecure-seed"), ("plugin", "--plugin-path")):
         if setting in why:
             return f"give the {option} it was run with, or run the recipe again"
-    return "run the recipe again, or the sweep or comparison, to go on where it was"
+    return "run the recipe again, or the sweep or comparison, to resume it"
 
 
-def gather(run: Run) -> Facts:
-    """The facts of a finished run, for anybody to see.
+def gather_facts(run: Run) -> Facts:
+    """Return the facts of a finished run, for anybody to see.
 
     Guarantees:
-        Reads RELEASED and PUBLIC artifacts (:class:`Shown`), the recipe, and what the data set's
-        ledger publishes. The reading of what happened to be answered, the data-dependent ε, and
+        Reads RELEASED and PUBLIC artifacts (:class:`ShownArtifacts`), the recipe, and what the data
+        set's ledger publishes. The ε of what happened to be answered, the data-dependent ε, and
         the reference trained on private records are not among them.
     """
-    shown = Shown(run)
+    shown = ShownArtifacts(run)
     recipe = run.recipe
     released, costs = shown.open("aggregate"), shown.open("account").json("guarantees.json")
     evaluation = shown.open("evaluate").json("evaluation.json")
     plan = released.json("plan.json")
-    events = tuple(event_from_json(text) for text in plan["events"])
-    terms: dict[str, Any] = {
-        "delta": recipe.privacy.delta,
-        "conversion": Conversion(recipe.privacy.conversion),
-    }
-    seeded = released.facts["randomness"] != "private"
-    total, told = _of_the_ledger(run)
+    delta, conversion = recipe.privacy.delta, Conversion(recipe.privacy.conversion)
+    sanitised = costs.get("sanitised") or None
+    labels = np.bincount(released.array("labels.npy"), minlength=len(evaluation["classes"]))
+    total, notes = _of_the_ledger(run)
     return Facts(
         recipe=recipe,
+        recipe_text=recipe_text(recipe),
         protects=costs["protects"],
-        neighbours=costs["guarantee"]["neighbours"],
-        guarantee=_figure(costs["guarantee"]),
-        plan={name: _figure(each) for name, each in costs["plan"].items()},
-        sanitised=_figure(costs["sanitised"]) if costs.get("sanitised") else None,
-        confidence=costs["sanitised"]["confidence"] if costs.get("sanitised") else None,
-        price=costs["sanitised"]["price"] if costs.get("sanitised") else None,
+        guarantee=publishable_cost(costs["guarantee"]),
+        plan={name: publishable_cost(each) for name, each in costs["plan"].items()},
+        sanitised=None if sanitised is None else publishable_cost(sanitised),
+        confidence=None if sanitised is None else sanitised["confidence"],
+        price=None if sanitised is None else sanitised["price"],
         why_not=without_paths(costs.get("why_not")),
-        events=events,
         queries=plan["queries"],
         answers=plan["answers"],
         asked=released.facts["asked"],
@@ -185,74 +254,53 @@ def gather(run: Run) -> Facts:
             make_mechanism(recipe.aggregate),
             queries=plan["queries"],
             answers=plan["answers"],
-            **terms,
+            delta=delta,
+            conversion=conversion,
         ),
-        profile=moment_profile(events, **terms),
-        classes=_classes(evaluation["classes"], np.array(released.array("labels.npy"))),
+        profile=moment_profile(
+            [event_from_json(text) for text in plan["events"]], delta=delta, conversion=conversion
+        ),
+        classes=tuple(
+            ClassRow(
+                name=str(row["class"]),
+                labels=int(count),
+                records=row["records"],
+                correct=row["right"],
+                predicted=row["said"],
+            )
+            for row, count in zip(evaluation["classes"], labels, strict=True)
+        ),
         confusion=tuple(map(tuple, evaluation["confusion"])),
-        student=Share(**evaluation["student"]),
+        student=Share.of(evaluation["student"]),
         labels=_share(evaluation["labels"]),
         agreement=_share(evaluation["agreement"]),
         all_releases=total,
-        seeded=seeded,
+        seeded=released.facts["randomness"] != "private",
         extended=bool(released.facts["extended"]),
-        warnings=(*warnings_of(recipe, seeded=seeded, extended=released.facts["extended"]), *told),
-        digests=_digests(shown),
-        versions=versions(),
+        notes=tuple(notes),
+        digests=tuple(
+            Digest(what=title, level=artifact.level.name.lower(), sha256=artifact.digest)
+            for title, artifact in ((title, shown.open(name)) for name, title in _DIGESTS.items())
+        ),
+        versions=package_versions(),
         written=datetime.now(UTC).date(),
         comparison=read_comparison(run.folder),
     )
 
 
-def _figure(figure: Mapping[str, Any]) -> Figure:
-    """A figure of the public report; one that is marked otherwise never gets on the page."""
-    if not figure["publishable"]:
+def publishable_cost(record: Mapping[str, Any]) -> Cost:
+    """Return a cost of the public report; one that is marked otherwise never gets on the page."""
+    if not record["publishable"]:
         raise InvalidInput("a figure among the released ones may not be published; run it again")
-    return Figure(**{key: figure[key] for key in ("epsilon", "delta", "moment", "conversion")})
+    return Cost.of(record)
 
 
-def _share(figure: Mapping[str, Any] | None) -> Share | None:
-    return None if figure is None else Share(**figure)
+def _share(record: Mapping[str, Any] | None) -> Share | None:
+    return None if record is None else Share.of(record)
 
 
-def _classes(rows: list[dict[str, Any]], labels: Any) -> tuple[ClassRow, ...]:
-    counts = np.bincount(labels, minlength=len(rows))
-    return tuple(
-        ClassRow(
-            name=str(row["class"]),
-            labels=int(count),
-            records=row["records"],
-            right=row["right"],
-            said=row["said"],
-        )
-        for row, count in zip(rows, counts, strict=True)
-    )
-
-
-def warnings_of(recipe: Recipe, *, seeded: bool, extended: bool) -> list[str]:
-    """Sentences that a reader must see first."""
-    told = []
-    if seeded:
-        told.append(
-            "The noise was drawn from a known seed. This run is NOT PRIVATE: whoever knows the "
-            "seed can subtract the noise, and no figure on this page is a guarantee."
-        )
-    if recipe.partition.method == "shuffle":
-        told.append(
-            "Records were dealt to teachers by a shuffle of their places. The guarantee covers one "
-            "record replaced by another; it does not cover one record added or removed, which would"
-            " shift others to other teachers."
-        )
-    if extended:
-        told.append(
-            "Queries were added after earlier answers had been seen. The guarantee is the ledger's,"
-            " which covers that; the curves show the plan as it stands now."
-        )
-    return told
-
-
-def _of_the_ledger(run: Run) -> tuple[Figure | None, list[str]]:
-    """What may be published of all releases of the data set, and traces of tuning."""
+def _of_the_ledger(run: Run) -> tuple[Cost | None, list[str]]:
+    """Return what may be published of all releases of the data set, and traces of tuning."""
     seeded = run.options.insecure_seed is not None
     place = ledger_path(run.recipe, run.options.data_root, seeded=seeded)
     if not place.is_file():
@@ -261,37 +309,19 @@ def _of_the_ledger(run: Run) -> tuple[Figure | None, list[str]]:
             "same data is not known."
         ]
     with Ledger.open(place) as ledger:
-        whole = None if seeded else _figure(ledger.guarantee().as_json())
-        return whole, tuning_told(run, ledger)
+        whole = None if seeded else publishable_cost(ledger.guarantee().as_json())
+        return whole, tuning_caveats(run, ledger)
 
 
 def without_paths(reason: str | None) -> str | None:
-    """Why there is no sanitised figure; a sentence that names a file stays at home."""
+    """Return why there is no sanitised ε, without a sentence that names a file."""
     if reason is not None and ("/" in reason or "\\" in reason):
         return "its price was not paid again"
     return reason
 
 
-def _digests(shown: Shown) -> tuple[Digest, ...]:
-    titles = {
-        "data-public": "public inputs",
-        "encoder": "encoder",
-        "aggregate": "released labels",
-        "account": "guarantees",
-        "distill": "student",
-        "evaluate": "evaluation",
-    }
-    opened = [(title, shown.open(name)) for name, title in titles.items()]
-    return tuple(
-        Digest(what=title, level=found.level.name.lower(), sha256=found.digest)
-        for title, found in opened
-    )
-
-
-def versions() -> dict[str, str]:
-    """Of what computed the figures, where this page was written."""
-    import platform
-
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that compute what a page shows."""
     from pate import __version__
 
     found = {"pate": __version__, "Python": platform.python_version()}
@@ -303,10 +333,87 @@ def versions() -> dict[str, str]:
     return found
 
 
-def file_name(path: str) -> str:
-    """The last part of a path: the rest tells of a machine.
+def best_guess(epsilon: float, delta: float) -> float:
+    """Return how often the best guesser is right about which of two neighbours was used.
 
-    >>> file_name("/home/ann/records.csv"), file_name("records.csv"), file_name("C:\\\\a\\\\b.csv")
-    ('records.csv', 'records.csv', 'b.csv')
+    Guarantees:
+        Both equally likely beforehand. A test with false alarms p and hits h has h ≤ e^ε p + δ and
+        1 − p ≤ e^ε (1 − h) + δ (Kairouz, Oh & Viswanath 2015, Theorem 2.1); (1 + h − p)/2 is at
+        most (e^ε + δ)/(e^ε + 1).
+
+    >>> best_guess(0.0, 0.0), round(best_guess(1.0, 1e-5), 4), best_guess(800.0, 1e-5)
+    (0.5, 0.7311, 1.0)
     """
-    return Path(path.replace("\\", "/")).name
+    if epsilon > 700:
+        return 1.0
+    odds = math.exp(epsilon)
+    return min(1.0, (odds + delta) / (odds + 1))
+
+
+# --- the recipe -----------------------------------------------------------------------------------
+
+
+def recipe_text(recipe: Recipe, *, like: Mapping[str, Any] | None = None) -> str:
+    """Return a recipe as TOML: every setting that has a value; of a path, its last part.
+
+    Folders reveal a machine and its user, and nothing of the guarantee. So do the files and columns
+    of private data, and the key of their shards (:func:`without_places`). With ``like``, a recipe
+    that was written before, settings that it does not name are left out: they are newer.
+    """
+    # How it was chosen, if it was, is no part of a recipe that runs.
+    sections = without_places(recipe).model_dump(mode="json", exclude={"selection"})
+    parts = []
+    for name, settings in sections.items():
+        if not isinstance(settings, Mapping):
+            continue
+        known = settings.keys() if like is None else like.get(name, {}).keys()
+        lines = [
+            f"{_key(key)} = {_value(each)}"
+            for key, each in settings.items()
+            if each is not None and key in known
+        ]
+        if lines:
+            parts.append("\n".join([f"[{name}]", *lines]))
+    return "\n\n".join(parts) + "\n"
+
+
+def without_places(recipe: Recipe) -> Recipe:
+    """Return a recipe without the files and columns of the data, and the key of the shards."""
+    gone = dict.fromkeys(
+        ("source", "private_path", "public_path", "test_path", "id", "group", "label", "features")
+    )
+    return recipe.model_copy(
+        update={
+            "data": recipe.data.model_copy(update=gone),
+            "partition": recipe.partition.model_copy(update={"key": None}),
+        }
+    )
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else json.dumps(key)
+
+
+def _value(value: Any) -> str:
+    """Return a plain value as TOML.
+
+    >>> _value({"a b": [1, 2.5, True], "none": None}), _value("/home/ann/x.csv")
+    ('{ "a b" = [1, 2.5, true] }', '"x.csv"')
+    """
+    if isinstance(value, Mapping):
+        inside = [f"{_key(k)} = {_value(each)}" for k, each in value.items() if each is not None]
+        return f"{{ {', '.join(inside)} }}" if inside else "{}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_value(each) for each in value)}]"
+    return json.dumps(without_folder(value), ensure_ascii=False)
+
+
+def without_folder(value: Any) -> Any:
+    """Return the last part of a path, and any other value as it is.
+
+    >>> [without_folder(each) for each in ("/home/ann/records.csv", "C:\\\\a\\\\b.csv", 3)]
+    ['records.csv', 'b.csv', 3]
+    """
+    if isinstance(value, str) and ("/" in value or "\\" in value):
+        return Path(value.replace("\\", "/")).name
+    return value

@@ -1,8 +1,11 @@
-"""Pictures as SVG inside the page: drawn by matplotlib, coloured by the page's own style.
+"""Plots as SVG inside the page: made by matplotlib, coloured by the page's own style.
 
-Each picture is drawn twice, wide and narrow, and the page shows the one that fits. Lines and text
-take their colours from CSS variables, so that light, dark and print need no second drawing. Text
-stays text, in the page's font.
+Each plot is made twice, wide and narrow, and the page shows the one that fits. Lines and text take
+their colours from CSS variables, so that light, dark and print need no second plot. Text stays
+text, in the page's font.
+
+Releases are compared with these plots byte for byte: a change of one that a release shows needs a
+new release format (:mod:`pate.releases.documents`).
 """
 
 from __future__ import annotations
@@ -14,55 +17,60 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from pate.metrics import Share
 from pate.report.facts import Facts
-from pate.report.markup import Markup, escape, tag
+from pate.report.templates import escape_html
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
+    from matplotlib.figure import Figure
 
-# What matplotlib draws with, and the variable of the page's style that takes its place.
+# The colours given to matplotlib, and the variables of the page's style that take their place.
 INK, MUTED, GRID, MAIN, SECOND, THIRD, FOURTH, SOFT = (f"#0000{n:02x}" for n in range(1, 9))
 _VARIABLES = {
     "#000000": "ink", INK: "ink", MUTED: "muted", GRID: "grid", MAIN: "main", SECOND: "second",
     THIRD: "third", FOURTH: "fourth", SOFT: "soft",
 }  # fmt: skip
 _WIDE, _NARROW = (9.2, 4.3), (4.6, 4.3)  # inches; both in one scale, so that text is of one size
-_LONGEST = 18  # of a class's name in a picture
+_LONGEST = 18  # of a class's name in a plot
 
-Drawing = Callable[["Axes", bool], None]
+Plotter = Callable[["Axes", bool], None]
 
 
-def picture(name: str, drawing: Drawing, *, title: str, told: str, height: float = 1.0) -> Markup:
-    """A drawing for both widths, with a title and what it shows in words for who cannot see it."""
-    parts = [
-        tag("div", _svg(f"{name}-{kind}", drawing, kind == "narrow", title, told, height),
-            class_=f"plot {kind}")
-        for kind in ("wide", "narrow")
-    ]  # fmt: skip
+def plot(
+    name: str, plotter: Plotter, *, title: str, description: str, height: float = 1.0
+) -> Markup:
+    """Return a plot for both widths, with a title and a description for screen readers."""
+    parts = []
+    for kind in ("wide", "narrow"):
+        svg = _svg(f"{name}-{kind}", plotter, kind == "narrow", title, description, height)
+        parts.append(f'<div class="plot {kind}">{svg}</div>')
     return Markup("".join(parts))
 
 
-def _svg(name: str, drawing: Drawing, narrow: bool, title: str, told: str, height: float) -> Markup:
-    from matplotlib.figure import Figure as Canvas
+def _svg(
+    name: str, plotter: Plotter, narrow: bool, title: str, description: str, height: float
+) -> str:
+    from matplotlib.figure import Figure
 
     with _style(name):
         width, tall = _NARROW if narrow else _WIDE
-        canvas = Canvas(figsize=(width, tall * height), layout="constrained")
+        canvas = Figure(figsize=(width, tall * height), layout="constrained")
         axes = canvas.subplots()
         _plain(axes)
-        drawing(axes, narrow)
-        return _inline(name, _save(canvas), title, told)
+        plotter(axes, narrow)
+        return _inline(name, _save(canvas), title, description)
 
 
 @contextlib.contextmanager
 def _style(name: str) -> Iterator[None]:
-    """The same drawing on every machine: nothing of the user's own settings, names by hash."""
+    """Plot alike on every machine: nothing of the user's own settings, names by hash."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
-        # The browser has the glyph, or none has; matplotlib only measures with its own font.
+        # The browser has the glyph or not; matplotlib only measures with its own font.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing")
         warnings.filterwarnings("ignore", message=r".*constrained_layout.*")
         matplotlib.rcdefaults()
@@ -93,15 +101,15 @@ def _plain(axes: Axes) -> None:
     axes.tick_params(length=0, pad=6)
 
 
-def _save(canvas: Canvas) -> str:
+def _save(canvas: Figure) -> str:
     text = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     canvas.savefig(text, format="svg", metadata=nothing)
     return text.getvalue()
 
 
-def _inline(name: str, svg: str, title: str, told: str) -> Markup:
-    """An SVG file as an element of a page: own ids, own colours, a name and a description."""
+def _inline(name: str, svg: str, title: str, description: str) -> str:
+    """Return an SVG file as an element of a page: own ids, own colours, title and description."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'\bid="', f'id="{name}-', body)
@@ -112,19 +120,19 @@ def _inline(name: str, svg: str, title: str, told: str) -> Markup:
     opening, rest = body.split(">", 1)
     box = re.search(r'viewBox="[^"]*"', opening)
     assert box is not None
-    return Markup(
+    return (
         f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {box[0]} role="img" '
         f'aria-labelledby="{name}-title {name}-desc">'
-        f'<title id="{name}-title">{escape(title)}</title>'
-        f'<desc id="{name}-desc">{escape(told)}</desc>{rest}'
+        f'<title id="{name}-title">{escape_html(title)}</title>'
+        f'<desc id="{name}-desc">{escape_html(description)}</desc>{rest}'
     )
 
 
-# --- the pictures ---------------------------------------------------------------------------------
+# --- the plots ------------------------------------------------------------------------------------
 
 
-def cost_picture(facts: Facts) -> Markup:
-    """ε as queries are answered."""
+def cost_plot(facts: Facts) -> Markup:
+    """Plot ε as queries are answered."""
     curves, private = facts.curves, facts.private
     last = curves.queries[-1]
     lines = [
@@ -133,7 +141,7 @@ def cost_picture(facts: Facts) -> Markup:
         ("moments", curves.moments, MAIN, "-", 2.6),
     ]
 
-    def draw(axes: Axes, narrow: bool) -> None:
+    def plotter(axes: Axes, narrow: bool) -> None:
         for label, values, colour, dashes, width in lines:
             axes.plot(curves.queries, values, color=colour, linestyle=dashes, linewidth=width,
                       label=label, solid_capstyle="round")  # fmt: skip
@@ -147,25 +155,25 @@ def cost_picture(facts: Facts) -> Markup:
             axes.plot([last], [facts.sanitised.epsilon], "D", color=THIRD, markersize=7,
                       clip_on=False, label="sanitised")  # fmt: skip
         # What matters stays in sight where naive sums run far above it.
-        told = max(facts.guarantee.epsilon, curves.moments[-1], 1e-6)
-        axes.set_ylim(0, min(2.4 * told, 1.06 * max(*curves.naive, *curves.advanced, told)))
+        shown = max(facts.guarantee.epsilon, curves.moments[-1], 1e-6)
+        axes.set_ylim(0, min(2.4 * shown, 1.06 * max(*curves.naive, *curves.advanced, shown)))
         axes.set_xlim(0, last * 1.015)
         axes.set_xlabel("queries asked, at the plan’s worst")
         axes.set_ylabel("ε")
         _legend(axes, columns=2 if narrow else 5 if private is None else 3)
 
     ends = ", ".join(f"{label} {values[-1]:.4g}" for label, values, *_ in lines)
-    told = f"ε grows with the queries asked. After all {last}: {ends}."
-    return picture("cost", draw, title="ε as queries are answered", told=told)
+    description = f"ε grows with the queries asked. After all {last}: {ends}."
+    return plot("cost", plotter, title="ε as queries are answered", description=description)
 
 
-def moment_picture(facts: Facts) -> Markup:
-    """Which λ won."""
+def moment_plot(facts: Facts) -> Markup:
+    """Plot ε over λ, and mark the best λ."""
     profile = facts.profile
     best = min(range(len(profile.moments)), key=profile.epsilons.__getitem__)
     moment, least = profile.moments[best], profile.epsilons[best]
 
-    def draw(axes: Axes, narrow: bool) -> None:
+    def plotter(axes: Axes, narrow: bool) -> None:
         axes.plot(profile.moments, profile.epsilons, color=MAIN, linewidth=2.4)
         axes.plot([moment], [least], "o", color=THIRD, markersize=9, clip_on=False)
         axes.annotate(
@@ -181,28 +189,36 @@ def moment_picture(facts: Facts) -> Markup:
         axes.set_xlabel("λ")
         axes.set_ylabel("ε of the labels")
 
-    told = f"ε of the planned labels at each λ; the least, {least:.4g}, is at λ = {moment:g}."
-    return picture("moment", draw, title="Which λ won", told=told, height=0.8)
+    description = (
+        f"ε of the planned labels at each λ; the least, {least:.4g}, is at λ = {moment:g}."
+    )
+    return plot("moment", plotter, title="Which λ won", description=description, height=0.8)
 
 
-def labels_picture(facts: Facts) -> Markup:
-    """Released labels of each class."""
+def labels_plot(facts: Facts) -> Markup:
+    """Plot the number of released labels of each class."""
     names = [short(row.name) for row in facts.classes]
     counts = [row.labels for row in facts.classes]
 
-    def draw(axes: Axes, narrow: bool) -> None:
+    def plotter(axes: Axes, narrow: bool) -> None:
         _bars(axes, names, counts)
         axes.set_xlabel("released labels")
 
-    told = ", ".join(f"{row.name}: {row.labels}" for row in facts.classes)
+    description = ", ".join(f"{row.name}: {row.labels}" for row in facts.classes)
     height = (0.55 + 0.36 * len(names)) / _WIDE[1]
-    return picture("labels", draw, title="Released labels of each class", told=told, height=height)
+    return plot(
+        "labels",
+        plotter,
+        title="Released labels of each class",
+        description=description,
+        height=height,
+    )
 
 
-def shares_picture(rows: Sequence[tuple[str, Share]]) -> Markup:
-    """Shares with their 95 % intervals, one under the other."""
+def shares_plot(rows: Sequence[tuple[str, Share]]) -> Markup:
+    """Plot shares with their 95 % intervals, one under the other."""
 
-    def draw(axes: Axes, narrow: bool) -> None:
+    def plotter(axes: Axes, narrow: bool) -> None:
         axes.grid(axis="y", visible=False)
         axes.grid(axis="x", color=GRID, linewidth=0.8)
         for place, (_, share) in enumerate(rows):
@@ -218,42 +234,46 @@ def shares_picture(rows: Sequence[tuple[str, Share]]) -> Markup:
         axes.set_xlim(-2, 102)
         axes.set_xlabel("per cent, with 95 % intervals")
 
-    told = "; ".join(
+    description = "; ".join(
         f"{name}: {100 * s.accuracy:.1f} %, from {100 * s.low:.1f} to {100 * s.high:.1f}"
         for name, s in rows
     )
     height = (1.0 + 0.62 * len(rows)) / _WIDE[1]
-    return picture("shares", draw, title="Accuracy, side by side", told=told, height=height)
+    return plot(
+        "shares", plotter, title="Accuracy, side by side", description=description, height=height
+    )
 
 
-def consensus_picture(winners: Sequence[int]) -> Markup:
-    """How many teachers stood behind the winner. PRIVATE."""
+def consensus_plot(winners: Sequence[int]) -> Markup:
+    """Plot how many teachers voted for the winner. PRIVATE."""
     width = 100 / len(winners)
 
-    def draw(axes: Axes, narrow: bool) -> None:
+    def plotter(axes: Axes, narrow: bool) -> None:
         left = [width * n for n in range(len(winners))]
         axes.bar(left, winners, width=0.88 * width, align="edge", color=FOURTH)
         axes.set_xlim(0, 100)
         axes.set_xlabel("teachers who voted for the winner, per cent")
         axes.set_ylabel("queries")
 
-    told = ", ".join(
+    description = ", ".join(
         f"{width * n:.0f} to {width * (n + 1):.0f} per cent: {count}"
         for n, count in enumerate(winners)
         if count
     )
-    return picture("consensus", draw, title="How far teachers agree", told=told, height=0.8)
+    return plot(
+        "consensus", plotter, title="How far teachers agree", description=description, height=0.8
+    )
 
 
-def comparison_picture(facts: Facts) -> Markup:
-    """Accuracy over ε, of all methods that were compared; what needs no ε is a line across."""
+def comparison_plot(facts: Facts) -> Markup:
+    """Plot accuracy over ε of all methods compared; one without an ε is a horizontal line."""
     priced = [row for row in facts.comparison if row.epsilon is not None]
     free = [row for row in facts.comparison if row.epsilon is None]
     names = list(dict.fromkeys(row.name for row in priced))
     costs = sorted({float(f"{row.epsilon:.3g}") for row in priced})
-    looks = ((THIRD, (0, (6, 2))), (MUTED, (0, (1, 1.8))), (FOURTH, (0, (6, 2, 1.5, 2))))
+    styles = ((THIRD, (0, (6, 2))), (MUTED, (0, (1, 1.8))), (FOURTH, (0, (6, 2, 1.5, 2))))
 
-    def draw(axes: Axes, narrow: bool) -> None:
+    def plotter(axes: Axes, narrow: bool) -> None:
         curves = []
         for place, name in enumerate(names):
             rows = sorted((r for r in priced if r.name == name), key=lambda r: r.epsilon or 0.0)
@@ -270,7 +290,7 @@ def comparison_picture(facts: Facts) -> Markup:
         for place, row in enumerate(free):
             if row.method == "majority" and 100 * row.accuracy < bottom:
                 continue  # it would press all others together; the table has it
-            colour, dashes = looks[place % len(looks)]
+            colour, dashes = styles[place % len(styles)]
             lines.append(
                 axes.axhline(100 * row.accuracy, color=colour, linestyle=dashes, linewidth=1.6,
                              label=short(row.name), zorder=1)
@@ -284,12 +304,12 @@ def comparison_picture(facts: Facts) -> Markup:
         axes.set_ylabel("accuracy, per cent")
         _legend(axes, columns=2 if narrow else 4, handles=[*curves, *lines])
 
-    told = "; ".join(
+    description = "; ".join(
         f"{row.name}{'' if row.epsilon is None else f' at ε {row.epsilon:.4g}'}: "
         f"{100 * row.accuracy:.1f} %"
         for row in facts.comparison
     )
-    return picture("comparison", draw, title="Accuracy over ε", told=told)
+    return plot("comparison", plotter, title="Accuracy over ε", description=description)
 
 
 def _bars(axes: Axes, names: Sequence[str], counts: Sequence[int]) -> None:
@@ -315,7 +335,7 @@ def _legend(axes: Axes, *, columns: int, handles: list[Any] | None = None) -> An
 
 
 def short(name: str) -> str:
-    """A name that fits beside a bar.
+    """Return a name that fits beside a bar.
 
     >>> short("a class with quite a long name")
     'a class with quit…'

@@ -1,14 +1,13 @@
-"""What only the owner of the data may see: raw votes in sum, the data-dependent ε, the reference.
+"""Facts for the owner of the data alone: raw votes in sum, the data-dependent ε, the reference.
 
-Nothing here is ever on the public page. The page that shows it says so on every sheet, and its file
-can be read by its owner only.
+Nothing here is ever on the public page. The page that shows it is stamped on every sheet, and its
+file can be read by its owner only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from pate.mechanisms import make_mechanism
 from pate.metrics import Share
 from pate.pipeline.runner import Run
 from pate.report.curves import shown_queries
-from pate.report.facts import Figure
+from pate.report.facts import Cost
 
 _BINS = 20
 _POINTS = 30  # a prefix of the votes is costed for each
@@ -26,39 +25,39 @@ _POINTS = 30  # a prefix of the votes is costed for each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateFacts:
-    """PRIVATE, all of it."""
+    """The content of the private panels. All of it is PRIVATE."""
 
-    dependent: Figure | None  # worked out from the votes; None of settings chosen privately
+    dependent: Cost | None  # worked out from the votes; None of settings chosen privately
     dependent_queries: tuple[int, ...]
     dependent_curve: tuple[float, ...]  # empty for an interactive release
-    reading: Figure  # of what was answered; not fixed in advance, so no guarantee
+    reading: Cost  # of what was answered; not fixed in advance, so no guarantee
     winners: tuple[int, ...]  # queries by the share of teachers that voted for the winner
     reference: Share | None  # the student's model on the private labels themselves
     shards: Mapping[str, int]
 
 
 def gather_private(run: Run) -> PrivateFacts:
-    """Opens what is PRIVATE, for the eyes of the data's owner."""
+    """Return the private facts of a run, for the owner of the data."""
     recipe = run.recipe
     conversion = Conversion(recipe.privacy.conversion)
-    figures = run.artifact("account-private").json("guarantees.json")
-    dependent = None if recipe.selection is not None else _figure(figures[conversion.value])
+    costs_private = run.artifact("account-private").json("guarantees.json")
+    dependent = None if recipe.selection is not None else Cost.of(costs_private[conversion.value])
     costs = run.artifact("account").json("guarantees.json")
     counts, answered, teachers = _votes(run)
-    # One try's cost says nothing of a choice among several: then there is no curve either.
     follows = recipe.aggregate.cost_follows_answers
     fixed = [_set(dependent.moment)] if dependent is not None and follows else None
+    # The cost of one try is not that of a choice among several: then there is no curve either.
     steps = shown_queries(len(counts), _POINTS) if len(counts) and dependent is not None else ()
     mechanism = make_mechanism(recipe.aggregate)
     totals = [
         mechanism.data_dependent_cost(counts[:n], moments=fixed, answered=answered[:n])
         for n in steps
-        if not mechanism.uses_student  # its cost hangs on the students of its rounds
+        if not mechanism.uses_student  # its cost depends on the students of its rounds
     ]
     reference = None
     if recipe.evaluate.reference:
         found = run.artifact("evaluate-reference").json("evaluation.json")["reference"]
-        reference = Share(**found)
+        reference = Share.of(found)
     return PrivateFacts(
         dependent=dependent,
         dependent_queries=steps,
@@ -66,7 +65,7 @@ def gather_private(run: Run) -> PrivateFacts:
             total.guarantee(delta=recipe.privacy.delta, conversion=conversion).epsilon
             for total in totals
         ),
-        reading=_figure(costs["odometer"][conversion.value]),
+        reading=Cost.of(costs["odometer"][conversion.value]),
         winners=_winners(counts, teachers),
         reference=reference,
         shards=run.artifact("partition").json("report.json"),
@@ -74,7 +73,7 @@ def gather_private(run: Run) -> PrivateFacts:
 
 
 def _votes(run: Run) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:
-    """Counts of the queries that were asked, in that order, and which of them were answered."""
+    """Return the counts of the queries asked, in order, which were answered, and the teachers."""
     votes, released = run.artifact("vote"), run.artifact("aggregate")
     asked = np.array(released.array("asked.npy"))
     counts = votes.array("counts.npy")[asked].astype(np.int64)
@@ -82,7 +81,7 @@ def _votes(run: Run) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:
 
 
 def _winners(counts: NDArray[np.int64], teachers: int) -> tuple[int, ...]:
-    """How many queries had a winner with 0 … 5 %, 5 … 10 % … of the teachers.
+    """Count the queries whose winner had 0 … 5 %, 5 … 10 % … of the teachers.
 
     >>> _winners(np.array([[9, 1], [10, 0], [5, 5]]), 10)[-3:]
     (0, 1, 1)
@@ -91,10 +90,6 @@ def _winners(counts: NDArray[np.int64], teachers: int) -> tuple[int, ...]:
     return tuple(np.bincount(bins, minlength=_BINS).tolist())
 
 
-def _figure(figure: Mapping[str, Any]) -> Figure:
-    return Figure(**{key: figure[key] for key in ("epsilon", "delta", "moment", "conversion")})
-
-
 def _set(value: float | None) -> float:
-    assert value is not None  # a data-dependent figure has the λ it was read at
+    assert value is not None  # a data-dependent ε has the λ it was computed at
     return value

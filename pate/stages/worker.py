@@ -30,7 +30,7 @@ from pate.teachers.families import group_families, predict_many_labels, train_ma
 from pate.teachers.persist import restore, save
 from pate.teachers.protocol import Teacher
 from pate.teachers.spec import ModelSpec
-from pate.untrusted import is_own, shown
+from pate.untrusted import describe_error, is_own
 
 CHUNK = 4096  # inputs predicted at a time
 ABSTAINS = -1
@@ -209,4 +209,4 @@ def _open(each: Mapping[str, Any]) -> Artifact:
 
 def _reason(error: Exception) -> str:
     """Return why a teacher failed; the text of errors other than ours may quote private records."""
-    return str(error) if is_own(error) else shown(error)
+    return str(error) if is_own(error) else describe_error(error)

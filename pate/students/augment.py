@@ -1,8 +1,8 @@
-"""Changes to a batch of images that leave their class as it is.
+"""Augmentation: random changes to a batch of images that do not change their class.
 
 An augmentation maps a batch, as the data sets give it ((n, h, w) or (n, h, w, channels)), and a
 generator to a batch of the same shape. The same generator state gives the same images, on every
-device: generators are the processor's. What a user wrote, and transforms, work in host memory.
+device: generators are on the CPU. The user's own functions and transforms run in host memory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Augment = Callable[[Tensor, Generator], Tensor]
 def make_augment(
     name: str, *, shape: tuple[int, ...], plugin_path: Path | None = None
 ) -> Augment | None:
-    """The augmentation of that name for records of ``shape``; None where there is none.
+    """Return the augmentation of that name for records of ``shape``, or None for no change.
 
-    ``auto`` is ``affine`` for images and nothing else. A ``module:attr`` is a function of a batch
-    and ``generator``, or a torchvision transform: then it sees one image (channels, h, w) at a
-    time.
+    ``auto`` is ``affine`` for images and no change for other records. A ``module:attr`` is a
+    function of a batch and ``generator``, or a torchvision transform, which is applied to one
+    image (channels, h, w) at a time.
 
     >>> make_augment("auto", shape=(28, 28)).__name__
     'affine'
@@ -65,7 +65,7 @@ def affine(
     shear: float = 0.15,
     move: float = 0.1,
 ) -> Tensor:
-    """Every image turned, scaled, sheared and moved by its own random amounts.
+    """Rotate, scale, shear and move every image by its own random amounts.
 
     >>> moved = affine(torch.ones(4, 8, 8), torch.Generator().manual_seed(0))
     >>> moved.shape
@@ -86,13 +86,13 @@ def affine(
     maps = torch.cat([turn @ skew, places.unsqueeze(2)], dim=2)
     pixels, back = _channels_first(images)
     grid = functional.affine_grid(maps, list(pixels.shape), align_corners=False)
-    # Bright edges would smear into the image from a border of zeros.
+    # A border of zeros would blend into images with bright edges.
     warped = functional.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
     return back(warped)
 
 
 def shift(images: Tensor, generator: Generator, *, most: float = 0.1) -> Tensor:
-    """Every image moved by whole pixels, its own number of them; the border is continued."""
+    """Move every image by its own number of whole pixels; the border is repeated."""
     height, width = images.shape[1:3]
     up, left = (max(1, round(most * side)) for side in (height, width))
     n = len(images)
@@ -104,7 +104,7 @@ def shift(images: Tensor, generator: Generator, *, most: float = 0.1) -> Tensor:
 
 
 def randaugment(images: Tensor, generator: Generator) -> Tensor:
-    """torchvision's RandAugment (Cubuk et al. 2020), on images with values in [0, 1]."""
+    """Apply torchvision's RandAugment (Cubuk et al. 2020) to images with values in [0, 1]."""
     from pate.vision import torchvision
 
     torchvision()
@@ -128,7 +128,7 @@ def _own(name: str, plugin_path: Path | None) -> Augment:
                 "without any, or an object"
             ) from error
     if not callable(made):
-        raise InvalidInput(f"the augmentation {name} is no function of a batch of images")
+        raise InvalidInput(f"the augmentation {name} is not a function of a batch of images")
     whole = not isinstance(made, torch.nn.Module) and "generator" in _arguments(made)
 
     def own(images: Tensor, generator: Generator) -> Tensor:
@@ -154,7 +154,7 @@ def _arguments(made: Any) -> frozenset[str]:
 
 
 def _each(images: Tensor, change: Callable[[Tensor], Tensor], generator: Generator) -> Tensor:
-    """Image by image: a transform on a whole batch would change all of them alike."""
+    """Apply a transform image by image: on a whole batch it would change all in the same way."""
     seed = int(torch.randint(2**31, (1,), generator=generator))
     pixels, back = _channels_first(images.cpu())
     with seeded_torch(seed):  # transforms draw from torch's own generator, on the processor
@@ -162,7 +162,7 @@ def _each(images: Tensor, change: Callable[[Tensor], Tensor], generator: Generat
 
 
 def _channels_first(images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """(n, channels, h, w), and the way back."""
+    """Return images as (n, channels, h, w), and the inverse function."""
     if images.dim() == 3:
         return images.unsqueeze(1), lambda pixels: pixels.squeeze(1)
     return images.permute(0, 3, 1, 2), lambda pixels: pixels.permute(0, 2, 3, 1)

@@ -1,7 +1,7 @@
-"""How far a student has come, on disk: whole or as it was before.
+"""Checkpoints of a student's training, replaced atomically.
 
-A checkpoint is a help and no result: one of other settings or data, or a damaged one, counts for
-nothing, and training begins anew.
+A checkpoint only saves time: one of other settings or data, or a damaged one, is ignored, and
+training starts from scratch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One file of tensors and a JSON record; ``identity`` says of which training."""
+    """One file of tensors and a JSON record; ``identity`` identifies the training."""
 
     path: Path
     identity: str
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What was written last under the same identity; None where there is nothing to use."""
+        """Return the content last written under the same identity, or None."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -42,7 +42,7 @@ class Checkpoint:
             return None
 
     def write(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-        """Takes the place of the one before, in one step."""
+        """Replace the previous checkpoint atomically."""
         from safetensors.torch import save
 
         # Copies: every tensor whole and in memory of its own, also tied weights.
@@ -57,7 +57,7 @@ class Checkpoint:
 
 
 def pack(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under names of their own kind, to share a file with others.
+    """Return tensors under prefixed names, to share a file with others.
 
     >>> list(pack("model", {"weight": 1}))
     ['model/weight']
@@ -66,13 +66,13 @@ def pack(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What :func:`pack` put in under that prefix."""
+    """Return the tensors that :func:`pack` stored under that prefix."""
     start = f"{prefix}/"
     return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
 
 
 def pack_optimizer(optimizer: Optimizer) -> dict[str, Tensor]:
-    """The memory of SGD, Adam or AdamW, which is all tensors; the settings are the recipe's."""
+    """Return the state of SGD, Adam or AdamW as tensors; the settings come from the recipe."""
     import torch
 
     return {
@@ -84,7 +84,7 @@ def pack_optimizer(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def unpack_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Brings back what :func:`pack_optimizer` took, into an optimizer made in the same way."""
+    """Restore the state from :func:`pack_optimizer` in an optimizer with the same settings."""
     state: dict[int, dict[str, Any]] = {}
     for name, value in unpack("optimizer", tensors).items():
         index, _, key = name.partition("/")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pate.engines.progress import Progress, Silence
 from pate.errors import InvalidInput
 from pate.students.checkpoint import Checkpoint
-from pate.students.spec import StudentSpec, sub_seed
+from pate.students.spec import StudentSpec, derived_seed
 from pate.teachers.adapters import build, make
 from pate.teachers.protocol import Teacher
 
@@ -30,13 +30,13 @@ class StudentData:
     array([1])
 
     Guarantees:
-        There is no place for a true label, a test input or a private record, so no method can
-        see one, be it for training or for stopping.
+        It has no field for a true label, a test input or a private record, so no method can see
+        one, neither for training nor for stopping.
     """
 
     inputs: NDArray[Any]  # (n, …) every public input, as the student's model sees it
     features: NDArray[Any] | None = None  # (n, d) the encoder's, for graphs and choosing
-    rows: NDArray[np.int64]  # (m,) which inputs have a label; the same may come twice
+    rows: NDArray[np.int64]  # (m,) the inputs with a label; one may occur twice
     labels: NDArray[np.int64]  # (m,)
     classes: int
 
@@ -75,12 +75,12 @@ class StudentData:
 
     @property
     def graph_features(self) -> NDArray[Any]:
-        """What nearness is measured in: the encoder's features, or else the inputs."""
+        """The features that define neighbours: the encoder's, or otherwise the inputs."""
         chosen = self.inputs if self.features is None else np.asarray(self.features)
         return chosen.reshape(len(chosen), -1)
 
     def digest(self) -> str:
-        """A hash of all of it, by which a checkpoint knows its data again."""
+        """Return a hash of all of it, by which a checkpoint recognises its data."""
         found = hashlib.sha256(f"{self.classes}".encode())
         for array in (self.inputs, self.features, self.rows, self.labels):
             if array is not None:
@@ -108,22 +108,22 @@ class Tools:
     factory: Callable[..., Any] | None = None  # makes the model where the spec does not name one
 
     def fresh(self, name: str = "") -> Teacher:
-        """An untrained model; ``name`` tells apart those of one student."""
-        seed = sub_seed(self.spec.seed, "model", name) if name else self.spec.seed
+        """Return an untrained model; ``name`` distinguishes those of one student."""
+        seed = derived_seed(self.spec.seed, "model", name) if name else self.spec.seed
         model = self.spec.as_model()
         if self.factory is not None:
             return build(self.factory, model, classes=self.classes, seed=seed)
         return make(model, classes=self.classes, seed=seed, plugin_path=self.plugin_path)
 
     def checkpoint(self, name: str) -> Checkpoint | None:
-        """A file of that name among the student's checkpoints; None if none are kept."""
+        """Return the student's checkpoint of that name; None if none are kept."""
         if self.folder is None:
             return None
         return Checkpoint(path=self.folder / f"{name}.safetensors", identity=self.identity)
 
     @contextlib.contextmanager
     def progress(self, total: int, done: int) -> Iterator[Progress]:
-        """Shows how far a method has come, where somebody looks."""
+        """Show the progress of a method, if a display was given."""
         if self.show is None:
             yield Silence()
         else:
@@ -131,19 +131,21 @@ class Tools:
                 yield bar
 
     def held_out(self, data: StudentData) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Places of released labels to learn from, and to stop by; no input is in both."""
+        """Return positions of released labels to learn from and to stop by; they share no input."""
         rows, share = data.rows, self.spec.validation
         distinct = np.unique(rows)
         if share == 0 or len(distinct) < 2:
             return np.arange(len(rows)), np.empty(0, dtype=np.int64)
         count = min(max(1, round(share * len(distinct))), len(distinct) - 1)
-        order = np.random.default_rng(sub_seed(self.spec.seed, "held out")).permutation(distinct)
+        order = np.random.default_rng(derived_seed(self.spec.seed, "held out")).permutation(
+            distinct
+        )
         out = np.isin(rows, order[:count])
         return np.flatnonzero(~out), np.flatnonzero(out)
 
 
 def refuse_torch_keys(spec: StudentSpec) -> None:
-    """For a model that is no torch module: what only such a module can use is refused."""
+    """Refuse keys that only a torch module can use, for another model."""
     set_ = {
         "augment": spec.augment not in ("none", "auto"),
         "smoothing": spec.smoothing > 0,

@@ -1,8 +1,8 @@
 """A semi-supervised GAN with feature matching (Salimans et al. 2016), the student of PATE-G.
 
-The student is the discriminator: its K logits say the class of an input, and their log-sum-exp
-whether the input is real. The generator is asked for inputs that have, on average, the features
-that real ones have; it is dropped at the end (Papernot et al. 2017).
+The student is the discriminator: its K logits give the class of an input, and their log-sum-exp
+whether the input is real. The generator learns to match the average features of real inputs; it is
+dropped at the end (Papernot et al. 2017).
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from torch.nn.functional import softplus
 from pate.errors import InvalidInput
 from pate.students.data import StudentData, Tools
 from pate.students.semi_supervised import Learner, prepare, unchanged
-from pate.students.spec import StudentSpec, sub_seed
+from pate.students.spec import StudentSpec, derived_seed
 from pate.students.training import Epoch, soft_cross_entropy
 from pate.teachers.placement import seeded_torch
 from pate.teachers.protocol import Teacher
 
 
 def gan(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
-    """A torch student by a feature-matching GAN; settings in ``[student.gan]``.
+    """Train a torch student by a feature-matching GAN; settings in ``[student.gan]``.
 
-    Features are what the model's method ``features`` returns, or else what its last linear layer
-    sees. ``augment = "auto"`` changes nothing: the generator would learn the changes too.
+    Features are those of the model's method ``features``, or otherwise the input of its last
+    linear layer. ``augment = "auto"`` changes nothing: the generator would learn the changes too.
     """
     settings = spec.gan
     task = prepare(spec, data, tools)
     change = task.change(spec.augment, unchanged, noise=0.0)
-    features = feature_map(task.student.module, classes=data.classes, name=spec.model)
+    features = feature_function(task.student.module, classes=data.classes, name=spec.model)
     learner = Learner(task.student.module)
-    with seeded_torch(sub_seed(spec.seed, "generator")):
-        made = Maker(task.inputs, latent=settings.latent, hidden=settings.hidden)
+    with seeded_torch(derived_seed(spec.seed, "generator")):
+        made = InputGenerator(task.inputs, latent=settings.latent, hidden=settings.hidden)
     learner.add_module("generator", made)
 
     def losses(epoch: Epoch) -> Iterator[Tensor]:
@@ -45,15 +45,15 @@ def gan(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
             real = change(task.seen(rows), epoch.generator)
             with torch.no_grad():
                 fake = made.draw(len(rows), epoch.generator)
-            # One pass: BatchNorm then treats real and made inputs alike, as it will real ones.
+            # One pass: BatchNorm then treats real and generated inputs in the same way.
             logits = task.logits(torch.cat([known, real, fake]))
             said, of_real, of_fake = torch.tensor_split(
                 logits, [len(known), len(known) + len(real)]
             )
             supervised = soft_cross_entropy(said, task.targets(places), smoothing=spec.smoothing)
-            yield supervised + settings.weight * realness(of_real, of_fake)
+            yield supervised + settings.weight * real_or_fake_loss(of_real, of_fake)
 
-            with at_rest(task.student.module):
+            with frozen(task.student.module):
                 with torch.no_grad():
                     wanted = features(real).flatten(1).mean(dim=0)
                 found = features(made.draw(len(rows), epoch.generator)).flatten(1).mean(dim=0)
@@ -62,20 +62,20 @@ def gan(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
     return task.learn(learner, losses, losses_per_step=2)
 
 
-def realness(real: Tensor, fake: Tensor) -> Tensor:
-    """The loss of telling real from made inputs, with Z / (Z + 1) the probability of real.
+def real_or_fake_loss(real: Tensor, fake: Tensor) -> Tensor:
+    """Return the loss of separating real from generated inputs; Z / (Z + 1) is P(real).
 
     Z is the sum of the exponentials of K logits: a class K + 1 with its logit fixed at zero.
 
-    >>> realness(torch.tensor([[9.0, -9.0]]), torch.tensor([[-9.0, -9.0]])) < 0.001
+    >>> real_or_fake_loss(torch.tensor([[9.0, -9.0]]), torch.tensor([[-9.0, -9.0]])) < 0.001
     tensor(True)
     """
     at_real, at_fake = real.logsumexp(dim=1), fake.logsumexp(dim=1)
     return 0.5 * (softplus(-at_real).mean() + softplus(at_fake).mean())
 
 
-def feature_map(module: nn.Module, *, classes: int, name: str) -> Callable[[Tensor], Tensor]:
-    """What the generator has to match: the method ``features``, or what the last layer sees."""
+def feature_function(module: nn.Module, *, classes: int, name: str) -> Callable[[Tensor], Tensor]:
+    """Return the features to match: the method ``features``, or the last layer's input."""
     own: Any = getattr(module, "features", None)
     if callable(own):
         return own  # type: ignore[no-any-return]
@@ -100,10 +100,11 @@ def feature_map(module: nn.Module, *, classes: int, name: str) -> Callable[[Tens
 
 
 @contextlib.contextmanager
-def at_rest(module: nn.Module) -> Iterator[None]:
-    """Inside, the module is as it predicts, and what is computed gives it no gradient.
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Put the module in evaluation mode without gradients; restore it afterwards.
 
-    BatchNorm would otherwise bring made inputs to the mean of the batch, which is to be matched.
+    BatchNorm would otherwise shift generated inputs to the mean of the batch, which is to be
+    matched.
     """
     open_ = [parameter for parameter in module.parameters() if parameter.requires_grad]
     module.eval()
@@ -118,8 +119,8 @@ def at_rest(module: nn.Module) -> Iterator[None]:
 
 
 @final
-class Maker(nn.Module):
-    """Linear layers from noise to inputs; every number stays between its least and its largest."""
+class InputGenerator(nn.Module):
+    """Linear layers from noise to inputs; every feature stays within the range of real inputs."""
 
     least: Tensor
     width: Tensor
@@ -138,7 +139,7 @@ class Maker(nn.Module):
         self.register_buffer("width", most - least)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """That many inputs."""
+        """Return ``count`` generated inputs."""
         noise = torch.rand(count, self.latent, generator=generator).to(self.least.device)
         made: Tensor = self.layers(noise)
         return self.least + self.width * made.view(count, *self.shape)

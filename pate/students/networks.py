@@ -18,9 +18,9 @@ SMALLEST = 8  # pixels along a side
 
 
 def channels_first(images: Tensor) -> Tensor:
-    """Images (n, h, w) or (n, h, w, channels) as (n, channels, h, w), laid out for speed.
+    """Return images (n, h, w) or (n, h, w, channels) as (n, channels, h, w).
 
-    The memory keeps channels last, in which small convolutions are about twice as fast.
+    The memory layout stays channels last, in which small convolutions are about twice as fast.
     """
     if images.dim() == 3:
         images = images.unsqueeze(-1)
@@ -61,7 +61,7 @@ class SmallCNN(nn.Module):
         self.head = nn.Linear(before * 9, classes)
 
     def features(self, images: Tensor) -> Tensor:
-        """What the last layer sees, (n, 9 × the last width)."""
+        """Return the input of the last layer, (n, 9 × the last width)."""
         pooled: Tensor = self.pool(self.body(channels_first(images)))
         return pooled.flatten(1)
 

@@ -1,7 +1,7 @@
-"""Labels spread over the graph of nearest neighbours (Zhou et al. 2004).
+"""Label propagation over the graph of nearest neighbours (Zhou et al. 2004).
 
-From a few labelled inputs and many that have none: near inputs tend to share their class. No label
-is pinned, so a wrong one is overruled by those around it.
+It starts from a few labelled inputs among many: near inputs tend to share their class. No label is
+fixed, so neighbours can overrule a wrong one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate.neighbours import directions, nearest
+from pate.nearest_neighbours import directions, nearest
 
 
 def propagate(
@@ -26,12 +26,12 @@ def propagate(
     balance: bool = False,
     graph: Any = None,
 ) -> NDArray[np.float64]:
-    """The probability of each class for every input, (n, classes).
+    """Return the probability of each class for every input, (n, classes).
 
-    Solves (I − α S) F = Y, with S the normalised graph: what a walk that stops with probability
-    1 − α at each step collects. With ``balance`` the classes are brought to the shares they have
+    Solves (I − α S) F = Y, with S the normalised graph: the labels that a walk collects which stops
+    with probability 1 − α at each step. With ``balance`` the classes are scaled to their shares
     among the released labels (class mass normalisation, Zhu et al. 2003). ``graph`` is that of
-    :func:`neighbour_graph` for these features, where it is known.
+    :func:`neighbour_graph` for these features, if it is known.
 
     >>> line = np.array([[1, 0.0], [1, 0.1], [1, 0.2], [0, 1], [0.1, 1], [0.2, 1]])
     >>> propagate(line, [0, 3], [1, 0], classes=2, neighbours=2).argmax(axis=1)
@@ -43,7 +43,7 @@ def propagate(
         graph = neighbour_graph(records, neighbours=neighbours, metric=metric)
     known = np.zeros((len(records), classes))
     np.add.at(known, (rows, labels), 1.0)
-    # Each class starts with the same mass: a walk's end says which class is near, not common.
+    # Each class starts with the same mass: a walk finds the near class, not the frequent one.
     known /= np.maximum(known.sum(axis=0), 1.0)
     spread = np.maximum(_solve(graph, known, alpha=alpha), 0.0)
     if balance:
@@ -58,7 +58,7 @@ def neighbour_graph(
     neighbours: int,
     metric: Literal["cosine", "euclidean"] = "cosine",
 ) -> Any:
-    """The symmetric graph of nearest neighbours, normalised by degree; a sparse (n, n) matrix."""
+    """Return the symmetric, degree-normalised graph of neighbours, a sparse (n, n) matrix."""
     from scipy import sparse
 
     count = len(records)
@@ -74,11 +74,11 @@ def neighbour_graph(
 def _nearest(
     records: NDArray[np.float32], *, neighbours: int, metric: str
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """For every record the nearest others and a weight from 0 to 1 for each."""
+    """Return, for every record, the nearest others and a weight from 0 to 1 for each."""
     if metric == "cosine":
         points = directions(records)
         empty = ~points.any(axis=1, keepdims=True)
-        if empty.any():  # a direction of its own: what holds nothing is like nothing else
+        if empty.any():  # a separate direction: a record of zeros is similar to no other
             points = np.hstack([points, empty.astype(np.float32)])
     else:
         points = records - records.mean(axis=0)
@@ -92,7 +92,7 @@ def _nearest(
 
 
 def _solve(graph: Any, known: NDArray[np.float64], *, alpha: float) -> NDArray[np.float64]:
-    """(I − α S)⁻¹ Y by conjugate gradients, all classes at once; I − α S is positive definite."""
+    """Solve (I − α S) F = Y by conjugate gradients, all classes at once."""
     found = known.copy()
     rest = alpha * (graph @ found)  # Y − (I − α S) Y
     along = rest.copy()
@@ -113,7 +113,7 @@ def _solve(graph: Any, known: NDArray[np.float64], *, alpha: float) -> NDArray[n
 def _rows_to_one(
     table: NDArray[np.float64], labels: NDArray[np.int64], classes: int
 ) -> NDArray[np.float64]:
-    """Rows that add up to one; where no label arrived, the shares of the released labels."""
+    """Return rows that sum to one; the shares of released labels where no label arrived."""
     total = table.sum(axis=1, keepdims=True)
     shares = np.bincount(labels, minlength=classes) / len(labels)
     reached = total > np.finfo(float).tiny

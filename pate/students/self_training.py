@@ -1,8 +1,8 @@
-"""Self-training: labels what it is surest of, learns from that, and looks again.
+"""Self-training: label the most certain inputs, learn from them, and repeat.
 
-torch modules start from labels spread over the graph of public inputs and take a larger share of
-their own labels in every round; other models start from a fit to the released labels, and keep
-what passes a threshold.
+torch modules start from labels spread over the graph of public inputs and use a larger share of
+their own labels in every round; other models start from a fit to the released labels, and use
+labels above a threshold.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pate.errors import InvalidInput
 from pate.students.checkpoint import Checkpoint
 from pate.students.data import StudentData, Tools, refuse_torch_keys
 from pate.students.propagation import propagate
-from pate.students.spec import StudentSpec, sub_seed
+from pate.students.spec import StudentSpec, derived_seed
 from pate.teachers.protocol import Teacher, guarded, probabilities, train
 from pate.teachers.torch_teacher import TorchTeacher
 
@@ -30,10 +30,10 @@ ROUNDS, CONFIDENCE = 3, 0.9  # where a threshold chooses
 
 
 def self_training(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
-    """Several rounds of labelling what has no label and fitting a fresh model to all of it.
+    """Train in rounds: label unlabelled inputs, and fit a new model to all labels.
 
-    With labels of a single class the model would be sure of everything, so it stays at a fit to
-    the released labels.
+    With released labels of a single class there is one fit to them: the model would be certain of
+    everything.
     """
     first = tools.fresh()
     if isinstance(first, TorchTeacher):
@@ -48,7 +48,7 @@ def self_training(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
 
 
 def most_confident(table: Table, *, fraction: float) -> NDArray[np.bool_]:
-    """The surest share of the rows of each class, so that no class is crowded out.
+    """Mark the most certain share of the rows of each class, so that every class is present.
 
     >>> table = np.array([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4], [0.4, 0.6], [0.45, 0.55]])
     >>> most_confident(table, fraction=0.5)
@@ -64,7 +64,7 @@ def most_confident(table: Table, *, fraction: float) -> NDArray[np.bool_]:
 
 
 def spread_labels(spec: StudentSpec, data: StudentData, places: NDArray[np.int64]) -> Table:
-    """The released labels at ``places``, spread over all public inputs."""
+    """Spread the released labels at ``places`` over all public inputs."""
     settings = spec.propagation
     return propagate(
         data.graph_features,
@@ -129,9 +129,9 @@ def _model_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
 def _add(
     given: NDArray[np.int64], table: Table, open_: NDArray[np.int64], spec: StudentSpec, number: int
 ) -> bool:
-    """Gives pseudo-labels to open rows; says whether any changed.
+    """Assign pseudo-labels to unlabelled rows; return whether any changed.
 
-    By a threshold a pseudo-label stays once given; by fractions each round chooses anew.
+    With a threshold a pseudo-label is kept once assigned; with fractions each round chooses again.
     """
     before = given.copy()
     if not len(open_):
@@ -147,7 +147,7 @@ def _add(
 
 
 class _Best(Generic[T]):
-    """The best round so far, by released labels that no round learnt from; or else the last."""
+    """The best round so far, by released labels that were held out; otherwise the last."""
 
     def __init__(self, spec: StudentSpec, data: StudentData, stop: NDArray[np.int64]) -> None:
         self._patience = spec.patience
@@ -156,7 +156,7 @@ class _Best(Generic[T]):
         self.kept: T | None = None
 
     def offer(self, student: Teacher, what: T) -> None:
-        """Takes note of a round's model; later ones win among equals."""
+        """Record a round's model; later ones win among equals."""
         score = self.score
         if len(self._labels):
             said = guarded("predict", lambda: student.predict(self._inputs), private=False)
@@ -175,7 +175,7 @@ class _Best(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One round: how pseudo-labels are chosen, and how long it trains."""
+    """One round: its choice of pseudo-labels, and its epochs."""
 
     epochs: int
     fraction: float | None = None  # of each class; None: by confidence
@@ -183,7 +183,7 @@ class Round:
 
 
 def planned_rounds(spec: StudentSpec) -> list[Round]:
-    """The rounds of a torch student; epochs rise evenly from the first round to the last.
+    """Return the rounds of a torch student; epochs rise evenly from the first to the last.
 
     >>> spec = StudentSpec(model="small-cnn", method="self-training", fractions=[0.5, 0.7, 0.9])
     >>> [(each.fraction, each.epochs) for each in planned_rounds(spec)]
@@ -203,11 +203,11 @@ def planned_rounds(spec: StudentSpec) -> list[Round]:
 
 
 def _torch_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
-    """All rounds but the last only label; the last fits the student to what they found."""
+    """Label in all rounds but the last, and fit the student to the result in the last."""
     import torch
 
     from pate.students.augment import make_augment
-    from pate.students.training import fit_agreeing, fit_table, settle
+    from pate.students.training import fit_agreeing, fit_table, initialise
 
     learn, stop = tools.held_out(data)
     several = len(np.unique(data.labels[learn])) > 1
@@ -223,12 +223,12 @@ def _torch_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
     with tools.progress(total, past) as bar:
 
         def fit(each: Round, rows: NDArray[np.int64], targets: Any, name: str) -> TorchTeacher:
-            student = settle(_torch(tools.fresh(name)), data.inputs)
+            student = initialise(_torch(tools.fresh(name)), data.inputs)
             settings: dict[str, Any] = {
                 "augment": augment,
                 "smoothing": spec.smoothing,
                 "epochs": each.epochs,
-                "seed": sub_seed(spec.seed, name),
+                "seed": derived_seed(spec.seed, name),
                 "average": spec.average,
                 "checkpoint": tools.checkpoint("epochs"),
                 "name": name,
@@ -250,7 +250,7 @@ def _torch_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
                 continue
             rows, targets = _targets(planned[number], state.table, data, learn, spec)
             folds = _folds(len(inputs), spec, number)
-            if spec.overrule == 1:  # nothing else than a second look could overrule them
+            if spec.overrule == 1:  # otherwise models that did not see them may overrule them
                 folds[data.rows[learn]] = -1  # released labels are for every part
             mine = np.flatnonzero((folds == part) | (folds < 0))
             seen = (folds[rows] != part) | (spec.folds == 1)
@@ -264,7 +264,7 @@ def _torch_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
 
 
 class _Labelling:
-    """The labels of all public inputs, round after round, and the best of them."""
+    """The labels of all public inputs, round by round, and the best of them."""
 
     def __init__(self, spec: StudentSpec, data: StudentData, kept: Checkpoint | None) -> None:
         self._spec, self._data, self._kept = spec, data, kept
@@ -299,12 +299,12 @@ class _Labelling:
         return state
 
     def finish(self, part: int, stop: NDArray[np.int64]) -> None:
-        """Takes note of a fit; with the last part of a round its labels are complete."""
+        """Record a fit; the last part of a round completes its labels."""
         self.done += 1
         if part == self._spec.folds - 1:
             fresh = self.coming / self.coming.sum(axis=1, keepdims=True)
             number = self.done // self._spec.folds
-            # Half of what earlier rounds said stays: one network's whims pass.
+            # Averaged with earlier rounds: the errors of one network fade.
             self.table = fresh if number == 1 or self.table is None else (self.table + fresh) / 2
             self.coming = np.zeros_like(self.coming)
             self._judge(number, stop)
@@ -312,7 +312,7 @@ class _Labelling:
             self._write()
 
     def _judge(self, number: int, stop: NDArray[np.int64]) -> None:
-        """By released labels that no round learnt from; later rounds win among equals."""
+        """Score the labels by released ones that were held out; later rounds win among equals."""
         score, table = self.score, self.table
         assert table is not None
         if len(stop):
@@ -338,12 +338,12 @@ class _Labelling:
 
 
 def _folds(count: int, spec: StudentSpec, number: int) -> NDArray[np.int64]:
-    """The part of every input; another division in every round.
+    """Return the part of every input; the division differs in every round.
 
-    An input is labelled by a network that has not seen its label of the round before: one that
-    had would only repeat it, right or wrong.
+    An input is labelled by a network that has not seen its label of the round before, which it
+    would only repeat, right or wrong.
     """
-    rng = np.random.default_rng(sub_seed(spec.seed, "folds", number))
+    rng = np.random.default_rng(derived_seed(spec.seed, "folds", number))
     return np.asarray(rng.permutation(count) % spec.folds, dtype=np.int64)
 
 
@@ -359,7 +359,7 @@ def _targets(
     learn: NDArray[np.int64],
     spec: StudentSpec,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The rows a round learns from, and a table of what to say on each."""
+    """Return the rows that a round learns from, and a table of their targets."""
     rows, labels = data.rows[learn], data.labels[learn]
     targets = np.zeros((len(data.inputs), data.classes), dtype=np.float32)
     used = np.zeros(len(data.inputs), dtype=bool)
@@ -369,7 +369,7 @@ def _targets(
         else:
             used = table.max(axis=1) >= each.confidence
         targets[used, table[used].argmax(axis=1)] = 1
-        # A released label may be noise: what all its surroundings deny can be let go.
+        # A released label may be noise: one that its neighbours contradict may be dropped.
         against = table[rows].max(axis=1) * (table[rows].argmax(axis=1) != labels)
         fair = against < spec.overrule if spec.overrule < 1 else np.ones(len(rows), dtype=bool)
         rows, labels = rows[fair], labels[fair]

@@ -24,14 +24,14 @@ from pate.errors import InvalidInput
 from pate.students.augment import Augment, affine, make_augment, shift
 from pate.students.data import StudentData, Tools
 from pate.students.spec import StudentSpec
-from pate.students.training import Epoch, batches, run_epochs, settle, soft_cross_entropy
+from pate.students.training import Epoch, batches, initialise, run_epochs, soft_cross_entropy
 from pate.teachers.placement import device_of
 from pate.teachers.protocol import Teacher
 from pate.teachers.torch_teacher import TorchTeacher
 
 
 class Learner(nn.Module):
-    """A student with what its method remembers from step to step.
+    """A student with the state of its method between steps.
 
     The method adds buffers or modules of its own, so that checkpoints hold them too.
     """
@@ -45,8 +45,8 @@ class Learner(nn.Module):
 class Task:
     """An untrained torch student, public inputs, and released labels to learn from and to stop by.
 
-    Every public input counts as unlabelled too, also one with a label: it may be wrong. All of it
-    is in host memory; :meth:`seen` and :meth:`targets` bring a batch to where the student works.
+    Every public input counts as unlabelled too, also one with a label, which may be wrong. All
+    tensors are in host memory; :meth:`seen` and :meth:`targets` copy a batch to the device.
     """
 
     spec: StudentSpec
@@ -60,14 +60,14 @@ class Task:
 
     @property
     def steps(self) -> int:
-        """In an epoch, which sees every public input once."""
+        """The number of steps in an epoch, which uses every public input once."""
         return math.ceil(len(self.inputs) / self.spec.batch_size)
 
     def pairs(self, epoch: Epoch, *, labelled: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """For every step, rows of ``batch_size`` inputs, and places of ``labelled`` labels.
+        """Yield rows of ``batch_size`` inputs and positions of ``labelled`` labels for every step.
 
-        All labels come equally often, but for the last time round. Nothing is of length one, of
-        which BatchNorm would have no variance.
+        All labels occur equally often, except in the last round. No batch has length one, of which
+        BatchNorm would have no variance.
         """
         order = torch.randperm(len(self.inputs), generator=epoch.generator)
         size = max(2, min(labelled, len(self.rows)))
@@ -82,11 +82,11 @@ class Task:
             )
 
     def seen(self, rows: Tensor) -> Tensor:
-        """Public inputs, where the student works."""
+        """Return public inputs on the student's device."""
         return self.inputs[rows].to(device_of(self.student.module))
 
     def targets(self, places: Tensor) -> Tensor:
-        """Labels as a table of probabilities, where the student works."""
+        """Return labels as a table of probabilities on the student's device."""
         table = nn.functional.one_hot(self.labels[places], self.tools.classes).float()
         return table.to(device_of(self.student.module))
 
@@ -94,7 +94,7 @@ class Task:
         return self.student._checked(self.student.module(inputs), len(inputs))
 
     def change(self, name: str, image: Augment, *, noise: float) -> Augment:
-        """The augmentation of that name; ``auto`` is ``image`` for images, and noise for others.
+        """Return the augmentation of that name; ``auto`` is ``image`` for images, noise for others.
 
         The noise is Gaussian, with ``noise`` times the deviation of each number among the inputs.
         """
@@ -113,7 +113,7 @@ class Task:
         *,
         losses_per_step: int = 1,
     ) -> TorchTeacher:
-        """Trains with checkpoints, progress and early stopping; the student, ready to be asked."""
+        """Train with checkpoints, progress and early stopping; return the student."""
         spec = self.spec
 
         def score(module: nn.Module) -> float:
@@ -140,7 +140,7 @@ class Task:
 
 
 def prepare(spec: StudentSpec, data: StudentData, tools: Tools) -> Task:
-    """A task for a method; a model that is no torch module is refused."""
+    """Return the task of a method; refuse a model that is not a torch module."""
     student = tools.fresh()
     if not isinstance(student, TorchTeacher):
         raise InvalidInput(
@@ -152,7 +152,7 @@ def prepare(spec: StudentSpec, data: StudentData, tools: Tools) -> Task:
     return Task(
         spec=spec,
         tools=tools,
-        student=settle(student, data.inputs),
+        student=initialise(student, data.inputs),
         inputs=torch.from_numpy(np.array(data.inputs, dtype=np.float32)),
         rows=rows[learn],
         labels=labels[learn],
@@ -162,12 +162,12 @@ def prepare(spec: StudentSpec, data: StudentData, tools: Tools) -> Task:
 
 
 def unchanged(inputs: Tensor, generator: Generator) -> Tensor:
-    """No augmentation."""
+    """Return the inputs: no augmentation."""
     return inputs
 
 
 def jitter(deviations: Tensor) -> Augment:
-    """Gaussian noise on every number, with a standard deviation for each.
+    """Return an augmentation by Gaussian noise, with a standard deviation for each number.
 
     >>> jitter(torch.tensor([0.0, 1.0]))(torch.zeros(1, 2), torch.Generator())[0, 0]
     tensor(0.)
@@ -180,20 +180,20 @@ def jitter(deviations: Tensor) -> Augment:
     return noisy
 
 
-def bend_and_cut(images: Tensor, generator: Generator) -> Tensor:
-    """A strong change: turned, scaled, sheared and moved by more, and a square of it blotted out.
+def strong_change(images: Tensor, generator: Generator) -> Tensor:
+    """Rotate, scale, shear and move images strongly, and blank out a square of each.
 
-    The whole batch at once, so it takes a small part of the time of an image-wise RandAugment.
+    It works on the whole batch at once, and so is much faster than an image-wise RandAugment.
 
-    >>> bend_and_cut(torch.ones(4, 8, 8), torch.Generator().manual_seed(0)).shape
+    >>> strong_change(torch.ones(4, 8, 8), torch.Generator().manual_seed(0)).shape
     torch.Size([4, 8, 8])
     """
     bent = affine(images, generator, degrees=25.0, scale=0.25, shear=0.25, move=0.12)
-    return cut(bent, generator)
+    return cutout(bent, generator)
 
 
-def cut(images: Tensor, generator: Generator, *, most: float = 0.4) -> Tensor:
-    """Zeros in a square at a random place, its side up to ``most`` of the image's (Cutout)."""
+def cutout(images: Tensor, generator: Generator, *, most: float = 0.4) -> Tensor:
+    """Blank out a random square, its side up to ``most`` of the image's (Cutout)."""
     share = torch.rand(len(images), 1, generator=generator) * most
 
     def near(size: int) -> Tensor:
@@ -205,21 +205,21 @@ def cut(images: Tensor, generator: Generator, *, most: float = 0.4) -> Tensor:
     return images.masked_fill(square if images.dim() == 3 else square[..., None], 0.0)
 
 
-MEMORY = 0.98  # of the average of what the student says, from step to step
-LEAST = 1e-4  # a share nobody divides by less than
+MEMORY = 0.98  # decay of the average prediction, from step to step
+LEAST = 1e-4  # lower bound on shares in denominators
 
 
 def fixmatch(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
-    """A torch student by FixMatch; settings in ``[student.fixmatch]``.
+    """Train a torch student by FixMatch; settings in ``[student.fixmatch]``.
 
-    ``augment`` is the weak change: ``auto`` moves images by a few pixels and leaves other records
-    as they are. ``strong`` is the strong one: ``auto`` bends images and blots a part of them out,
+    ``augment`` is the weak change: ``auto`` moves images by a few pixels and does not change other
+    records. ``strong`` is the strong one: ``auto`` distorts images and blanks out a part of them,
     and adds noise to other records.
     """
     settings = spec.fixmatch
     task = prepare(spec, data, tools)
     weak = task.change(spec.augment, shift, noise=0.0)
-    strong = task.change(settings.strong, bend_and_cut, noise=settings.noise)
+    strong = task.change(settings.strong, strong_change, noise=settings.noise)
     goal = expected_shares(task, trust=settings.trust)
     learner = Learner(task.student.module)
     learner.register_buffer("said", goal.clone())
@@ -232,7 +232,7 @@ def fixmatch(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
                 said = learner.get_buffer("said")
                 said.lerp_(guess.mean(dim=0), 1 - MEMORY)
                 if settings.align:
-                    guess = aligned(guess, said=said, goal=goal.to(said.device))
+                    guess = align_distribution(guess, said=said, goal=goal.to(said.device))
             known = weak(task.seen(task.rows[places]), epoch.generator)
             both = task.logits(torch.cat([known, strong(seen, epoch.generator)]))
             supervised = soft_cross_entropy(
@@ -245,11 +245,11 @@ def fixmatch(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
     return task.learn(learner, losses)
 
 
-def aligned(guess: Tensor, *, said: Tensor, goal: Tensor) -> Tensor:
-    """Probabilities, with what is said too often made less probable, and the other way round.
+def align_distribution(guess: Tensor, *, said: Tensor, goal: Tensor) -> Tensor:
+    """Return probabilities, lowered for classes predicted too often and raised for the others.
 
     >>> guess = torch.tensor([[0.6, 0.4]])
-    >>> aligned(guess, said=torch.tensor([0.75, 0.25]), goal=torch.tensor([0.5, 0.5]))
+    >>> align_distribution(guess, said=torch.tensor([0.75, 0.25]), goal=torch.tensor([0.5, 0.5]))
     tensor([[0.3333, 0.6667]])
     """
     moved = guess * (goal / said.clamp_min(LEAST))
@@ -257,9 +257,9 @@ def aligned(guess: Tensor, *, said: Tensor, goal: Tensor) -> Tensor:
 
 
 def expected_shares(task: Task, *, trust: float) -> Tensor:
-    """How common each class is thought to be: as among the released labels, drawn towards equal.
+    """Return the expected shares of classes: those of released labels, shrunk towards equal.
 
-    A few labels say little about shares, so ``trust`` labels are imagined, the same number of
+    Shares among a few labels are uncertain, so ``trust`` imagined labels are added, equally many of
     every class; a class that was never released stays at zero.
     """
     counts = torch.bincount(task.labels, minlength=task.tools.classes).float()
@@ -268,9 +268,9 @@ def expected_shares(task: Task, *, trust: float) -> Tensor:
 
 
 def mixmatch(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
-    """A torch student by MixMatch; settings in ``[student.mixmatch]``.
+    """Train a torch student by MixMatch; settings in ``[student.mixmatch]``.
 
-    ``augment = "auto"`` turns and moves images, and adds noise to other records.
+    ``augment = "auto"`` rotates and moves images, and adds noise to other records.
     """
     settings = spec.mixmatch
     task = prepare(spec, data, tools)
@@ -286,9 +286,9 @@ def mixmatch(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
             with torch.no_grad():
                 tables = task.logits(changed).softmax(dim=1)
                 guess = tables.view(settings.guesses, len(rows), -1).mean(dim=0)
-                guess = sharpened(guess, temperature=settings.temperature)
+                guess = sharpen(guess, temperature=settings.temperature)
             targets = torch.cat([task.targets(places), guess.repeat(settings.guesses, 1)])
-            inputs, targets = mixed(
+            inputs, targets = mixup(
                 torch.cat([known, changed]),
                 targets,
                 alpha=settings.alpha,
@@ -305,24 +305,24 @@ def mixmatch(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
     return task.learn(learner, losses)
 
 
-def sharpened(table: Tensor, *, temperature: float) -> Tensor:
-    """Probabilities to the power 1 / temperature, adding up to one again.
+def sharpen(table: Tensor, *, temperature: float) -> Tensor:
+    """Return probabilities to the power 1 / temperature, normalised.
 
-    >>> sharpened(torch.tensor([[0.6, 0.3, 0.1]]), temperature=0.5)
+    >>> sharpen(torch.tensor([[0.6, 0.3, 0.1]]), temperature=0.5)
     tensor([[0.7826, 0.1957, 0.0217]])
     """
     powers = (table / table.max(dim=1, keepdim=True).values) ** (1 / temperature)
     return powers / powers.sum(dim=1, keepdim=True)
 
 
-def mixed(
+def mixup(
     inputs: Tensor, targets: Tensor, *, alpha: float, generator: Generator
 ) -> tuple[Tensor, Tensor]:
-    """Every record with a part of another, drawn at random; its own part is at least a half.
+    """Mix every record with a random other one; its own share is at least a half.
 
-    The parts are Beta(α, α) distributed, one for each pair.
+    The shares are Beta(α, α) distributed, one for each pair.
     """
-    # torch has no Beta that follows a generator of its own.
+    # torch's Beta does not take a generator.
     seed = int(torch.randint(2**31, (1,), generator=generator))
     drawn = np.random.default_rng(seed).beta(alpha, alpha, size=len(inputs))
     own = torch.from_numpy(np.maximum(drawn, 1 - drawn)).float().to(inputs.device)

@@ -274,10 +274,10 @@ class StudentSpec(Training):
         return ModelSpec(model=NETWORKS.get(self.model, self.model), **settings)
 
 
-def sub_seed(seed: int, *names: object) -> int:
+def derived_seed(seed: int, *names: object) -> int:
     """Return a seed for one use of a seed, below 2³².
 
-    >>> sub_seed(0, "round", 1) == sub_seed(0, "round", 2)
+    >>> derived_seed(0, "round", 1) == derived_seed(0, "round", 2)
     False
     """
     text = " ".join(map(str, (seed, *names)))

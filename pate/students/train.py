@@ -23,7 +23,7 @@ from pate.teachers.torch_teacher import TorchTeacher
 
 
 def supervised(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
-    """One fit to the released labels.
+    """Fit once to the released labels.
 
     A torch module with augmentation, averaged weights, smoothed labels or early stopping is
     trained by the loop of students; otherwise as a teacher is.
@@ -47,14 +47,14 @@ def _fit_torch(spec: StudentSpec, data: StudentData, tools: Tools, student: Torc
     import torch
 
     from pate.students.augment import make_augment
-    from pate.students.training import fit_table, settle
+    from pate.students.training import fit_table, initialise
 
     learn, stop = tools.held_out(data)
     inputs = torch.from_numpy(np.array(data.inputs[data.rows], dtype=np.float32))
     labels = torch.from_numpy(data.labels)
     targets = torch.nn.functional.one_hot(labels, data.classes).float()
-    # With zeros for private records: a module that does not fit may then say what it wants.
-    settle(student, np.zeros_like(data.inputs[:2]) if tools.private else data.inputs)
+    # Zeros in place of private records: the error of a module that does not fit may quote inputs.
+    initialise(student, np.zeros_like(data.inputs[:2]) if tools.private else data.inputs)
 
     def score(module: torch.nn.Module) -> float:
         with torch.no_grad():
@@ -113,13 +113,32 @@ def train_student(
     private: bool = False,
     factory: Callable[..., Any] | None = None,
 ) -> Teacher:
-    """A trained student; :func:`pate.teachers.save` stores it and ``predict_labels`` asks it.
+    """Train a student by the method that its section names.
 
-    In ``folder`` checkpoints are kept, so that a run that was killed goes on; a checkpoint of
-    another section or other data is not used. The folder may be removed once the student is saved.
-    ``private`` is for a reference model, which no student may be: one fit to private records.
-    ``factory`` makes the untrained model where ``spec.model`` does not name one that can be found.
-    torch modules train on the current device (:mod:`pate.devices`); others on the processor.
+    torch modules train on the current device (:mod:`pate.devices`), others on the CPU.
+
+    Parameters
+    ----------
+    spec : StudentSpec
+        The ``[student]`` section: model, method and settings.
+    data : StudentData
+        Released labels and public inputs.
+    plugin_path : Path, optional
+        Where the user's own models and augmentations are imported from.
+    folder : Path, optional
+        Folder of checkpoints, so that a killed run resumes; a checkpoint of another section or
+        other data is ignored. It may be removed once the student is saved.
+    progress : callable, optional
+        Called with a title, the total and the steps done; returns a context with ``advance``.
+    private : bool
+        For a reference model fitted to private records, which is no student.
+    factory : callable, optional
+        Makes the untrained model, in place of ``spec.model``.
+
+    Returns
+    -------
+    Teacher
+        The trained model; :func:`pate.teachers.persist.save` stores it.
 
     >>> data = StudentData(inputs=[[0.0], [1.0]], rows=[0, 1], labels=[1, 0], classes=2)
     >>> spec = StudentSpec(model="sklearn.tree:DecisionTreeClassifier")
@@ -129,7 +148,7 @@ def train_student(
     Guarantees:
         The student is a function of released labels and public inputs, so it costs no privacy
         beyond theirs (post-processing: Dwork and Roth 2014, Proposition 2.1). With ``private`` it
-        is PRIVATE, and an error says where the model failed and never what it said.
+        is PRIVATE, and an error names the place where the model failed and never its message.
     """
     if private and spec.method != "supervised":
         raise InvalidInput(f"a reference model is fitted once, and the method is {spec.method!r}")
@@ -149,7 +168,7 @@ def train_student(
             "fit",
             lambda: METHODS[spec.method](spec, data, tools),
             private=private,
-            silent=private,  # a student sees nothing private, and shows how far it has come
+            silent=private,  # a student sees nothing private, and may show its progress
         )
     except (TeacherError, InvalidInput) as error:
         who = "the reference model" if private else "the student"

@@ -1,11 +1,11 @@
 """The training loop of torch students: cosine rate, averaged weights, checkpoints, early stopping.
 
-A method says what the losses of an epoch are; the loop does the rest. All randomness of an epoch
-comes from the seed and the epoch's number, so a run that is killed and goes on from its checkpoint
-ends with the same weights, bit for bit (on one machine, with the same number of threads).
+A method yields the losses of an epoch; the loop does the rest. All randomness of an epoch comes
+from the seed and the epoch's number, so a run that is killed and resumes from its checkpoint ends
+with the same weights, bit for bit (on one machine, with the same number of threads).
 
-The module works on the current device (:mod:`pate.devices`). Inputs and tables stay in host memory
-and go there batch by batch; checkpoints are host copies, from which any device goes on.
+The module runs on the current device (:mod:`pate.devices`). Inputs and tables stay in host memory
+and are copied in batches; checkpoints are host copies, from which any device resumes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Generator, Tensor, nn
 from pate.errors import TeacherError
 from pate.students.augment import Augment
 from pate.students.checkpoint import Checkpoint, pack, pack_optimizer, unpack, unpack_optimizer
-from pate.students.spec import sub_seed
+from pate.students.spec import derived_seed
 from pate.teachers.placement import device_of, placed, repeatable, seeded_torch
 from pate.teachers.protocol import guarded
 from pate.teachers.spec import Training
@@ -35,7 +35,7 @@ WARM = 0.05  # the share of all steps in which the rate rises
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """One pass: its number from 0, how many there are, and its own randomness."""
+    """One pass: its number from 0, the number of epochs, and its generator."""
 
     number: int
     epochs: int
@@ -61,12 +61,12 @@ def run_epochs(
     name: str = "",
     advance: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Trains a module in place; ``steps`` is the number of losses an epoch yields.
+    """Train a module in place; ``steps`` is the number of losses of an epoch.
 
-    Layers found at first use must have their size already (:func:`settle`). With ``average`` the
-    module ends with the moving average of its weights, with ``score`` with the best epoch's, and
-    stops after ``patience`` epochs without a better one. ``name`` tells trainings apart that share
-    a checkpoint.
+    Lazy layers must have their sizes (:func:`initialise`). With ``average`` the module ends with
+    the moving average of its weights. With ``score`` it ends with the best epoch's weights, and
+    stops after ``patience`` epochs without a better one. ``name`` distinguishes trainings that
+    share a checkpoint.
     """
     with repeatable(), placed(module):
         optimizer = _optimizer(module, training)
@@ -75,10 +75,10 @@ def run_epochs(
         advance(first)
         peak = training.lr
         for number in range(first, epochs):
-            generator = torch.Generator().manual_seed(sub_seed(seed, "epoch", number))
+            generator = torch.Generator().manual_seed(derived_seed(seed, "epoch", number))
             module.train()
             total, taken = 0.0, 0
-            with seeded_torch(sub_seed(seed, "layers", number)):  # dropout
+            with seeded_torch(derived_seed(seed, "layers", number)):  # dropout
                 for loss in losses(Epoch(number=number, epochs=epochs, generator=generator)):
                     rate = peak * _cosine((number * steps + taken) / max(1, epochs * steps))
                     for group in optimizer.param_groups:
@@ -99,8 +99,8 @@ def run_epochs(
         module.eval()
 
 
-def settle(teacher: TorchTeacher, inputs: ArrayLike) -> TorchTeacher:
-    """Gives layers that find their size at first use their size, and tries the module once."""
+def initialise(teacher: TorchTeacher, inputs: ArrayLike) -> TorchTeacher:
+    """Give lazy layers their sizes by a first forward pass, which also tests the module."""
     records = teacher._records(np.asarray(inputs)[:2]).to(device_of(teacher.module))
 
     def first_pass() -> None:
@@ -114,7 +114,7 @@ def settle(teacher: TorchTeacher, inputs: ArrayLike) -> TorchTeacher:
 
 
 def batches(order: Tensor, size: int) -> list[Tensor]:
-    """An order cut into batches of nearly one size, none of a single record if that can be.
+    """Cut an order into batches of nearly equal size, none of a single record if possible.
 
     >>> [len(batch) for batch in batches(torch.arange(257), 128)]
     [86, 86, 85]
@@ -130,7 +130,7 @@ def soft_cross_entropy(
     smoothing: float = 0.0,
     each: bool = False,
 ) -> Tensor:
-    """Cross entropy against a table of probabilities, averaged with weights, or of ``each`` row."""
+    """Return cross entropy against a table of probabilities, averaged, or of ``each`` row."""
     if smoothing:
         targets = targets * (1 - smoothing) + smoothing / targets.shape[1]
     losses = -(targets * logits.log_softmax(dim=1)).sum(dim=1)
@@ -152,7 +152,7 @@ def fit_table(
     epochs: int,
     **settings: Any,
 ) -> None:
-    """Trains on inputs with a table of target probabilities; ``settings`` as of `run_epochs`."""
+    """Train on inputs with a table of target probabilities; ``settings`` as of `run_epochs`."""
     module, size = teacher.module, teacher.training.batch_size
     steps = len(batches(torch.arange(len(inputs)), size))
 
@@ -184,11 +184,11 @@ def fit_agreeing(
     average: float,
     **settings: Any,
 ) -> None:
-    """Trains on all inputs: those ``given`` a target on that, the others on what it says itself.
+    """Train on all inputs: those ``given`` a target on it, the others on the module's own guess.
 
-    What it says is asked of the inputs as they are, from the average of its weights, and counts
-    where it is at least so probable; it is then the target for the changed input (FixMatch, Sohn
-    et al. 2020, with a mean teacher, Tarvainen & Valpola 2017).
+    The guess is the class of the unchanged input under the average of the weights, and counts if
+    its probability is at least ``least``; it is then the target for the changed input (FixMatch,
+    Sohn et al. 2020, with a mean teacher, Tarvainen & Valpola 2017).
     """
     size = teacher.training.batch_size
     student, shadow = teacher.module, copy.deepcopy(teacher.module).requires_grad_(False)
@@ -231,7 +231,7 @@ def fit_agreeing(
 
 @torch.no_grad()
 def _follow(average: dict[str, Tensor], now: dict[str, Tensor], *, keep: float) -> None:
-    """An average of weights takes a step towards the weights; counters are copied."""
+    """Move an average of weights towards the weights; copy counters."""
     for name, value in average.items():
         if value.is_floating_point():
             value.lerp_(now[name], 1 - keep)
@@ -240,14 +240,14 @@ def _follow(average: dict[str, Tensor], now: dict[str, Tensor], *, keep: float) 
 
 
 def _cosine(done: float) -> float:
-    """The rate, as a share of its peak: a short rise, then half a cosine down to zero."""
+    """Return the rate as a share of its peak: a short rise, then half a cosine down to zero."""
     if done < WARM:
         return 0.1 + 0.9 * done / WARM
     return 0.5 * (1 + math.cos(math.pi * (done - WARM) / (1 - WARM)))
 
 
 class _State:
-    """Everything of a training that outlives an epoch."""
+    """The state of a training between epochs."""
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, *, average: float):
         self.module, self.optimizer, self.decay = module, optimizer, average
@@ -256,14 +256,14 @@ class _State:
         self.best_score, self.waited = -math.inf, 0
 
     def follow(self, step: int) -> None:
-        """The average follows the weights; at first faster, so that the start is forgotten."""
+        """Update the average of the weights; faster at first, so that the start is forgotten."""
         if self.averaged is None:
             return
         keep = min(self.decay, (1 + step) / (10 + step))
         _follow(self.averaged, self.module.state_dict(), keep=keep)
 
     def judge(self, score: Score, *, patience: int) -> bool:
-        """Whether it is time to stop; a later epoch wins among equals."""
+        """Score the epoch and return whether to stop; a later epoch wins among equals."""
         now = copy.deepcopy(self.module.state_dict())
         if self.averaged is not None:
             self.module.load_state_dict(self.averaged)
@@ -293,7 +293,7 @@ class _State:
         checkpoint.write(tensors, record)
 
     def restore(self, checkpoint: Checkpoint | None, name: str, *, total: int) -> int:
-        """The number of epochs that are done; the state is as after the last of them."""
+        """Restore the state of the checkpoint; return the number of epochs that are done."""
         kept = None if checkpoint is None else checkpoint.read()
         if kept is None or (kept[1].get("name"), kept[1].get("of")) != (name, total):
             return 0

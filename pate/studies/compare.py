@@ -25,7 +25,7 @@ from dpsgd.training import Options as DpsgdOptions
 from dpsgd.training import train
 from pate.accounting import Event, Guarantee, Ledger
 from pate.accounting.events import tally
-from pate.accounting.ledger.study_costs import NOT_PLANNED, WholeStudy
+from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost
 from pate.artifacts import Level
 from pate.artifacts.manifest import MANIFEST
 from pate.errors import InvalidInput, LedgerError, SpendNeeded
@@ -79,7 +79,7 @@ class Comparison:
     recipe: CompareRecipe
     folder: Path
     rows: tuple[ComparisonRow, ...]
-    cost: WholeStudy
+    cost: TotalStudyCost
     notes: tuple[str, ...]
     seeded: bool
 
@@ -223,7 +223,7 @@ class CompareRuns:
         assert self.options.study is not None
         return self.options.study
 
-    def execute(self) -> tuple[list[FinishedPoint], WholeStudy]:
+    def execute(self) -> tuple[list[FinishedPoint], TotalStudyCost]:
         """Run what is not done; return all points, and what they cost by the ledgers."""
         points, protects = self._planned()
         ledgers = self._ledgers(points)
@@ -323,11 +323,11 @@ class CompareRuns:
             steps=[point.dpsgd_plan.events for point in points],
         )
 
-    def _announce(self, cost: WholeStudy, for_pate: str, for_dpsgd: str) -> None:
+    def _announce(self, cost: TotalStudyCost, for_pate: str, for_dpsgd: str) -> None:
         say = self.options.say
-        say(f"PATE: at most {cost.here.told(why=False)} ({for_pate})")
+        say(f"PATE: at most {cost.here.describe(why=False)} ({for_pate})")
         if cost.other is not None:
-            say(f"DP-SGD: at most {cost.other.told(why=False)} ({for_dpsgd})")
+            say(f"DP-SGD: at most {cost.other.describe(why=False)} ({for_dpsgd})")
         say(f"both, which a table of all of them costs: at most {cost_in_words(cost.together)}")
         if not cost.in_advance:
             say(

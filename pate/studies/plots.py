@@ -107,7 +107,7 @@ def plot_sweep(sweep: Sweep) -> None:
 
 
 def _sweep_title(sweep: Sweep) -> str:
-    cost = f"\nchoosing by them costs {sweep.cost.told(why=False)}"
+    cost = f"\nchoosing by them costs {sweep.cost.describe(why=False)}"
     if sweep.seeded:
         cost = "\nNOT PRIVATE: the noise was seeded"
     done, points = len(sweep.rows), len(sweep.grid.points)

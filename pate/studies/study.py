@@ -20,7 +20,7 @@ from pate._format import describe_neighbours
 from pate.accounting import Event, Ledger, Neighbours, compose
 from pate.accounting.events import relation_of
 from pate.accounting.ledger.data_ledger import open_data_ledger
-from pate.accounting.ledger.study_costs import WholeStudy, whole_study
+from pate.accounting.ledger.study_costs import TotalStudyCost, total_study_cost
 from pate.artifacts import Artifact
 from pate.errors import BudgetExceeded, InvalidInput
 from pate.pipeline.runner import Run
@@ -164,9 +164,9 @@ class TwoLedgers:
 
     def cost(
         self, pate: Ledger, dpsgd: Ledger, *, unpaid: _Releases = (), untrained: _Releases = ()
-    ) -> WholeStudy:
+    ) -> TotalStudyCost:
         """Return the cost of the study by both ledgers, with releases that are still to be made."""
-        return whole_study(
+        return total_study_cost(
             pate, dpsgd, self.tag, more=unpaid, more_there=untrained, one_teacher=self.relation
         )
 
@@ -183,9 +183,9 @@ def _require_room(
         return  # it will be created without a budget
     with Ledger.open(path) as ledger:
         try:
-            ledger.require_room(events, records=records, beside=beside)
+            ledger.require_room(events, records=records, sibling_events=beside)
         except BudgetExceeded as error:
-            raise error.saying(
+            raise error.with_reason(
                 f"what {method} is to release here would bring ε in {path} to "
                 f"{error.needed:.6g}, past the budget of {error.budget:.6g} (spent "
                 f"{error.spent:.6g}); nothing was charged: compare at fewer or smaller ε, or with "

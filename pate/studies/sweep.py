@@ -263,13 +263,13 @@ class PointRuns:
         points, paid = len(self.grid.points), releases - unpaid
         what = f"{points} point{'s' * (points > 1)}"
         if cost.in_advance:
-            text = f"{what}: the study costs at most {cost.told()}"
+            text = f"{what}: the study costs at most {cost.describe()}"
             yield f"{text}; {paid} of these points' releases are paid for" if paid else text
             return
         yield (
             f"{what}, {unpaid or 'none'} to be paid for; not all of the study “{cost.name}” was "
-            f"planned before its first result. To look at it costs {cost.told(why=False)}, what "
-            "the ledger states for all its releases"
+            f"planned before its first result. To look at it costs "
+            f"{cost.describe(why=False)}, what the ledger states for all its releases"
             + ("; for a study of its own, choose another --out." if unpaid else ".")
         )
 
@@ -292,7 +292,7 @@ def _planned(run: Run, point: Point) -> Plan:
     try:
         return run.recipe.plan(inputs=inputs)
     except BudgetExceeded as error:
-        raise error.saying(f"{point}: {error}") from error
+        raise error.with_reason(f"{point}: {error}") from error
 
 
 def _require_room(ledger: Ledger, unpaid: Sequence[Sequence[Event]], recipe: Recipe) -> None:
@@ -302,7 +302,7 @@ def _require_room(ledger: Ledger, unpaid: Sequence[Sequence[Event]], recipe: Rec
         )
     except BudgetExceeded as error:
         what = "the release" if len(unpaid) == 1 else f"the {len(unpaid)} releases"
-        raise error.saying(
+        raise error.with_reason(
             f"{what} of this sweep would bring ε to {error.needed:.6g}, past the budget of "
             f"{error.budget:.6g} (spent {error.spent:.6g}, left {error.left:.6g}); nothing was "
             "charged: sweep over fewer values, or with more noise"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pate._files import write_atomically
 from pate._format import compare_neighbours, describe_neighbours, format_epsilon
 from pate.accounting import Guarantee, Neighbours
-from pate.accounting.ledger.study_costs import NOT_PLANNED, WholeStudy, led_to
+from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost, earlier_releases_caveat
 from pate.errors import InvalidInput
 from pate.metrics import Share, wilson
 
@@ -423,7 +423,7 @@ _SPREAD = (
 
 def comparison_notes(
     rows: Sequence[ComparisonRow],
-    cost: WholeStudy,
+    cost: TotalStudyCost,
     *,
     accountant: str,
     delta: float,
@@ -471,9 +471,9 @@ def comparison_notes(
     return tuple(notes)
 
 
-def _cost_notes(cost: WholeStudy, *, own_accountant: bool) -> list[str]:
+def _cost_notes(cost: TotalStudyCost, *, own_accountant: bool) -> list[str]:
     models = None if cost.other is None else cost.other.guarantee
-    before = led_to(*cost.parts)
+    before = earlier_releases_caveat(*cost.parts)
     return [
         "Each run alone costs the ε of its row, if it was fixed before any result was seen.",
         f"All PATE students together: {cost_in_words(cost.here.guarantee)}. All DP-SGD models "

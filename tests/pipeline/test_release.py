@@ -22,11 +22,16 @@ from pate.accounting.ledger.terms import Terms
 from pate.artifacts import digest_of, fingerprint
 from pate.artifacts.manifest import write_sealed
 from pate.errors import InvalidInput
-from pate.release.card import write_card
-from pate.release.checking import verify_release
-from pate.release.figures import of_ledger, of_plan, read_events, told, written
-from pate.release.page import write_page
-from pate.release.sums import SUMS, digests, rendered
+from pate.releases.documents import render_card, render_release_page
+from pate.releases.files import SUMS, digests, render_sums
+from pate.releases.guarantee import (
+    guarantee_of_ledger,
+    guarantee_of_plan,
+    guarantee_record,
+    read_events,
+    write_events,
+)
+from pate.releases.verify import verify as verify_release
 
 pytestmark = pytest.mark.xdist_group("release")  # the runs it releases are made once
 TREE = {"model": "sklearn.tree:DecisionTreeClassifier", "params": {"max_depth": 3}}
@@ -84,7 +89,7 @@ def sums_again(out: Path) -> None:
     """Lists and checksums that fit what the files hold now."""
     listed = {n: d for n, d in digests(out).items() if n != "release.json"}
     change(out / "release.json", lambda content: content.update(files=listed))
-    (out / SUMS).write_text(rendered(digests(out)))
+    (out / SUMS).write_text(render_sums(digests(out)))
 
 
 # --- what leaves ------------------------------------------------------------------------------
@@ -176,7 +181,9 @@ def test_a_plugin_student_needs_its_code_and_says_so(project: Any) -> None:
     student = pate.load_student(out, project.folder / "plugins", trust=True)
     assert student.predict(project.array("data-test", "features.npy")).shape == (30,)
     said = project.call("verify", "out", code=4).stdout
-    assert said.startswith("verified, but for what follows: out holds the files of its SHA256SUMS")
+    assert said.startswith(
+        "verified, except for the parts below: out holds the files of its SHA256SUMS"
+    )
     assert "Not checked: the student was not tried: it needs code of its own" in said
     again = ("verify", "out", "--plugin-path", "plugins")
     assert "not tried" in project.call(*again, code=4).stdout
@@ -485,7 +492,9 @@ def test_a_place_that_cannot_be_written_is_named(copied: Any) -> None:
     (copied.folder / "file").write_text("mine")
     for out in ("file", "file/out"):
         said = copied.call("release", "runs/tiny", out, "--plugin-path", "plugins", code=2).stderr
-        assert said.startswith(("pate: file is there already", "pate: cannot write file/out: "))
+        assert said.startswith(
+            ("pate: file exists and is not a directory", "pate: cannot write file/out: ")
+        )
         assert said.count("\n") == 1
     assert (copied.folder / "file").read_text() == "mine"
 
@@ -561,7 +570,7 @@ def test_a_smaller_epsilon_under_a_new_seal_is_refused(copied: Any) -> None:
     change(file, lambda content: content["guarantee"].update(epsilon=0.5))
     seal_again(file)
     said = refused(copied)
-    assert "guarantees.json does not say what the ledger was charged for (epsilon is 0.5" in said
+    assert "guarantees.json does not agree with the charges in the ledger (epsilon is 0.5" in said
 
 
 @pytest.mark.parametrize(
@@ -572,7 +581,7 @@ def test_another_guarantee_under_a_new_seal_is_refused(copied: Any, key: str, va
     file = copied.path("account") / "guarantees.json"
     change(file, lambda content: content["guarantee"].update({key: value}))
     seal_again(file)
-    assert "guarantees.json does not say what the ledger was charged for" in refused(copied)
+    assert "guarantees.json does not agree with the charges in the ledger" in refused(copied)
 
 
 def test_a_changed_sanitised_figure_is_refused(project: Any) -> None:
@@ -583,7 +592,7 @@ def test_a_changed_sanitised_figure_is_refused(project: Any) -> None:
     dependent = project.json("account-private", "guarantees.json")["improved"]["epsilon"]
     change(file, lambda content: content["sanitised"].update(epsilon=dependent))
     seal_again(file)
-    assert "guarantees.json holds another figure than was drawn" in refused(project)
+    assert "guarantees.json holds another sanitised ε than was drawn" in refused(project)
 
 
 def test_an_epsilon_that_was_not_published_is_refused(copied: Any) -> None:
@@ -667,7 +676,7 @@ def test_a_student_that_saves_a_pickle_is_refused(project: Any) -> None:
     project.plugin("own", code)
     project.write(student={"model": "own:Own"})
     project.call_run()
-    assert "own/all.pkl is not of a kind that may leave" in refused(project)
+    assert "own/all.pkl is not of a kind that may be released" in refused(project)
 
 
 # --- what verify finds ------------------------------------------------------------------------
@@ -723,7 +732,7 @@ def test_what_is_added_or_lost_is_named(given: Path, tmp_path: Path) -> None:
     (out / "student.json").rename(tmp_path / "student.json")
     (out / "student.json").symlink_to(tmp_path / "student.json")
     assert verify_release(out).problems == (
-        "student.json is no plain file and does not belong to the release",
+        "student.json is not a regular file and does not belong to the release",
     )
 
 
@@ -738,7 +747,7 @@ def _quieter(events: list[str]) -> list[str]:
         (lambda c: c["guarantee"].update(delta=1e-9), "guarantee.json: epsilon is"),
         (lambda c: c["guarantee"].update(epsilon=10**400), "too large"),
         (lambda c: c["guarantee"].update(epsilon=-1.0), "guarantee.epsilon is wrong"),
-        (lambda c: c["guarantee"].update(epsilon=float("nan")), "NaN, which is no number"),
+        (lambda c: c["guarantee"].update(epsilon=float("nan")), "NaN, which is not a number"),
         (lambda c: c["guarantee"].update(delta=1.5), "guarantee.delta is wrong"),
         (lambda c: c["guarantee"].update(more=1), "guarantee.more is wrong"),
         (lambda c: c.update(format=7), "format is wrong"),
@@ -748,7 +757,7 @@ def _quieter(events: list[str]) -> list[str]:
         (lambda c: c["data_set"]["guarantee"].update(epsilon=1.0), "data_set: epsilon is 1.0"),
         (lambda c: c["data_set"].update(events=c["data_set"]["events"][:0]), "guarantee.json:"),
         (lambda c: c.update(labels=[]), "guarantee.json:"),
-        (lambda c: c.update(labels=["nonsense"]), "it cannot be worked out"),
+        (lambda c: c.update(labels=["nonsense"]), "it cannot be computed"),
         (lambda c: c.update(counted="trust me"), "counted is wrong"),
         (lambda c: c.pop("data_set"), "guarantee.json"),
         (lambda c: c["guarantee"].update(publishable=False), "guarantee.publishable is wrong"),
@@ -775,7 +784,7 @@ def test_a_card_that_says_less_is_found(given: Path, tmp_path: Path) -> None:
     (out / "MODEL_CARD.md").write_text(card.replace(f"ε = {figure}", "ε = 0.1", 1))
     sums_again(out)
     (problem,) = verify_release(out).problems
-    assert problem == "MODEL_CARD.md says something else than the JSON files"
+    assert problem == "MODEL_CARD.md does not match the JSON files"
 
 
 def test_verify_ends_with_one_and_a_line_for_each_problem(given: Path, copied: Any) -> None:
@@ -823,7 +832,7 @@ def test_a_name_that_is_given_twice_is_found(given: Path, tmp_path: Path) -> Non
     text = (out / "guarantee.json").read_text()
     (out / "guarantee.json").write_text(text.replace("{", '{"counted": "ledger", ', 1))
     sums_again(out)
-    assert "gives a value twice" in verify_release(out).problems[0]
+    assert "gives a key twice" in verify_release(out).problems[0]
 
 
 # --- a release that was changed, and its lists made to fit -----------------------------------
@@ -840,9 +849,9 @@ def again(out: Path) -> tuple[str, ...]:
         json.loads((out / name).read_text())
         for name in ("guarantee.json", "student.json", "release.json")
     )
-    (out / "MODEL_CARD.md").write_text(write_card(statement, header, release_told))
+    (out / "MODEL_CARD.md").write_text(render_card(statement, header, release_told))
     if (out / "report.html").exists():
-        (out / "report.html").write_text(write_page(statement, header, release_told))
+        (out / "report.html").write_text(render_release_page(statement, header, release_told))
     sums_again(out)
     return verify_release(out).problems
 
@@ -851,12 +860,14 @@ def planned_anew(content: Any, *, delta: float = 1e-3, count: int = 12) -> None:
     """All figures made to follow from fewer events, or another δ."""
     (event,) = tally(read_events(content["labels"]))
     labels = [Repeated(event, count)]
-    content["labels"] = content["data_set"]["events"] = written(labels)
+    content["labels"] = content["data_set"]["events"] = write_events(labels)
     content["sanitised"] = None
-    plan = of_plan(labels, delta=delta, conversion=Conversion.IMPROVED)
-    content["guarantee"] = told(plan, "add-remove")
+    plan = guarantee_of_plan(labels, delta=delta, conversion=Conversion.IMPROVED)
+    content["guarantee"] = guarantee_record(plan, "add-remove")
     terms = Terms.from_json(json.dumps(content["data_set"]["terms"]))
-    content["data_set"]["guarantee"] = told(of_ledger(labels, terms), "replace-one")
+    content["data_set"]["guarantee"] = guarantee_record(
+        guarantee_of_ledger(labels, terms), "replace-one"
+    )
 
 
 def test_what_is_made_to_fit_is_as_good_as_the_first(forged: Path) -> None:
@@ -893,7 +904,7 @@ def test_words_on_the_card_are_checked(forged: Path) -> None:
     card = forged / "MODEL_CARD.md"
     card.write_text(card.read_text().replace("δ = 0.001", "δ = 1e-12"))
     sums_again(forged)
-    says = "MODEL_CARD.md says something else than the JSON files"
+    says = "MODEL_CARD.md does not match the JSON files"
     assert verify_release(forged).problems == (says,)
     change(forged / "release.json", lambda content: content["versions"].update(pate="9.9"))
     sums_again(forged)
@@ -947,9 +958,7 @@ def test_a_page_that_was_changed_is_found(forged: Path, old: str, new: str) -> N
     assert old in page.read_text()
     page.write_text(page.read_text().replace(old, new, 1))
     sums_again(forged)
-    assert verify_release(forged).problems == (
-        "report.html says something else than the JSON files",
-    )
+    assert verify_release(forged).problems == ("report.html does not match the JSON files",)
 
 
 @pytest.mark.parametrize("name", ["guarantee.json", "release.json", "student.json"])
@@ -959,7 +968,7 @@ def test_json_that_never_ends_is_a_problem_and_no_traceback(
     (forged / name).write_text("[" * 200_000)
     if name != "release.json":
         sums_again(forged)
-    (forged / SUMS).write_text(rendered(digests(forged)))
+    (forged / SUMS).write_text(render_sums(digests(forged)))
     said = copied.call("verify", str(forged), code=1).stderr
     assert said
     assert all(line.startswith(f"pate: {forged}: ") for line in said.splitlines())
@@ -971,10 +980,10 @@ def test_a_list_that_is_no_file_or_has_no_end_is_refused(forged: Path) -> None:
     assert "is larger than any such file" in verify_release(forged).problems[0]
     sums.unlink()
     os.mkfifo(sums)
-    assert "is no plain file" in verify_release(forged).problems[0]
+    assert "is not a regular file" in verify_release(forged).problems[0]
     sums.unlink()
     sums.symlink_to("/dev/zero")
-    assert "is no plain file" in verify_release(forged).problems[0]
+    assert "is not a regular file" in verify_release(forged).problems[0]
 
 
 def test_text_of_a_release_does_nothing_to_a_terminal(forged: Path, copied: Any) -> None:
@@ -990,7 +999,7 @@ def test_text_of_a_release_does_nothing_to_a_terminal(forged: Path, copied: Any)
 def test_the_digest_of_the_list_is_told_by_both(copied: Any) -> None:
     said = release(copied).stdout
     digest = hashlib.sha256((copied.folder / "out" / SUMS).read_bytes()).hexdigest()
-    assert f"sha256 of SHA256SUMS, to be told by another way: {digest}\n" in said
+    assert f"sha256 of SHA256SUMS, to be shared out of band: {digest}\n" in said
     said = copied.call("verify", "out").stdout
     assert f"sha256 of SHA256SUMS, to be compared with the owner's: {digest}\n" in said
 
@@ -1049,10 +1058,10 @@ def test_a_place_inside_the_run_is_refused_for_what_it_is(copied: Any) -> None:
 
 def test_the_card_says_how_far_its_figures_and_lists_go(given: Path) -> None:
     card = (given / "MODEL_CARD.md").read_text()
-    told = card.partition("also holds a sanitised figure")[2].partition("\n")[0]
+    told = card.partition("also holds a sanitised ε")[2].partition("\n")[0]
     assert not re.search(r"\d", told)
-    for words in ("not a differential privacy guarantee", "at the data at hand only",
+    for words in ("not a differential privacy guarantee", "for the data at hand only",
                   "bounds one direction", "known only after the answers"):  # fmt: skip
         assert words in told
-    assert "their sum is no guarantee beyond this reading of the ledger" in card
+    assert "their sum is not a guarantee beyond this" in card
     assert "compare its own digest" in card

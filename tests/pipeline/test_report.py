@@ -19,9 +19,9 @@ import pytest
 
 from pate._format import format_epsilon_fixed
 from pate.artifacts import StoreError
-from pate.report.curves import Curves, Profile
-from pate.report.facts import Figure, Shown, gather
-from pate.report.page import STAMP, build_page
+from pate.report.curves import CostCurves, MomentProfile
+from pate.report.facts import Cost, ShownArtifacts, gather_facts
+from pate.report.page import STAMP, render_page
 from pate.report.private import gather_private
 from pate.stages.catalogue import open_run
 
@@ -198,7 +198,7 @@ def test_the_page_is_the_same_where_nothing_private_can_be_read(made, page, tmp_
 def test_the_store_refuses_what_is_private_or_reserved(made, monkeypatch):
     monkeypatch.chdir(made.folder)
     run = open_run(Path("runs/tiny"), plugin_path=Path("plugins"))
-    shown = Shown(run)
+    shown = ShownArtifacts(run)
     assert shown.open("aggregate").level.name == "RELEASED"
     for name in ("vote", "account-private", "evaluate-reference", "partition", "data-test"):
         with pytest.raises(StoreError, match="report may not open"):
@@ -317,7 +317,7 @@ def test_more_queries_later_are_told(project):
     text = (project.run_folder / "report.html").read_text()
     assert "Queries were added after earlier answers had been seen" in text
     assert "at the one λ that the ledger fixed" in text
-    assert "and no guarantee" in text
+    assert "are not a guarantee" in text
     for words in ("before the votes were opened", "Plan, labels alone", "Naive sum"):
         assert words not in text  # they hold for a plan that was fixed, and this one grew
 
@@ -338,7 +338,7 @@ def test_a_comparison_has_its_section(made, tmp_path):
     made.call("report", place, "--plugin-path", "plugins", "--data-root", "data")
     text = (place / "report.html").read_text()
     assert 'id="comparison"' in text
-    assert "to publish this section costs all of them together: ε = 7.124 at δ" in text
+    assert "publishing this section costs all of them together: ε = 7.124 at δ" in text
     assert "All ε here are for one record's contribution removed (zero-out" in html.unescape(text)
     assert "<b>DP" not in text
     assert "without privacy at all" not in text
@@ -393,18 +393,18 @@ def test_a_half_finished_run_says_what_is_missing(project):
 def test_a_page_can_be_built_from_facts(made, monkeypatch, page):
     """What a release puts beside the student."""
     monkeypatch.chdir(made.folder)
-    facts = gather(open_run(Path("runs/tiny"), plugin_path=Path("plugins")))
-    assert build_page(facts) == page
+    facts = gather_facts(open_run(Path("runs/tiny"), plugin_path=Path("plugins")))
+    assert render_page(facts) == page
 
 
 def test_many_classes_and_a_tiny_epsilon(made, monkeypatch):
     monkeypatch.chdir(made.folder)
-    facts = gather(open_run(Path("runs/tiny"), plugin_path=Path("plugins")))
+    facts = gather_facts(open_run(Path("runs/tiny"), plugin_path=Path("plugins")))
     row = facts.classes[0]
     many = 60
     confusion = np.eye(many, dtype=int)
     confusion[3, 7] = 5
-    none = Figure(epsilon=0.0, delta=1e-5, moment=2.0, conversion="improved")
+    none = Cost(epsilon=0.0, delta=1e-5, moment=2.0, conversion="improved")
     large = replace(
         facts,
         classes=tuple(replace(row, name=f"class {n}") for n in range(many)),
@@ -412,10 +412,10 @@ def test_many_classes_and_a_tiny_epsilon(made, monkeypatch):
         guarantee=none,
         plan=dict.fromkeys(facts.plan, none),
         sanitised=None,
-        curves=Curves(queries=(1,), naive=(0.0,), advanced=(0.0,), moments=(0.0,)),
-        profile=Profile(moments=(1.0, 2.0), epsilons=(0.0, 0.0)),
+        curves=CostCurves(queries=(1,), naive=(0.0,), advanced=(0.0,), moments=(0.0,)),
+        profile=MomentProfile(moments=(1.0, 2.0), epsilons=(0.0, 0.0)),
     )
-    text = build_page(large)
+    text = render_page(large)
     Outline(text)
     assert re.search(r">5</th><td>class 3</td><td>class 7</td>", text)
     assert 'class="confusion"' not in text

@@ -28,8 +28,8 @@ from pate.accounting import (
 from pate.accounting.events import tally
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import read_resolved
-from pate.release.checking import verify_release
-from pate.release.sums import SUMS, digests, rendered
+from pate.releases.files import SUMS, digests, render_sums
+from pate.releases.verify import verify as verify_release
 from pate.stages.selection import candidate, candidates_of, differences
 from pate.studies import selection
 
@@ -551,7 +551,7 @@ def change(file: Path, edit: Any) -> None:
 def sums_again(out: Path) -> None:
     listed = {n: d for n, d in digests(out).items() if n != "release.json"}
     change(out / "release.json", lambda content: content.update(files=listed))
-    (out / SUMS).write_text(rendered(digests(out)))
+    (out / SUMS).write_text(render_sums(digests(out)))
 
 
 @pytest.fixture(scope="module")
@@ -607,18 +607,25 @@ def test_what_was_changed_is_found(released: Any, tmp_path: Path, kind: str) -> 
 def test_a_smaller_epsilon_is_found(released: Any, tmp_path: Path) -> None:
     """The event replaced by what one try costs, all figures made to follow."""
     from pate.accounting.ledger.terms import Terms
-    from pate.release.figures import of_ledger, of_plan, told, written
+    from pate.releases.guarantee import (
+        guarantee_of_ledger,
+        guarantee_of_plan,
+        guarantee_record,
+        write_events,
+    )
 
     out = shutil.copytree(released.folder / "out", tmp_path / "out")
 
     def lower(content: Any) -> None:
         (event,) = tally([event_from_json(text) for text in content["labels"]])
         alone = list(event.candidates[0])
-        content["labels"] = content["data_set"]["events"] = written(alone)
-        figure = of_plan(alone, delta=1e-3, conversion=Conversion.IMPROVED)
-        content["guarantee"] = told(figure, "add-remove")
+        content["labels"] = content["data_set"]["events"] = write_events(alone)
+        figure = guarantee_of_plan(alone, delta=1e-3, conversion=Conversion.IMPROVED)
+        content["guarantee"] = guarantee_record(figure, "add-remove")
         terms = Terms.from_json(json.dumps(content["data_set"]["terms"]))
-        content["data_set"]["guarantee"] = told(of_ledger(alone, terms), "replace-one")
+        content["data_set"]["guarantee"] = guarantee_record(
+            guarantee_of_ledger(alone, terms), "replace-one"
+        )
 
     change(out / "guarantee.json", lower)
     sums_again(out)
@@ -670,7 +677,7 @@ def test_a_choice_among_points_of_a_sweep_that_was_seen_is_asked_about(project: 
     (line,) = project.call(*words, code=2).stderr.splitlines()
     assert "“sweep seen”" in line
     project.call(*words, "--chosen-beforehand")
-    assert "Its owner says" in (project.folder / "out" / "MODEL_CARD.md").read_text()
+    assert "Its owner states" in (project.folder / "out" / "MODEL_CARD.md").read_text()
 
 
 def test_leftovers_of_a_killed_release_are_swept(released: Any, tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from dpsgd.runs import plan_run
 from pate._format import describe_neighbours, format_epsilon
 from pate.accounting import Event, LaplaceNoisyMaxAnswer, Ledger, Neighbours, Repeated, compose
 from pate.accounting.ledger.data_ledger import open_data_ledger
-from pate.accounting.ledger.study_costs import NOT_PLANNED, all_of, study_costs
+from pate.accounting.ledger.study_costs import NOT_PLANNED, combined_guarantee, study_costs
 from pate.api import make_options, prepare_run
 from pate.errors import BudgetExceeded, SpendNeeded
 from pate.recipes.read import read_recipe
-from pate.release.checking import verify_release
+from pate.releases.verify import verify as verify_release
 
 STUDY = "sweep tiny"
 ADD = Neighbours.ADD_REMOVE
@@ -245,7 +245,7 @@ def test_ledger_show_adds_up_studies_of_both_methods(project: Any) -> None:
     assert lots.in_advance
     assert votes.guarantee.epsilon == compose(marked).guarantee(delta=1e-3).epsilon
     assert lots.guarantee.epsilon == compose(trained).guarantee(delta=1e-3).epsilon
-    both = all_of([votes.guarantee, lots.guarantee])
+    both = combined_guarantee([votes.guarantee, lots.guarantee])
 
     told = project.call("ledger", "show", "runs/tiny").stdout
     assert f"\n{STUDY}: {figure(votes.guarantee)} for 2 releases together\n" in told
@@ -326,7 +326,7 @@ def test_the_best_of_a_study_drawn_once_more_is_of_the_study(project: Any) -> No
     card = card_of(project)
     assert "* 2 other releases were drawn from this data set before." in card
     assert "are among 2 releases that were made to be compared" in card
-    assert "* Its owner says that it was chosen before any of their results was seen" in card
+    assert "* Its owner states that it was chosen before any of their results was seen" in card
 
 
 def test_what_leaves_does_not_tell_the_name_of_a_folder(project: Any) -> None:
@@ -377,7 +377,7 @@ def test_settings_of_a_study_drawn_after_it_are_of_the_study(project: Any, how: 
     assert f"one of 2 releases of the study “{STUDY}”, or has the settings of one" in line
     assert "--chosen-beforehand" in line
     let_out(project, "runs/after", "--chosen-beforehand", plugins=plugins)
-    assert "Its owner says that it was chosen before" in card_of(project)
+    assert "Its owner states that it was chosen before" in card_of(project)
 
 
 def whole_ledger(project: Any) -> str:
@@ -428,7 +428,7 @@ def test_settings_of_a_study_drawn_before_it_are_of_none(project: Any) -> None:
     let_out(project, "runs/before", plugins=plugins)
     card = card_of(project)
     assert "to be compared" not in card
-    assert "Its owner says" not in card
+    assert "Its owner states" not in card
 
 
 def test_another_draw_of_the_votes_of_a_study_is_of_the_study_at_any_time(project: Any) -> None:
@@ -513,7 +513,7 @@ def test_what_a_comparison_costs_counts_both_methods(project: Any, method: str) 
         costs = [study_costs(each, one_teacher=relation)[0] for each in (ledger, steps)]
         trained = steps.guarantee()
     assert all(each.in_advance for each in costs)
-    both = all_of([each.guarantee for each in costs], replace_one=method == "shuffle")
+    both = combined_guarantee([each.guarantee for each in costs], replace_one=method == "shuffle")
     refused = let_out(project, "runs/tiny", code=2).stderr
     assert "one of 3 releases of the study" in refused
     said = "" if method == "shuffle" else f" for {describe_neighbours('zero-out')}"

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pate.release.sums import SUMS, digests, rendered
+from pate.releases.files import SUMS, digests, render_sums
 
 ROOT = Path(__file__).parents[2]
 OLD = ROOT / "tests" / "unit" / "release" / "format-1"
@@ -25,7 +25,7 @@ PROGRAM = """
 import resource, sys
 import pate
 from pathlib import Path
-from pate.release.checking import verify_release
+from pate.releases.verify import verify as verify_release
 folder = Path(sys.argv[1])
 said = []
 try:
@@ -63,7 +63,7 @@ def sealed(folder: Path) -> None:
     file = folder / "release.json"
     listed = {name: each for name, each in digests(folder).items() if name != "release.json"}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"files": listed}))
-    (folder / SUMS).write_text(rendered(digests(folder)))
+    (folder / SUMS).write_text(render_sums(digests(folder)))
 
 
 @pytest.fixture

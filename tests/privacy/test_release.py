@@ -17,8 +17,8 @@ from harness import call
 
 from pate.accounting import Ledger
 from pate.errors import InvalidInput
-from pate.release.finished import open_finished
-from pate.release.leaks import require_clean
+from pate.releases.run import open_finished_run
+from pate.releases.write import require_clean
 
 VALUE = 1234.5678  # in features of private records
 pytestmark = pytest.mark.xdist_group("private release")  # the runs it releases are made once
@@ -226,7 +226,7 @@ def test_a_release_is_good_where_nothing_else_is(place, tmp_path):
 @pytest.mark.parametrize("kind", ["path", "fingerprint", "key", "pickle", "figure", "archive"])
 def test_the_last_look_finds_what_must_not_leave(place, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(place.folder)
-    finished = open_finished(place.run)
+    finished = open_finished_run(place.run)
     (tmp_path / "clean.txt").write_text("nothing")
     require_clean(tmp_path, finished)
     (key,) = place.folder.glob("data/ledgers/*.key")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pate.release.sums import SUMS, digests, rendered
+from pate.releases.files import SUMS, digests, render_sums
 
 ROOT = Path(__file__).parents[2]
 REGIONS = 24  # of a file, each with one byte flipped
@@ -79,7 +79,7 @@ DRIVER = """
 import json, sys
 from pathlib import Path
 import pate
-from pate.release.checking import verify_release
+from pate.releases.verify import verify as verify_release
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) // 1024
 for line in sys.stdin:
@@ -184,7 +184,7 @@ def sealed(folder: Path) -> None:
         file.write_text(json.dumps(json.loads(file.read_text()) | {"files": listed}))
     except (ValueError, TypeError):
         pass
-    (folder / SUMS).write_text(rendered(digests(folder)))
+    (folder / SUMS).write_text(render_sums(digests(folder)))
 
 
 def test_an_untouched_release_opens_nothing_else(folder: Path, opener: Opener) -> None:

@@ -15,11 +15,11 @@ from pate.untrusted import (
     DEBUG,
     ProcessExit,
     contained,
+    describe_error,
+    forbid_exit,
     is_own,
     make_untrusted,
-    no_early_end,
     run_untrusted,
-    shown,
 )
 
 SECRET = "Ada Lovelace"
@@ -75,7 +75,7 @@ def test_an_error_of_ours_keeps_its_words_unless_the_users_code_was_in_between()
         partition(["a"], teachers=2, spec=PartitionSpec(method="shuffle"))
     error = told.value.with_traceback(told.tb.tb_next)  # without this very file
     assert is_own(error)
-    assert shown(error).startswith("InvalidInput: 2 teachers are more than")
+    assert describe_error(error).startswith("InvalidInput: 2 teachers are more than")
     with pytest.raises(TeacherError, match=r"fit raised InvalidInput in unit/test_untrusted\.py"):
         run(ours)
 
@@ -91,7 +91,7 @@ def test_the_owner_sees_it(monkeypatch):
     monkeypatch.setenv(DEBUG, "1")
     with pytest.raises(TeacherError, match=f"fit raised ValueError in .*: {SECRET}\nTraceback"):
         run(raising(ValueError(SECRET)))
-    assert SECRET in shown(ValueError(SECRET))
+    assert SECRET in describe_error(ValueError(SECRET))
 
 
 def test_prints_are_dropped_and_ours_are_heard(capfd):
@@ -131,7 +131,7 @@ def test_numpy_that_is_loaded_inside_begins_as_usual():
 
 
 def test_nobody_ends_a_command_early_but_a_fork_may_end():
-    with no_early_end():
+    with forbid_exit():
         with pytest.raises(ProcessExit):
             os._exit(0)
         child = os.fork()

@@ -9,7 +9,7 @@ from pathlib import Path
 from pate._format import describe_neighbours, format_epsilon
 from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
-from pate.accounting.ledger.data_set import NOT_PRIVATE, beside, shares_a_budget
+from pate.accounting.ledger.data_set import NOT_PRIVATE, shares_budget, sibling_ledger
 from pate.accounting.ledger.terms import Mode, moment_for
 from pate.errors import InvalidInput, LedgerError
 
@@ -45,21 +45,21 @@ def open_data_ledger(
     one for the first plan, which must not depend on private data.
     """
     make_ledgers_folder(path.parent)
-    agreed, spent = _beside(path)
+    agreed, spent = _sibling(path)
     if path.exists():
         ledger = Ledger.open(path)
         own = ledger.terms.budget.epsilon
         if budget is not None and budget not in (own, agreed):
             ledger.close()
             raise LedgerError(
-                f"the ledger at {path} was made {_told(own)}; privacy.budget is {budget:g}, and "
-                "a budget never changes"
+                f"the ledger at {path} was made {_describe_budget(own)}; privacy.budget is "
+                f"{budget:g}, and a budget never changes"
             )
         return ledger
     if budget is not None and agreed < math.inf and budget != agreed:
         raise LedgerError(
-            f"the ledger at {beside(path)}, of the same data set, was made {_told(agreed)}; "
-            f"privacy.budget is {budget:g}, and a budget never changes"
+            f"the ledger at {sibling_ledger(path)}, of the same data set, was made "
+            f"{_describe_budget(agreed)}; privacy.budget is {budget:g}, and a budget never changes"
         )
     limit = agreed if budget is None else budget
     if limit < math.inf:
@@ -74,11 +74,11 @@ def open_data_ledger(
     return Ledger.open(path, budget=terms, mode=Mode.ODOMETER if math.isinf(limit) else Mode.FILTER)
 
 
-def _beside(path: Path) -> tuple[float, float]:
+def _sibling(path: Path) -> tuple[float, float]:
     """Return the budget (infinite: none) and the spending of the data set's other ledger."""
-    if not (shares_a_budget(path) and beside(path).exists()):
+    if not (shares_budget(path) and sibling_ledger(path).exists()):
         return math.inf, 0.0
-    with Ledger.open(beside(path)) as other:
+    with Ledger.open(sibling_ledger(path)) as other:
         return other.terms.budget.epsilon, other.spent().epsilon
 
 
@@ -94,7 +94,7 @@ def _moment_for_rest(left: float, delta: float, conversion: Conversion) -> float
     return None
 
 
-def _told(budget: float) -> str:
+def _describe_budget(budget: float) -> str:
     return "without a budget" if math.isinf(budget) else f"with a budget of ε {budget:g}"
 
 
@@ -129,7 +129,7 @@ def budget_line(ledger: Ledger, *, own: bool = False) -> str:
 
 def data_set_line(ledger: Ledger) -> str:
     """Return a sentence on what a data set has spent, by both of its ledgers."""
-    names = sorted((ledger.path.name, beside(ledger.path).name), key=len)
+    names = sorted((ledger.path.name, sibling_ledger(ledger.path).name), key=len)
     total, limit = ledger.data_set_total(), ledger.data_set_budget
     left = "no budget was set"
     if limit < math.inf:

@@ -23,11 +23,11 @@ _LEDGER = ".ledger"
 _DPSGD = ".dpsgd"  # after the name of a data set, in that of its second ledger
 
 
-def beside(path: Path) -> Path:
+def sibling_ledger(path: Path) -> Path:
     """Return the other ledger of the same data: DP-SGD's for that of PATE, and vice versa.
 
-    >>> beside(Path("ledgers/mnist.ledger")).name, beside(Path("mnist.dpsgd.ledger")).name
-    ('mnist.dpsgd.ledger', 'mnist.ledger')
+    >>> [sibling_ledger(Path(name)).name for name in ("mnist.ledger", "mnist.dpsgd.ledger")]
+    ['mnist.dpsgd.ledger', 'mnist.ledger']
     """
     kind = NOT_PRIVATE if path.name.endswith(f".{NOT_PRIVATE}") else "ledger"
     name = path.name.removesuffix(f".{kind}")
@@ -35,13 +35,13 @@ def beside(path: Path) -> Path:
     return path.with_name(f"{other}.{kind}")
 
 
-def shares_a_budget(path: Path) -> bool:
+def shares_budget(path: Path) -> bool:
     """Return whether a file is one of the two ledgers of a data set with private releases."""
     return path.name.endswith(_LEDGER) and not path.name.endswith(f".{NOT_PRIVATE}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class LedgerShare:
     """The spending of one ledger of a data set, at its own λ and δ."""
 
     ledger: str  # its file's name
@@ -51,7 +51,7 @@ class Share:
     records: frozenset[Neighbours | None]  # relations of the charges; None: of an unknown partition
 
     @classmethod
-    def of(cls, ledger: str, terms: Terms, total: Total) -> Share:
+    def of(cls, ledger: str, terms: Terms, total: Total) -> LedgerShare:
         """Return the running total, valid whenever one stops (:func:`odometer_epsilon`).
 
         Votes are charged with the relation between records under which one teacher changes. Charges
@@ -90,7 +90,7 @@ class Share:
 class DataSetTotal:
     """The total spending of a data set."""
 
-    shares: tuple[Share, ...]  # of the ledgers with charges
+    shares: tuple[LedgerShare, ...]  # of the ledgers with charges
     epsilon: float
     delta: float
     neighbours: Neighbours | None  # None: data sets that differ in what one teacher was given
@@ -113,7 +113,7 @@ class DataSetTotal:
         return f"{figure} ({parts}{why})"
 
 
-def total_of(shares: Sequence[Share]) -> DataSetTotal:
+def total_of(shares: Sequence[LedgerShare]) -> DataSetTotal:
     """Return the total of both ledgers, however charges were chosen, whenever one stops.
 
     Guarantees:
@@ -155,10 +155,10 @@ def total_of(shares: Sequence[Share]) -> DataSetTotal:
 
 
 def _chained(
-    shares: Sequence[Share],
+    shares: Sequence[LedgerShare],
     *,
-    first: Collection[Share],
-    second: Collection[Share],
+    first: Collection[LedgerShare],
+    second: Collection[LedgerShare],
     neighbours: Neighbours | None,
 ) -> DataSetTotal:
     before = math.fsum(each.epsilon for each in first)

@@ -34,14 +34,14 @@ from pate.accounting.guarantee import Guarantee, Neighbours
 from pate.accounting.ledger import schema
 from pate.accounting.ledger.data_set import (
     DataSetTotal,
-    Share,
-    beside,
+    LedgerShare,
     data_set_budget,
-    shares_a_budget,
+    shares_budget,
+    sibling_ledger,
     total_of,
 )
 from pate.accounting.ledger.running_total import RunningTotal, Total
-from pate.accounting.ledger.studies import StudyBook, StudyPlan
+from pate.accounting.ledger.studies import StudyPlan, StudyTables
 from pate.accounting.ledger.terms import Basis, Mode, Terms, agree
 from pate.accounting.moments import compose, epsilon_at, odometer_epsilon
 from pate.errors import (
@@ -117,7 +117,7 @@ class Ledger:
         self.terms = terms
         self._database = connection
         self._process = os.getpid()
-        self._opened_beside: Ledger | None = None
+        self._opened_sibling: Ledger | None = None
 
     @property
     def _connection(self) -> sqlite3.Connection:
@@ -129,8 +129,8 @@ class Ledger:
         return self._database
 
     @property
-    def _book(self) -> StudyBook:
-        return StudyBook(self._connection)
+    def _studies(self) -> StudyTables:
+        return StudyTables(self._connection)
 
     @property
     def _running(self) -> RunningTotal:
@@ -223,8 +223,8 @@ class Ledger:
         """Close the connection."""
         if os.getpid() == self._process:
             self._database.close()
-            if self._opened_beside is not None:
-                self._opened_beside.close()
+            if self._opened_sibling is not None:
+                self._opened_sibling.close()
 
     def __enter__(self) -> Self:
         return self
@@ -322,9 +322,9 @@ class Ledger:
                     )
                 if study is None or study in earlier.studies:
                     return earlier
-                self._book.mark(earlier.number, study)
+                self._studies.add(earlier.number, study)
                 return replace(earlier, studies=(*earlier.studies, study))
-            paid = None if again else self._book.with_settings(noted, but=release)
+            paid = None if again else self._studies.with_settings(noted, but=release)
             if paid is not None:
                 raise ReleaseConflict(
                     f"the ledger at {self.path} has already paid for a release with the same "
@@ -343,30 +343,11 @@ class Ledger:
             self._running.add(counts, after)
             assert number is not None
             if study is not None:
-                self._book.mark(number, study)
-            self._book.note_settings(number, {*noted, *family})
+                self._studies.add(number, study)
+            self._studies.add_settings(number, {*noted, *family})
             charged = self._find(release)
             assert charged is not None
             return charged
-
-    def mark(self, release: str, *, study: str) -> None:
-        """Says of a charge that a study uses its release; marks that are there stay.
-
-        For what was paid for by itself, or for another study, and is then looked at with this one.
-
-        Guarantees:
-            Nothing but the mark is written: what was spent stays the same. Marking twice is
-            marking once.
-        """
-        _require_name(study)
-        with self._transaction():
-            charge = self._find(release)
-            if charge is None:
-                raise LedgerError(
-                    f"the ledger at {self.path} holds no charge {release!r}; only what was paid "
-                    "for can be marked as part of a study"
-                )
-            self._book.mark(charge.number, study)
 
     def plan_study(
         self,
@@ -401,7 +382,7 @@ class Ledger:
         """
         _require_name(study)
         with self._transaction():
-            plan = self._book.plan(study, releases, protects=protects, begun=begun)
+            plan = self._studies.plan(study, releases, protects=protects, begun=begun)
             if plan is not None and plan.protects != protects:
                 raise InvalidInput(
                     f"the study “{study}” of this data set protects {plan.protects}, the new plan "
@@ -411,14 +392,14 @@ class Ledger:
 
     def study_plans(self) -> dict[str, StudyPlan]:
         """Return the plan of each study, by its name."""
-        return self._read(self._book.plans)
+        return self._read(self._studies.plans)
 
     def require_room(
         self,
         events: Iterable[Event],
         *,
         records: Neighbours | None = None,
-        beside: Iterable[Event] = (),
+        sibling_events: Iterable[Event] = (),
     ) -> None:
         """Raise as :meth:`charge` would if these events were charged now; write nothing.
 
@@ -432,7 +413,7 @@ class Ledger:
             Events to be charged to this ledger.
         records
             The relation under which they hold, if it is not the ledger's own.
-        beside
+        sibling_events
             Events to be charged to the data set's other ledger.
 
         Raises
@@ -440,7 +421,7 @@ class Ledger:
         BudgetExceeded
             If they would exceed the budget of the ledger or of the data set.
         """
-        counts, there = tally(events), tally(beside)
+        counts, there = tally(events), tally(sibling_events)
         if counts:
             self._read(lambda: self._require_room(counts, records=records, there=there))
 
@@ -537,19 +518,19 @@ class Ledger:
     @property
     def data_set_budget(self) -> float:
         """The budget of the data set, whichever ledger it was set with; infinite if none was."""
-        other = self._beside()
+        other = self._sibling()
         return data_set_budget([self.terms] if other is None else [self.terms, other.terms])
 
     def _data_set_total(
         self, own: Total, more_there: dict[Event, int] | None = None
     ) -> DataSetTotal:
-        other = self._beside()
-        shares = [Share.of(self.path.name, self.terms, own)]
+        other = self._sibling()
+        shares = [LedgerShare.of(self.path.name, self.terms, own)]
         if other is not None:
             there = other._read(other._running.read)
             if more_there:
                 there = other._running.plus(there, more_there)
-            shares.append(Share.of(other.path.name, other.terms, there))
+            shares.append(LedgerShare.of(other.path.name, other.terms, there))
         return total_of(sorted(shares, key=lambda each: each.method, reverse=True))
 
     def charges(self) -> list[Charge]:
@@ -590,24 +571,24 @@ class Ledger:
         Everybody takes them in the same order, so there is no deadlock.
         """
         while True:
-            other = self._beside()
+            other = self._sibling()
             held = [self] if other is None else [self, other]
             with contextlib.ExitStack() as stack:
                 for ledger in sorted(held, key=lambda each: each.path.name):
                     stack.enter_context(ledger._transaction())
-                if other is None and self._beside_exists():
+                if other is None and self._sibling_exists():
                     continue  # it was created in the meantime
                 yield
                 return
 
-    def _beside(self) -> Ledger | None:
+    def _sibling(self) -> Ledger | None:
         """Return the other ledger of the data set, if there is one."""
-        if self._opened_beside is None and self._beside_exists():
-            self._opened_beside = Ledger.open(beside(self.path))
-        return self._opened_beside
+        if self._opened_sibling is None and self._sibling_exists():
+            self._opened_sibling = Ledger.open(sibling_ledger(self.path))
+        return self._opened_sibling
 
-    def _beside_exists(self) -> bool:
-        return shares_a_budget(self.path) and os.path.lexists(beside(self.path))
+    def _sibling_exists(self) -> bool:
+        return shares_budget(self.path) and os.path.lexists(sibling_ledger(self.path))
 
     def _read(self, query: Callable[[], T]) -> T:
         try:
@@ -629,7 +610,7 @@ class Ledger:
             values,
         ).fetchall()
         # After the charges: the studies of a charge are written in its transaction.
-        studies, settings = self._book.marks(number), self._book.settings(number)
+        studies, settings = self._studies.by_charge(number), self._studies.settings(number)
         with _parsing(self.path):
             return [
                 Charge(

@@ -69,7 +69,7 @@ class StudyPlan:
         )
 
 
-class StudyBook:
+class StudyTables:
     """The tables of studies and settings, on one connection; writers hold a transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -77,13 +77,15 @@ class StudyBook:
 
     # --- writing ------------------------------------------------------------------------------
 
-    def mark(self, charge: int, study: str) -> None:
+    def add(self, charge: int, study: str) -> None:
+        """Record that a charge is part of a study."""
         self._connection.execute(
             "INSERT INTO studies VALUES (?, ?) ON CONFLICT (charge, name) DO NOTHING",
             (charge, study),
         )
 
-    def note_settings(self, charge: int, digests: Iterable[str]) -> None:
+    def add_settings(self, charge: int, digests: Iterable[str]) -> None:
+        """Record the digests of the settings of a charge."""
         rows = [(charge, digest) for digest in sorted(set(digests))]
         self._connection.executemany("INSERT INTO settings VALUES (?, ?)", rows)
 
@@ -106,7 +108,7 @@ class StudyBook:
 
     # --- reading ------------------------------------------------------------------------------
 
-    def marks(self, charge: int | None = None) -> dict[int, tuple[str, ...]]:
+    def by_charge(self, charge: int | None = None) -> dict[int, tuple[str, ...]]:
         """Return the studies of each charge (or of one), by its number, in order of entry."""
         found: dict[int, tuple[str, ...]] = {}
         for number, name in self._of("studies", "name", charge, order="rowid"):

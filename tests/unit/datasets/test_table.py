@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pate.datasets.split import cap, carve
+from pate.datasets.split import cap, divide
 from pate.datasets.table import Table, record_ids
 from pate.errors import InvalidInput
 
@@ -77,22 +77,22 @@ def test_a_table_that_does_not_fit_is_refused(fields, words):
 
 @pytest.mark.parametrize("amounts", [AMOUNTS, SHARES])
 def test_the_roles_are_disjoint_and_hold_every_record(amounts):
-    parts = carve(table(), amounts, seed=3, where="pool")
+    parts = divide(table(), amounts, seed=3, where="pool")
     names = [name for part in parts.values() for name in record_ids(part)]
     assert sorted(names) == sorted(record_ids(table()))
-    again = carve(table(), amounts, seed=3, where="pool")
+    again = divide(table(), amounts, seed=3, where="pool")
     assert all(record_ids(parts[role]) == record_ids(again[role]) for role in parts)
-    other = carve(table(), amounts, seed=4, where="pool")
+    other = divide(table(), amounts, seed=4, where="pool")
     assert set(record_ids(other["test"])) != set(record_ids(parts["test"]))
 
 
 @pytest.mark.parametrize("amounts", [AMOUNTS, SHARES])
 def test_dropping_a_private_record_changes_no_role(amounts):
-    before = carve(table(), amounts, seed=0, where="pool")
+    before = divide(table(), amounts, seed=0, where="pool")
     names = record_ids(table())
     private = record_ids(before["private"])
     for gone in private:
-        after = carve(without(table(), names.index(gone)), amounts, seed=0, where="pool")
+        after = divide(without(table(), names.index(gone)), amounts, seed=0, where="pool")
         assert record_ids(after["test"]) == record_ids(before["test"])
         assert record_ids(after["public"]) == record_ids(before["public"])
         assert record_ids(after["private"]) == [name for name in private if name != gone]
@@ -102,7 +102,7 @@ def test_under_shares_dropping_any_record_changes_no_other_role():
     names = record_ids(table())
 
     def roles(pool):
-        parts = carve(pool, SHARES, seed=0, where="pool")
+        parts = divide(pool, SHARES, seed=0, where="pool")
         return {name: role for role, part in parts.items() for name in record_ids(part)}
 
     before = roles(table())
@@ -111,7 +111,7 @@ def test_under_shares_dropping_any_record_changes_no_other_role():
 
 
 def test_a_share_is_about_that_share():
-    parts = carve(table(4000), SHARES, seed=0, where="pool")
+    parts = divide(table(4000), SHARES, seed=0, where="pool")
     assert abs(parts["test"].records - 800) < 5 * 25.3  # five standard deviations
     assert abs(parts["public"].records - 960) < 5 * 26
     assert sum(part.records for part in parts.values()) == 4000
@@ -121,7 +121,7 @@ def test_a_sorted_file_gives_a_mixed_public_part_and_keeps_private_order():
     pool = Table(
         features=np.arange(400.0)[:, None], labels=(np.arange(400) >= 200).astype(np.int64)
     )
-    parts = carve(pool, [("test", 50), ("public", 100), ("private", None)], seed=0, where="pool")
+    parts = divide(pool, [("test", 50), ("public", 100), ("private", None)], seed=0, where="pool")
     first = parts["public"].labels[:30]
     assert 5 < first.sum() < 25
     assert np.all(np.diff(parts["private"].features[:, 0]) > 0)
@@ -130,7 +130,7 @@ def test_a_sorted_file_gives_a_mixed_public_part_and_keeps_private_order():
 @pytest.mark.parametrize("amounts", [AMOUNTS, SHARES])
 def test_no_group_is_divided(amounts):
     groups = tuple(f"user-{row % 17}" for row in range(60))
-    parts = carve(table(groups=groups), amounts, seed=1, where="pool")
+    parts = divide(table(groups=groups), amounts, seed=1, where="pool")
     owners = [set(part.groups) for part in parts.values()]
     assert sum(len(owner) for owner in owners) == len(set.union(*owners)) == 17
     if amounts is AMOUNTS:  # at least as many as asked, by less than one group
@@ -141,7 +141,7 @@ def test_no_group_is_divided(amounts):
 def test_the_rows_keep_their_labels_ids_and_groups():
     pool = table(ids=tuple(f"r{row}" for row in range(60)), groups=tuple("abcdefghij" * 6))
     where = {name: row for row, name in enumerate(pool.ids)}
-    for part in carve(pool, [("test", 0.3), ("private", None)], seed=0, where="pool").values():
+    for part in divide(pool, [("test", 0.3), ("private", None)], seed=0, where="pool").values():
         rows = [where[name] for name in part.ids]
         assert np.array_equal(part.features, pool.features[rows])
         assert np.array_equal(part.labels, pool.labels[rows])
@@ -151,13 +151,13 @@ def test_the_rows_keep_their_labels_ids_and_groups():
 def test_copies_share_a_role_so_that_dropping_one_moves_nothing():
     once = table(40)
     pool = once.take(np.concatenate([np.arange(40), np.arange(40), np.arange(20)]))
-    before = carve(pool, AMOUNTS, seed=0, where="pool")
+    before = divide(pool, AMOUNTS, seed=0, where="pool")
     kinds = [{row.tobytes() for row in part.features} for part in before.values()]
     assert sum(len(kind) for kind in kinds) == 40
     private = {row.tobytes() for row in before["private"].features}
     for row in range(pool.records):
         if pool.features[row].tobytes() in private:
-            after = carve(without(pool, row), AMOUNTS, seed=0, where="pool")
+            after = divide(without(pool, row), AMOUNTS, seed=0, where="pool")
             for role in ("test", "public"):
                 assert np.array_equal(after[role].features, before[role].features)
             assert after["private"].records == before["private"].records - 1
@@ -165,20 +165,20 @@ def test_copies_share_a_role_so_that_dropping_one_moves_nothing():
 
 def test_two_public_roles_divide_copies_to_meet_their_counts():
     pool = Table(features=np.ones((10, 2)), labels=None)
-    parts = carve(pool, [("test", 4), ("public", 6)], seed=0, where="pool")
+    parts = divide(pool, [("test", 4), ("public", 6)], seed=0, where="pool")
     assert [part.records for part in parts.values()] == [4, 6]
 
 
 def test_a_share_too_small_for_any_record_is_refused():
     with pytest.raises(InvalidInput, match="no record of pool is left for test; ask for more"):
-        carve(table(5), [("test", 0.001), ("private", None)], seed=0, where="pool")
+        divide(table(5), [("test", 0.001), ("private", None)], seed=0, where="pool")
 
 
 def test_asking_for_too_much_is_refused():
     with pytest.raises(InvalidInput, match="public asks for 55 records and pool has 50 left"):
-        carve(table(), [("test", 10), ("public", 55)], seed=0, where="pool")
+        divide(table(), [("test", 10), ("public", 55)], seed=0, where="pool")
     with pytest.raises(InvalidInput, match="no record of pool is left for private"):
-        carve(table(), [("test", 10), ("public", 50), ("private", None)], seed=0, where="pool")
+        divide(table(), [("test", 10), ("public", 50), ("private", None)], seed=0, where="pool")
 
 
 def test_a_cap_keeps_what_there_is():

@@ -181,7 +181,7 @@ def test_a_function_of_the_records(plugins, tmp_path, name, params, expected):
         ("own_steps:lossy", "returned shape .* one row for each"),
         ("own_steps:texts", "features are numbers"),
         ("own_steps:holes", "infinite or NaN"),
-        ("own_steps:batchy", "other features when others are beside it"),
+        ("own_steps:batchy", "different features when others are present"),
         ("own_steps:missing", "has no 'missing'"),
     ],
 )
@@ -312,7 +312,7 @@ def test_the_layer_to_take_away(plugins, tmp_path, layer, width):
     [
         ({"weights": "gone.pt"}, {"channels": 3}, "there is no file gone.pt"),
         ({"model": "own_steps:Flat"}, {"channels": 3}, "does not hold the weights of this Flat"),
-        ({"model": "own_steps:ready"}, {"channels": 3}, "no class and no function"),
+        ({"model": "own_steps:ready"}, {"channels": 3}, "neither a class nor a function"),
         ({"model": "own_steps:broken"}, {"channels": 3}, "RuntimeError: no"),
         ({"model": "own_steps:nothing"}, {"channels": 3}, "a backbone is a torch module"),
         ({"layer": "tail"}, {"channels": 3}, "has no layer 'tail'; its last is 'head'"),

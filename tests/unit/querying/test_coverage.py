@@ -91,7 +91,7 @@ def test_likeness_is_symmetric_and_blind_to_length():
 def test_blocks_change_nothing(monkeypatch):
     points = blobs([80, 40])[0].reshape(120, 1, 2)
     whole = near_inputs(points, neighbours=9)
-    monkeypatch.setattr("pate.neighbours._NUMBERS", 1000)
+    monkeypatch.setattr("pate.nearest_neighbours._NUMBERS", 1000)
     assert abs(whole - near_inputs(points, neighbours=9)).max() < 1e-6
 
 

@@ -95,7 +95,7 @@ def test_own_function_of_a_batch(tmp_path):
     torch.testing.assert_close(louder(ones, seeded()), 1 + torch.rand(1, generator=seeded()) * ones)
     with pytest.raises(InvalidInput, match="tensor of the same shape"):
         make_augment("ours:shrinks", shape=(5,), plugin_path=tmp_path)(ones, seeded())
-    with pytest.raises(InvalidInput, match="no function of a batch"):
+    with pytest.raises(InvalidInput, match="not a function of a batch"):
         make_augment("ours:number", shape=(5,), plugin_path=tmp_path)
 
 

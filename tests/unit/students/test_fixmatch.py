@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pate.students.data import StudentData, Tools
-from pate.students.semi_supervised import aligned, expected_shares, prepare
+from pate.students.semi_supervised import align_distribution, expected_shares, prepare
 from pate.students.spec import StudentSpec
 from pate.students.train import train_student
 
@@ -35,15 +35,15 @@ def weights(spec, data):
 def test_alignment_brings_the_mean_to_the_goal():
     guess = torch.rand(500, 4, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
     goal = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    moved = aligned(guess, said=guess.mean(dim=0), goal=goal)
+    moved = align_distribution(guess, said=guess.mean(dim=0), goal=goal)
     torch.testing.assert_close(moved.sum(dim=1), torch.ones(500))
     torch.testing.assert_close(moved.mean(dim=0), goal, rtol=0, atol=0.01)
-    same = aligned(guess, said=goal, goal=goal)
+    same = align_distribution(guess, said=goal, goal=goal)
     torch.testing.assert_close(same, guess)
 
 
 def test_alignment_survives_a_class_that_is_never_said():
-    moved = aligned(
+    moved = align_distribution(
         torch.tensor([[1.0, 0.0], [0.5, 0.5]]),
         said=torch.tensor([1.0, 0.0]),
         goal=torch.tensor([0.5, 0.5]),

@@ -9,7 +9,8 @@ from torch import nn
 
 from pate.errors import InvalidInput
 from pate.students.data import StudentData
-from pate.students.gan import Maker, at_rest, feature_map, realness
+from pate.students.gan import InputGenerator, frozen, real_or_fake_loss
+from pate.students.gan import feature_function as features_of
 from pate.students.networks import Mlp, SmallCNN
 from pate.students.spec import StudentSpec
 from pate.students.train import train_student
@@ -25,17 +26,17 @@ def test_realness_is_a_class_more_with_logit_zero():
         return -share.log().mean()
 
     expected = 0.5 * (loss(real, "real") + loss(fake, "fake"))
-    torch.testing.assert_close(realness(real, fake), expected)
+    torch.testing.assert_close(real_or_fake_loss(real, fake), expected)
 
 
 def test_features_are_what_the_last_layer_sees():
     images, records = torch.rand(4, 8, 8), torch.rand(4, 6)
     cnn = SmallCNN(3).eval()
     cnn(images)
-    torch.testing.assert_close(cnn.head(feature_map(cnn, classes=3, name="x")(images)), cnn(images))
+    torch.testing.assert_close(cnn.head(features_of(cnn, classes=3, name="x")(images)), cnn(images))
     mlp = Mlp(3, hidden=[5]).eval()
     mlp(records)
-    found = feature_map(mlp, classes=3, name="x")(records)
+    found = features_of(mlp, classes=3, name="x")(records)
     assert found.shape == (4, 5)
     torch.testing.assert_close(mlp.layers[-1](found), mlp(records))
     assert not mlp.layers[-1]._forward_pre_hooks
@@ -47,14 +48,14 @@ def test_a_network_without_features_is_refused():
     with pytest.raises(InvalidInput, match=r"torch.nn:Linear has no method features\(x\)"):
         train_student(StudentSpec(model="torch.nn:Linear", params=params, method="gan"), data)
     with pytest.raises(InvalidInput, match="ends in no linear layer"):
-        feature_map(nn.Sequential(nn.Linear(3, 4), nn.Conv1d(1, 1, 1)), classes=2, name="own:net")
+        features_of(nn.Sequential(nn.Linear(3, 4), nn.Conv1d(1, 1, 1)), classes=2, name="own:net")
 
 
 def test_modules_at_rest_pass_gradients_on_and_keep_none():
     net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
     net[1].bias.requires_grad_(False)
     noise = torch.ones(2, 3, requires_grad=True)
-    with at_rest(net):
+    with frozen(net):
         loss = net(noise).sum()
     loss.backward()
     assert noise.grad is not None
@@ -70,7 +71,7 @@ def test_modules_at_rest_pass_gradients_on_and_keep_none():
 def test_made_inputs_stay_in_range(shape):
     inputs = torch.randn(40, *shape, generator=torch.Generator().manual_seed(0))
     inputs[:, 0] = 7.0
-    maker = Maker(inputs, latent=6, hidden=(10,))
+    maker = InputGenerator(inputs, latent=6, hidden=(10,))
     made = maker.draw(300, torch.Generator().manual_seed(1))
     assert made.shape == (300, *shape)
     assert bool((made >= inputs.amin(dim=0)).all() and (made <= inputs.amax(dim=0)).all())
@@ -108,7 +109,7 @@ def test_the_generator_learns_to_look_like_the_inputs():
 
     kept = []
 
-    class Kept(Maker):  # type: ignore[misc]
+    class Kept(InputGenerator):  # type: ignore[misc]
         def __init__(self, *args, **settings):
             super().__init__(*args, **settings)
             kept.append(self)
@@ -117,9 +118,9 @@ def test_the_generator_learns_to_look_like_the_inputs():
     data = StudentData(inputs=inputs.numpy(), rows=[0, 1], labels=[0, 1], classes=2)
     spec = StudentSpec(model="mlp", params={"hidden": [16]}, method="gan", epochs=30, batch_size=50)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "Maker", Kept)
+        patch.setattr(module, "InputGenerator", Kept)
         train_student(spec, data)
-    before = Maker(inputs, latent=100, hidden=(500, 500))
+    before = InputGenerator(inputs, latent=100, hidden=(500, 500))
 
     def apart(maker):
         made = maker.draw(500, torch.Generator().manual_seed(3)).mean(dim=0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pate.students.data import StudentData
-from pate.students.semi_supervised import mixed, sharpened
+from pate.students.semi_supervised import mixup, sharpen
 from pate.students.spec import StudentSpec
 from pate.students.train import train_student
 
@@ -30,14 +30,14 @@ def weights(**settings):
 
 def test_sharpening():
     table = torch.rand(50, 5, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
-    torch.testing.assert_close(sharpened(table, temperature=1.0), table)
-    half = sharpened(table, temperature=0.5)
+    torch.testing.assert_close(sharpen(table, temperature=1.0), table)
+    half = sharpen(table, temperature=0.5)
     torch.testing.assert_close(half, table**2 / (table**2).sum(dim=1, keepdim=True))
-    hard = sharpened(table, temperature=1e-3)
+    hard = sharpen(table, temperature=1e-3)
     assert torch.equal(hard.argmax(dim=1), table.argmax(dim=1))
     assert float(hard.max(dim=1).values.mean()) > 0.95
     certain = torch.tensor([[1.0, 0.0], [1e-30, 1.0]])
-    torch.testing.assert_close(sharpened(certain, temperature=0.1), certain.round())
+    torch.testing.assert_close(sharpen(certain, temperature=0.1), certain.round())
 
 
 @pytest.mark.parametrize("shape", [(3,), (4, 4), (4, 4, 2)])
@@ -47,20 +47,20 @@ def test_mixing_is_of_pairs_inputs_and_targets_alike(shape):
     targets = torch.rand(n, 1, generator=torch.Generator().manual_seed(0))
     inputs = targets.view(n, *[1] * len(shape)).expand(n, *shape)
     generator = torch.Generator().manual_seed(1)
-    found, said = mixed(inputs, targets, alpha=0.75, generator=generator)
+    found, said = mixup(inputs, targets, alpha=0.75, generator=generator)
     torch.testing.assert_close(found, said.view(n, *[1] * len(shape)).expand(n, *shape))
     assert not torch.equal(said, targets)
 
 
 def test_the_own_part_is_at_least_a_half():
     own = torch.eye(300)
-    _, said = mixed(own, own, alpha=0.75, generator=torch.Generator().manual_seed(0))
+    _, said = mixup(own, own, alpha=0.75, generator=torch.Generator().manual_seed(0))
     parts = said.diagonal()
     assert float(parts.min()) >= 0.5
     assert float(parts.min()) < 0.55
     torch.testing.assert_close(said.sum(dim=1), torch.ones(300))
     # Of Beta(α, α), the larger part is nearer to one the smaller α is.
-    _, little = mixed(own, own, alpha=0.05, generator=torch.Generator().manual_seed(0))
+    _, little = mixup(own, own, alpha=0.05, generator=torch.Generator().manual_seed(0))
     assert float(little.diagonal().mean()) > float(parts.mean()) + 0.1
 
 

@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 
 from pate.errors import InvalidInput, TeacherError
 from pate.students.data import StudentData, Tools
-from pate.students.semi_supervised import bend_and_cut, cut, jitter, prepare
+from pate.students.semi_supervised import cutout, jitter, prepare, strong_change
 from pate.students.spec import StudentSpec
 from pate.students.train import train_student
 from pate.students.training import Epoch
@@ -290,17 +290,17 @@ def test_auto_changes_by_the_shape_of_records():
     flat = prepare(spec, data, Tools(spec=spec, classes=3))
     generator = torch.Generator().manual_seed(0)
     same = flat.inputs[:1].repeat(4000, 1)
-    moved = flat.change("auto", cut, noise=0.5)(same, generator) - same
+    moved = flat.change("auto", cutout, noise=0.5)(same, generator) - same
     torch.testing.assert_close(moved.std(dim=0), 0.5 * flat.inputs.std(dim=0), rtol=0.05, atol=0)
-    torch.testing.assert_close(flat.change("none", cut, noise=0.5)(same, generator), same)
+    torch.testing.assert_close(flat.change("none", cutout, noise=0.5)(same, generator), same)
     seen = digits_data(0)
     spec = StudentSpec(model="small-cnn", method="fixmatch")
     images = prepare(spec, seen, Tools(spec=spec, classes=10))
-    assert images.change("auto", cut, noise=0.5) is cut
+    assert images.change("auto", cutout, noise=0.5) is cutout
 
 
 @pytest.mark.parametrize("shape", [(20, 20), (20, 24, 3)])
-@pytest.mark.parametrize("change", [cut, bend_and_cut])
+@pytest.mark.parametrize("change", [cutout, strong_change])
 def test_strong_changes_follow_their_generator(change, shape):
     before = torch.rand(6, *shape) + 0.1
     kept = before.clone()
@@ -311,7 +311,7 @@ def test_strong_changes_follow_their_generator(change, shape):
 
 
 def test_a_cut_is_a_square_of_zeros():
-    after = cut(torch.ones(400, 20, 20), torch.Generator().manual_seed(0))
+    after = cutout(torch.ones(400, 20, 20), torch.Generator().manual_seed(0))
     gone = after == 0
     height, width = gone.any(dim=2).sum(dim=1), gone.any(dim=1).sum(dim=1)
     assert torch.equal(gone.sum(dim=(1, 2)), height * width)

@@ -10,7 +10,14 @@ from torch import nn
 
 from pate.errors import TeacherError
 from pate.students.checkpoint import Checkpoint
-from pate.students.training import Epoch, batches, fit_table, run_epochs, settle, soft_cross_entropy
+from pate.students.training import (
+    Epoch,
+    batches,
+    fit_table,
+    initialise,
+    run_epochs,
+    soft_cross_entropy,
+)
 from pate.teachers.placement import seeded_torch
 from pate.teachers.spec import Training
 from pate.teachers.torch_teacher import TorchTeacher
@@ -22,7 +29,7 @@ def made(**training):
             nn.LazyLinear(16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3)
         )
     spec = Training(**{"optimizer": "adamw", "lr": 0.02, "batch_size": 16, **training})
-    return settle(TorchTeacher(net, training=spec, classes=3, seed=0), torch.zeros(2, 5))
+    return initialise(TorchTeacher(net, training=spec, classes=3, seed=0), torch.zeros(2, 5))
 
 
 def data(n=90):

@@ -24,7 +24,7 @@ from pate.accounting import (
     compose,
 )
 from pate.accounting.ledger.data_ledger import budget_line, data_set_line, open_data_ledger
-from pate.accounting.ledger.data_set import Share, total_of
+from pate.accounting.ledger.data_set import LedgerShare, total_of
 from pate.accounting.moments import odometer_epsilon
 from pate.errors import BudgetExceeded, LedgerError
 
@@ -55,7 +55,7 @@ def steps(folder, *, budget=None):
 
 
 def share(ledger, epsilon, relation, *, delta=DELTA, moment=10.0):
-    return Share(
+    return LedgerShare(
         ledger=ledger, epsilon=epsilon, delta=delta, moment=moment, records=frozenset([relation])
     )
 

@@ -106,32 +106,21 @@ def test_a_study_needs_a_printable_name(path, name):
         assert ledger.charges() == []
 
 
-def test_a_charge_is_marked_afterwards_and_costs_no_more(path):
+def test_a_study_of_an_earlier_charge_costs_no_more(path):
     with Ledger.open(path, budget=BUDGET) as ledger:
         ledger.charge([Repeated(ANSWER, 10)], release="a")
         ledger.charge([Repeated(ANSWER, 10)], release="b", study="one")
         spent = ledger.spent()
         for _ in range(2):  # the second time changes nothing
-            ledger.mark("a", study="two")
-            ledger.mark("b", study="two")
+            ledger.charge([Repeated(ANSWER, 10)], release="a", study="two")
+            ledger.charge([Repeated(ANSWER, 10)], release="b", study="two")
         assert [charge.studies for charge in ledger.charges()] == [("two",), ("one", "two")]
         assert ledger.spent() == spent
 
 
-def test_only_what_was_paid_for_is_marked_and_by_a_printable_name(path):
-    with Ledger.open(path, budget=BUDGET) as ledger:
-        ledger.charge([ANSWER], release="a")
-        with pytest.raises(LedgerError, match="no charge 'b'"):
-            ledger.mark("b", study="sweep")
-        for name in ("", "a\nb"):
-            with pytest.raises(InvalidInput, match="printable"):
-                ledger.mark("a", study=name)
-        assert [charge.studies for charge in ledger.charges()] == [()]
-
-
-def test_a_charge_of_an_older_ledger_is_marked(old):
+def test_a_charge_of_an_older_ledger_joins_a_study(old):
     with Ledger.open(old) as ledger:
-        ledger.mark("before", study="sweep")
+        ledger.charge(ledger.charges()[0].events, release="before", study="sweep")
         assert [charge.studies for charge in ledger.charges()] == [("sweep",)]
 
 

@@ -24,14 +24,14 @@ from pate.accounting import (
 )
 from pate.accounting.composition import gaussian_epsilon
 from pate.accounting.events import relation_of
+from pate.accounting.ledger.data_set import sibling_ledger
 from pate.accounting.ledger.study_costs import (
-    all_of,
-    beside,
-    for_replacement,
-    led_to,
+    combined_guarantee,
+    earlier_releases_caveat,
+    restate_for_replacement,
     study_cost,
     study_costs,
-    whole_studies,
+    total_study_costs,
 )
 from pate.errors import InvalidInput
 
@@ -67,16 +67,16 @@ def test_all_of_covers_any_mechanisms(seed):
         p, q = np.outer(p, one).ravel(), np.outer(q, other).ravel()
     if sum(part.delta for part in parts) >= 1:
         with pytest.raises(InvalidInput, match="guarantees nothing"):
-            all_of(parts)
+            combined_guarantee(parts)
         return
-    total = all_of(parts)
+    total = combined_guarantee(parts)
     assert hockey_stick(p, q, total.epsilon) <= total.delta + 1e-15
 
 
 @pytest.mark.parametrize("pairs", [[(0.5, 0.01), (1.0, 0.02)], [(0.1, 0.001)] * 5])
 def test_all_of_is_the_least_that_always_holds(pairs):
     """The worst mechanisms need it all: a smaller ε lacks, and δ is missed by products only."""
-    total = all_of([Guarantee(epsilon=e, delta=d) for e, d in pairs])
+    total = combined_guarantee([Guarantee(epsilon=e, delta=d) for e, d in pairs])
     p, q = np.ones(1), np.ones(1)
     for pair in pairs:
         one, other = tight(*pair)
@@ -90,8 +90,8 @@ def test_all_of_is_the_least_that_always_holds(pairs):
     for part in pure:
         one, other = tight(part.epsilon, 0.0)
         p, q = np.outer(p, one[1:3]).ravel(), np.outer(q, other[1:3]).ravel()
-    assert hockey_stick(p, q, all_of(pure).epsilon) <= 1e-15
-    assert hockey_stick(p, q, 0.99 * all_of(pure).epsilon) > 1e-6
+    assert hockey_stick(p, q, combined_guarantee(pure).epsilon) <= 1e-15
+    assert hockey_stick(p, q, 0.99 * combined_guarantee(pure).epsilon) > 1e-6
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
@@ -104,7 +104,9 @@ def test_a_replaced_record_costs_two_and_no_less(epsilon, delta):
     answers = [np.array([p, 1 - p]) for p in chances]
     for one, other in pairwise(answers):
         assert hockey_stick(one, other, epsilon) <= delta + 1e-15
-    told = for_replacement(Guarantee(epsilon=epsilon, delta=delta, neighbours=ADD, moment=3.0))
+    told = restate_for_replacement(
+        Guarantee(epsilon=epsilon, delta=delta, neighbours=ADD, moment=3.0)
+    )
     assert told.neighbours is REPLACE
     assert told.moment is None
     exact = hockey_stick(answers[0], answers[2], told.epsilon)
@@ -117,10 +119,10 @@ def test_a_replaced_record_costs_two_and_no_less(epsilon, delta):
 def test_others_are_not_restated():
     for neighbours in (REPLACE, Neighbours.AS_STATED):
         stated = Guarantee(epsilon=1.0, delta=1e-5, neighbours=neighbours)
-        assert for_replacement(stated) == stated
+        assert restate_for_replacement(stated) == stated
     with pytest.raises(InvalidInput, match="guarantees nothing"):
-        for_replacement(Guarantee(epsilon=15.0, delta=1e-5, neighbours=ADD))
-    endless = for_replacement(Guarantee(epsilon=math.inf, delta=1e-5, neighbours=ADD))
+        restate_for_replacement(Guarantee(epsilon=15.0, delta=1e-5, neighbours=ADD))
+    endless = restate_for_replacement(Guarantee(epsilon=math.inf, delta=1e-5, neighbours=ADD))
     assert endless.epsilon == math.inf
     assert endless.neighbours is REPLACE
 
@@ -129,36 +131,36 @@ def test_relations_mix_only_where_one_is_restated():
     votes = Guarantee(epsilon=2.0, delta=1e-5, neighbours=REPLACE, moment=4.0)
     steps = Guarantee(epsilon=1.0, delta=1e-5, neighbours=ADD)
     with pytest.raises(InvalidInput, match="do not add up"):
-        all_of([votes, steps])
-    both = all_of([votes, steps], replace_one=True)
+        combined_guarantee([votes, steps])
+    both = combined_guarantee([votes, steps], replace_one=True)
     assert both.neighbours is REPLACE
     assert both.epsilon == 4.0
     assert both.delta == pytest.approx(1e-5 + (1 + math.e) * 1e-5, rel=1e-12)
     assert both.moment is None
-    assert all_of([steps, steps]).neighbours is ADD
-    assert all_of([votes]) == votes
-    assert all_of([]) == Guarantee(epsilon=0.0, delta=0.0)
+    assert combined_guarantee([steps, steps]).neighbours is ADD
+    assert combined_guarantee([votes]) == votes
+    assert combined_guarantee([]) == Guarantee(epsilon=0.0, delta=0.0)
 
 
 def test_zero_out_is_covered_by_add_remove_and_restated_like_it():
     votes = Guarantee(epsilon=2.0, delta=1e-5, neighbours=ADD)
     steps = Guarantee(epsilon=1.0, delta=1e-5, neighbours=ZERO)
-    both = all_of([votes, steps])
+    both = combined_guarantee([votes, steps])
     assert (both.epsilon, both.delta, both.neighbours) == (3.0, 2e-5, ZERO)
-    assert for_replacement(steps) == for_replacement(replace(steps, neighbours=ADD))
+    assert restate_for_replacement(steps) == restate_for_replacement(replace(steps, neighbours=ADD))
     shuffled = replace(votes, neighbours=REPLACE)
     with pytest.raises(InvalidInput, match="do not add up"):
-        all_of([shuffled, steps])
-    assert all_of([shuffled, steps], replace_one=True).epsilon == 4.0
+        combined_guarantee([shuffled, steps])
+    assert combined_guarantee([shuffled, steps], replace_one=True).epsilon == 4.0
 
 
 def test_what_is_not_publishable_stays_so():
     sound = Guarantee(epsilon=1.0, delta=1e-5)
     private = Guarantee(epsilon=1.0, delta=1e-5, data_dependent=True)
     doubtful = Guarantee(epsilon=1.0, delta=1e-5, caveats=("guessed", "shuffled"))
-    assert all_of([sound, sound]).publishable
-    assert all_of([sound, private]).data_dependent
-    assert all_of([doubtful, sound, doubtful]).caveats == ("guessed", "shuffled")
+    assert combined_guarantee([sound, sound]).publishable
+    assert combined_guarantee([sound, private]).data_dependent
+    assert combined_guarantee([doubtful, sound, doubtful]).caveats == ("guessed", "shuffled")
 
 
 def opened(path, **more):
@@ -180,7 +182,7 @@ def test_a_study_that_was_not_planned_costs_what_the_ledger_says(tmp_path, how):
         if how != "no plan":
             plan(ledger, "s", [Repeated(ANSWER, 10)])
         if how == "before it":
-            ledger.mark("alone", study="s")
+            ledger.charge([Repeated(ANSWER, 5)], release="alone", study="s")
         events = [FINER] if how == "another cost" else [Repeated(ANSWER, 5)]
         ledger.charge(events, release="a", study="s")
         if how == "beyond it":
@@ -188,7 +190,7 @@ def test_a_study_that_was_not_planned_costs_what_the_ledger_says(tmp_path, how):
         (cost,) = study_costs(ledger)
         assert not cost.in_advance
         assert cost.guarantee == ledger.guarantee()
-        assert "the ledger's cost of all its releases" in cost.told()
+        assert "the ledger's cost of all its releases" in cost.describe()
 
 
 def test_a_study_is_told_before_it_is_charged(tmp_path):
@@ -215,9 +217,9 @@ def test_what_one_method_did_unplanned_counts_for_both(tmp_path):
         plan(steps, "s", [Repeated(STEP, 100)])
         votes.charge([Repeated(ANSWER, 10)], release="a", study="s")
         steps.charge([Repeated(STEP, 100)], release="a", study="s")
-        (planned,) = whole_studies(votes, one_teacher=ADD)
+        (planned,) = total_study_costs(votes, one_teacher=ADD)
         votes.charge([Repeated(ANSWER, 10)], release="b", study="s")
-        (later,) = whole_studies(votes, one_teacher=ADD)
+        (later,) = total_study_costs(votes, one_teacher=ADD)
         figures = votes.guarantee().epsilon + steps.guarantee().epsilon
     assert planned.in_advance
     assert not later.in_advance
@@ -245,7 +247,7 @@ def test_a_study_costs_what_its_charges_do_at_the_best_moment(tmp_path):
     assert (second.name, second.releases, second.unpaid) == ("sweep a", 1, 0)
     assert first.in_advance
     assert first.earlier == second.earlier == 1
-    assert "1 other release of this data set came before" in led_to(first)
+    assert "1 other release of this data set came before" in earlier_releases_caveat(first)
     best = compose([Repeated(ANSWER, 500), FINER]).guarantee(delta=1e-5)
     assert first.guarantee == best
     assert first.guarantee.moment != 3.0
@@ -264,7 +266,7 @@ def test_a_study_is_never_cheaper_than_it_is(tmp_path, count):
     assert exact <= cost.guarantee.epsilon <= 1.15 * exact
     alone = compose([Gaussian(noise_multiplier=8.0)]).guarantee(delta=1e-5)
     if count > 1:
-        assert alone.epsilon < cost.guarantee.epsilon < all_of([alone] * count).epsilon
+        assert alone.epsilon < cost.guarantee.epsilon < combined_guarantee([alone] * count).epsilon
 
 
 def test_a_study_is_converted_as_its_ledger_is(tmp_path):
@@ -287,7 +289,7 @@ def test_the_relation_behind_teachers_is_told_of_votes_only(tmp_path):
         (other,) = study_costs(steps, one_teacher=REPLACE)
     assert hashed.guarantee.neighbours is ADD
     assert other.guarantee.neighbours is ZERO
-    both = all_of([hashed.guarantee, other.guarantee])
+    both = combined_guarantee([hashed.guarantee, other.guarantee])
     assert both.epsilon == hashed.guarantee.epsilon + other.guarantee.epsilon
     assert both.delta == 2e-5
     assert both.neighbours is ZERO
@@ -299,10 +301,10 @@ def test_the_figure_of_a_ledger_is_said_of_all_partitions_behind_it(tmp_path):
             opened(tmp_path / "mine.dpsgd.ledger", neighbours=ADD) as steps:  # fmt: skip
         votes.charge([Repeated(ANSWER, 10)], release="shuffled", records=REPLACE)
         votes.charge([Repeated(ANSWER, 10)], release="hashed", study="s", records=ADD)
-        (alone,) = whole_studies(votes, one_teacher=ADD)
+        (alone,) = total_study_costs(votes, one_teacher=ADD)
         whole = votes.data_set_total()
         steps.charge([Repeated(STEP, 100)], release="a", study="s")
-        (both,) = whole_studies(votes, one_teacher=ADD)
+        (both,) = total_study_costs(votes, one_teacher=ADD)
         total = votes.data_set_total()
         assert study_cost(votes, "s").guarantee == votes.guarantee()  # where one teacher changes
     for study, figure in ((alone, whole), (both, total)):
@@ -328,5 +330,5 @@ def test_seeded_releases_are_not_private_together_either(tmp_path):
     ],
 )
 def test_the_other_ledger(tmp_path, one, other):
-    assert beside(tmp_path / one) == tmp_path / other
-    assert beside(tmp_path / other) == tmp_path / one
+    assert sibling_ledger(tmp_path / one) == tmp_path / other
+    assert sibling_ledger(tmp_path / other) == tmp_path / one

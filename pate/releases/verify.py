@@ -1,0 +1,380 @@
+"""The check of a release: its files, its ε from the events in it, its texts, and its student.
+
+``pate verify`` needs neither the private data, nor a ledger, nor the run.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pate import __version__
+from pate.accounting import Event, ReleasePlan, event_from_json
+from pate.accounting.events import tally
+from pate.artifacts import digest_of
+from pate.errors import InvalidInput
+from pate.releases.documents import render_card, render_release_page
+from pate.releases.files import (
+    CARD,
+    HEADER,
+    LABELS,
+    PAGE,
+    RELEASE,
+    STATEMENT,
+    SUMS,
+    digest_of_sums,
+    may_leave,
+    read_sums,
+    sizes,
+)
+from pate.releases.guarantee import read_events, statement_problems
+from pate.releases.run import evaluation_problem
+from pate.releases.schema import (
+    CodeModel,
+    read_header,
+    read_json,
+    recipe_of,
+    unpublishable,
+    value_problems,
+)
+from pate.releases.trial import trial_problem
+from pate.stages.selection import candidates_of, event_of
+
+_NEEDED = (CARD, HEADER, STATEMENT, RELEASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The result of a check.
+
+    Attributes
+    ----------
+    problems
+        A sentence for each fault; none if the release holds.
+    notes
+        A sentence for each part that could not be checked.
+    epsilon, delta
+        The guarantee that the events come to; None if there are problems.
+    digest
+        The SHA-256 of the list of checksums, to be compared with the owner's.
+    """
+
+    problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    epsilon: float | None = None
+    delta: float | None = None
+    digest: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was checked and no problem was found."""
+        return not self.problems and not self.notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Release:
+    """The JSON files, read once."""
+
+    folder: Path
+    statement: Any
+    release: Any
+    header: Any
+
+    @property
+    def first_format(self) -> bool:
+        return isinstance(self.release, dict) and self.release.get("format") == 1
+
+
+def verify(
+    folder: str | Path, *, plugin_path: Path | None = None, trust: bool = False
+) -> Verification:
+    """Check a release; needs neither the private data, nor a ledger, nor the run.
+
+    Parameters
+    ----------
+    folder
+        The folder of the release.
+    plugin_path
+        A folder with the code of a student of the user's own class; used with ``trust`` only.
+    trust
+        Try a student that needs code: imports and runs what the release names. Only for code you
+        know and a release from somebody you trust.
+
+    Returns
+    -------
+    Verification
+        Problems, parts that were not checked, the guarantee, and the digest of the release.
+
+    Raises
+    ------
+    InvalidInput
+        If there is no such folder.
+
+    Guarantees:
+        Without problems: the files are those of ``SHA256SUMS``, and no others; the stated ε is what
+        the recorded events come to; these events, δ and conversion are those of the settings in
+        ``release.json``; the card and the page are, byte for byte, rendered from the JSON files.
+
+        Without ``trust`` nothing that the release names is run, imported, downloaded or opened, and
+        its student is tried in a process of its own, within limits of memory and time.
+
+        Whoever can change files can change all of them, and the list too: compare ``digest`` with
+        one from the owner. Nothing here shows that the events are all there were: a ledger would.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InvalidInput(f"there is no release in {folder}")
+    found = list(_guarded(SUMS, _files, folder))
+    if found:  # what is damaged is not read further
+        return Verification(problems=tuple(found))
+    try:
+        given = _Release(
+            folder=folder,
+            statement=read_json(folder / STATEMENT),
+            release=read_json(folder / RELEASE),
+            header=read_json(folder / HEADER),
+        )
+    except InvalidInput as error:
+        return Verification(problems=(str(error),))
+    problems = list(_guarded(RELEASE, _values, given))
+    notes: list[str] = []
+    if problems:
+        return Verification(problems=tuple(dict.fromkeys(problems)))
+    parts: list[tuple[str, Callable[[_Release], Iterator[str]]]] = [
+        (STATEMENT, _figures),
+        (RELEASE, _list),
+    ]
+    if given.first_format:
+        notes.append("its settings, card and labels were not checked: it is of format 1")
+    else:
+        parts += [
+            (RELEASE, _settings),
+            (RELEASE, _evaluation),
+            ("labels", _labels),
+            (CARD, _card),
+            (PAGE, lambda given: _page(given, notes)),
+        ]
+    problems = [each for name, part in parts for each in _guarded(name, part, given)]
+    if not problems:
+        problems = list(_student(given, plugin_path, notes, trust=trust))
+    if problems:
+        return Verification(problems=tuple(dict.fromkeys(problems)), notes=tuple(notes))
+    stated = given.statement["guarantee"]
+    return Verification(
+        problems=(),
+        notes=tuple(notes),
+        epsilon=stated["epsilon"],
+        delta=stated["delta"],
+        digest=digest_of_sums(folder),
+    )
+
+
+def _guarded(name: str, part: Callable[[Any], Iterator[str]], given: Any) -> Iterator[str]:
+    """Yield the problems of one part; an error in reading a stranger's file is one of them."""
+    try:
+        yield from part(given)
+    except InvalidInput as error:
+        yield f"{name}: {error}"
+    except (Exception, SystemExit) as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        yield f"{name} cannot be checked ({text})"
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Check that every file is there, unchanged and of a known kind; and nothing else is."""
+    try:
+        there = sizes(folder)
+        known = read_sums(folder)
+    except InvalidInput as error:
+        yield str(error)
+        return
+    for name in _NEEDED:
+        if name not in known:
+            yield f"{name} is missing"
+    for name, digest in known.items():
+        if not may_leave(name):
+            yield f"{name} is not of a kind that belongs to a release"
+        elif name not in there:
+            yield f"{name} is missing"
+        elif digest_of(folder / name) != digest:
+            yield f"{name} was damaged or changed"
+    homes = {parent.as_posix() for name in known for parent in Path(name).parents}
+    places = (each for each in folder.rglob("*") if each.is_dir())
+    folders = {place.relative_to(folder).as_posix() for place in places}
+    for name in sorted((there.keys() - known.keys() - {SUMS}) | (folders - homes)):
+        yield f"{name} does not belong to the release"
+
+
+def _values(given: _Release) -> Iterator[str]:
+    """Check that every value in the JSON files is of its type and in its range."""
+    read_header(given.folder)
+    yield from value_problems(STATEMENT, given.statement)
+    if not given.first_format:
+        yield from value_problems(RELEASE, given.release)
+    first = given.header["format"] == 1
+    if first is not given.first_format:  # the first one is checked for less
+        yield f"{HEADER} is of another format than release.json"
+    for name, value in (
+        (STATEMENT, given.statement),
+        (RELEASE, given.release),
+        (HEADER, given.header),
+    ):
+        yield from (f"{name} holds {what}" for what in unpublishable(value))
+
+
+def _figures(given: _Release) -> Iterator[str]:
+    """Compute ε again from the events."""
+    for problem in statement_problems(given.statement):
+        yield f"guarantee.json: {problem}"
+
+
+def _list(given: _Release) -> Iterator[str]:
+    """Check that ``release.json`` lists the same files."""
+    known = read_sums(given.folder)
+    known.pop(RELEASE)
+    if given.release["files"] != known:
+        yield f"release.json lists other files than {SUMS}"
+
+
+def _settings(given: _Release) -> Iterator[str]:
+    """Check the guarantee against the settings: noise, number, δ, conversion, neighbours."""
+    statement, recipe = given.statement, recipe_of(given.release)
+    stated, sanitised, partition = statement["guarantee"], statement["sanitised"], recipe.partition
+    protects = {partition.protects(named=named) for named in (True, False)}
+    if stated["neighbours"] != partition.neighbours.value:
+        yield "guarantee.json: its neighbours are not those of the partition in release.json"
+    if statement["protects"] not in protects:
+        yield "guarantee.json: it protects something else than the partition in release.json"
+    if statement["data_set"]["name"] != recipe.data.name:
+        yield "guarantee.json: its data set is not that of release.json"
+    # A ledger's guarantee holds at the ledger's own δ, which its terms are checked for.
+    planned = [("guarantee", stated)] if statement["counted"] == "plan" else []
+    for name, part in [*planned, *([] if sanitised is None else [("sanitised", sanitised)])]:
+        for key in ("delta", "conversion"):
+            if part[key] != getattr(recipe.privacy, key):
+                yield f"guarantee.json: the {key} of its {name} is not that of release.json"
+    if sanitised is not None:
+        doubt = recipe.privacy.doubt
+        plan = ReleasePlan.default(order=sanitised["moment"] + 1, doubt=doubt)
+        if (
+            event_from_json(sanitised["event"]) != plan.event
+            or sanitised["confidence"] != 1 - doubt
+        ):
+            yield "guarantee.json: its sanitised ε is not the one that release.json plans"
+    events, charged = tally(read_events(statement["labels"])), tally(_charged(given))
+    if set(events) != set(charged):
+        yield "guarantee.json: its events are not those of the mechanism in release.json"
+    elif events != charged:
+        yield "guarantee.json: it counts other events than the settings in release.json ask for"
+
+
+def _charged(given: _Release) -> tuple[Event, ...]:
+    """Return the charge of these settings: their plan, or the choice they were part of."""
+    recipe, inputs = recipe_of(given.release), given.release["public_inputs"]
+    if recipe.selection is None:
+        return recipe.plan(inputs=inputs).events
+    return (event_of(candidates_of(recipe), recipe.selection, inputs=inputs),)
+
+
+def _evaluation(given: _Release) -> Iterator[str]:
+    """Check that shares of records follow from their counts, and fit the classes and the plan."""
+    release, classes = given.release, len(given.header["class_names"])
+    wrong = evaluation_problem(release["evaluation"], classes=classes)
+    if wrong is not None:
+        yield f"release.json: evaluation of the {wrong}"
+    answers = release["answers"]
+    plan = recipe_of(release).plan(inputs=release["public_inputs"])
+    asked, answered, kept = (answers[key] for key in ("asked", "answered", "kept"))
+    if len(answers["by_class"]) != classes or sum(answers["by_class"]) != answered:
+        yield "release.json: its labels by class are not as many as were answered"
+    if asked > plan.queries or answered > plan.answers or answered + kept > asked:
+        yield "release.json: it has more answers than were paid for"
+
+
+def _labels(given: _Release) -> Iterator[str]:
+    """Check that there are no more labels than were paid for, each of an input of its own."""
+    folder, release = given.folder, given.release
+    there = (folder / "labels").is_dir()
+    if release["labels"] is not there:
+        yield "release.json is wrong about whether there are labels"
+    if not there:
+        return
+    plan = recipe_of(release).plan(inputs=release["public_inputs"])
+    inputs, classes = release["public_inputs"], len(given.header["class_names"])
+    arrays = {name: _array(folder / "labels" / name) for name in LABELS}
+    most = {"asked.npy": plan.queries, "answered.npy": plan.answers, "kept.npy": plan.queries}
+    for name, count in most.items():
+        rows = arrays[name]
+        if len(rows) > count:
+            yield f"labels/{name} holds {len(rows)} rows, and {count} were paid for"
+        elif len(np.unique(rows)) != len(rows) or not _within(rows, inputs):
+            yield f"labels/{name} does not hold rows of the public inputs, each once"
+    for name, rows in (("labels.npy", "answered.npy"), ("kept_labels.npy", "kept.npy")):
+        if len(arrays[name]) != len(arrays[rows]) or not _within(arrays[name], classes):
+            yield f"labels/{name} does not hold a class for each row of labels/{rows}"
+
+
+def _array(file: Path) -> Any:
+    """Return a row of whole numbers; mapped: a file cannot ask for memory that it does not fill."""
+    values = np.load(file, mmap_mode="r", allow_pickle=False)
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise InvalidInput(f"{file.name} is not a row of whole numbers")
+    return values
+
+
+def _within(values: Any, end: int) -> bool:
+    return not len(values) or bool(values.min() >= 0 and values.max() < end)
+
+
+def _card(given: _Release) -> Iterator[str]:
+    """Render the card again from the JSON files, and compare."""
+    own = render_card(given.statement, given.header, given.release)
+    if own.encode() != (given.folder / CARD).read_bytes():
+        others = _other_versions(given.release, "pate")
+        yield f"{CARD} does not match the JSON files{others and f' ({others})'}"
+
+
+def _page(given: _Release, notes: list[str]) -> Iterator[str]:
+    """Render the page again, and compare; other versions may plot with other bytes."""
+    if not (given.folder / PAGE).exists():
+        return
+    own = render_release_page(given.statement, given.header, given.release)
+    if own.encode() == (given.folder / PAGE).read_bytes():
+        return
+    others = _other_versions(given.release, "pate", "matplotlib")
+    if others:
+        notes.append(f"{PAGE} was not compared with the JSON files: {others}")
+    else:
+        yield f"{PAGE} does not match the JSON files"
+
+
+def _other_versions(release: Any, *names: str) -> str:
+    """Return which version wrote the texts, where this one may write them differently."""
+    for name in names:
+        made = str(release["versions"].get(name))[:40]
+        here = __version__ if name == "pate" else importlib.metadata.version(name)
+        if made != here:
+            return f"made by {name} {made}; this is {here}: check it with that version"
+    return ""
+
+
+def _student(
+    given: _Release, plugin_path: Path | None, notes: list[str], *, trust: bool
+) -> Iterator[str]:
+    """Load the student and let it predict, in a process of its own."""
+    model = read_header(given.folder).model
+    code = isinstance(model, CodeModel)
+    if isinstance(model, CodeModel) and not trust:
+        notes.append(
+            f"the student was not tried: it needs code of its own ({', '.join(model.needs)}); "
+            "--trust imports and runs that code"
+        )
+        return
+    problem = trial_problem(given.folder, plugin_path=plugin_path, trust=code)
+    if problem is not None:
+        yield f"student: it does not work ({problem})"

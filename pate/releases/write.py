@@ -1,0 +1,308 @@
+"""The making of a release: put together in a draft, verified as a stranger would, then renamed.
+
+The list of files that may leave is short, and each is made from what is RELEASED or PUBLIC. Below
+it is a net: paths of the machine, the secret key, and names that follow from private records are
+searched for in every byte.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pate._files import draft_folder, remove_abandoned, sync
+from pate.accounting import Ledger
+from pate.errors import InvalidInput, PateError
+from pate.pipeline.ledger import naming_key
+from pate.releases.charges import require_own_choice, statement_of
+from pate.releases.documents import render_card, render_release_page
+from pate.releases.export import copy_labels, export_student
+from pate.releases.files import (
+    CARD,
+    HEADER,
+    PAGE,
+    RELEASE,
+    STATEMENT,
+    SUMS,
+    digest_of_sums,
+    digests,
+    may_leave,
+    render_sums,
+)
+from pate.releases.run import (
+    FinishedRun,
+    answers_record,
+    evaluation_record,
+    open_finished_run,
+    recipe_record,
+    student_header,
+)
+from pate.releases.schema import FORMAT, unpublishable
+from pate.releases.verify import verify
+from pate.report.caveats import tuning_caveats
+from pate.report.facts import package_versions, without_paths
+
+_DRAFT = ".pate-release-"  # the beginning of a draft's name, beside the place of the release
+_ARRAYS = (".npy", ".npz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """A release that was written.
+
+    Attributes
+    ----------
+    folder
+        Its folder.
+    statement
+        Its ``guarantee.json``.
+    header
+        Its ``student.json``.
+    settings
+        The settings of the run, in a few words.
+    digest
+        The SHA-256 of its list of checksums, which the owner shares out of band.
+    """
+
+    folder: Path
+    statement: dict[str, Any]
+    header: dict[str, Any]
+    settings: str
+    digest: str
+
+    @property
+    def epsilon(self) -> float:
+        """The ε of the guarantee."""
+        return float(self.statement["guarantee"]["epsilon"])
+
+    @property
+    def delta(self) -> float:
+        """The δ of the guarantee."""
+        return float(self.statement["guarantee"]["delta"])
+
+
+def write_release(
+    run: str | Path,
+    out: str | Path,
+    *,
+    labels: bool = False,
+    chosen_beforehand: bool = False,
+    data_root: Path | None = None,
+    plugin_path: Path | None = None,
+) -> Release:
+    """Write what may leave of a finished run: the student, its guarantee, card, page and checksums.
+
+    Parameters
+    ----------
+    run
+        The folder of the finished run.
+    out
+        The folder to write, whole or not at all; it must be new or empty, and outside the run.
+    labels
+        Include the released labels.
+    chosen_beforehand
+        The owner's statement that a run of a study (a sweep, a comparison) was chosen before any
+        of its results was seen; the card repeats it. Such a run is refused otherwise, because
+        whoever chose it by results has spent the cost of the whole study.
+    data_root, plugin_path
+        Those of the run.
+
+    Returns
+    -------
+    Release
+        The folder, the guarantee and the digest of the release.
+
+    Raises
+    ------
+    PateError
+        If the run may not be released, or would not verify; nothing is written then.
+
+    Guarantees:
+        * Nothing is read but RELEASED and PUBLIC artifacts, the ledger, and the names of the run's
+          own charges. Files of the listed kinds leave, and no others.
+        * Before it appears the release is searched for paths, keys and fingerprints, and verified
+          as :func:`~pate.releases.verify.verify` does it for anybody.
+        * Making a release costs nothing: all in it was paid for. The same run gives the same files,
+          but for the date.
+    """
+    finished = open_finished_run(Path(run), data_root=data_root, plugin_path=plugin_path)
+    out = Path(out)
+    _require_place(out, finished.run.folder)
+    stated = require_own_choice(finished, chosen_beforehand=chosen_beforehand)
+    statement = statement_of(finished)
+    with Ledger.open(finished.ledger) as ledger:
+        notes = [*tuning_caveats(finished.run, ledger), *stated]
+    shared = student_header(finished)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(out.parent, drafts=f"{_DRAFT}*")
+        with draft_folder(out.parent, prefix=_DRAFT) as draft:
+            header = export_student(finished, draft, shared)
+            if labels:
+                copy_labels(finished, draft)
+            _write_json(draft / HEADER, header)
+            _write_json(draft / STATEMENT, statement)
+            record = _release_record(finished, notes, labels=labels)
+            # As they will be read: what is rendered again must be the same to the last byte.
+            read = [json.loads(_as_text(each)) for each in (statement, header, record)]
+            for name, render in ((CARD, render_card), (PAGE, render_release_page)):
+                (draft / name).write_text(render(*read), encoding="utf-8")
+            _write_json(draft / RELEASE, record | {"files": digests(draft)})
+            (draft / SUMS).write_text(render_sums(digests(draft)), encoding="utf-8")
+            _require_listed(draft)
+            require_clean(draft, finished)
+            _require_verified(draft, finished)
+            _make_readable(draft, record["date"])
+            _publish(draft, out)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {out}: {error.strerror}") from error
+    return Release(
+        folder=out,
+        statement=statement,
+        header=header,
+        settings=finished.recipe.asked,
+        digest=digest_of_sums(out),
+    )
+
+
+def _require_place(out: Path, run: Path) -> None:
+    if out.resolve().is_relative_to(run.resolve()):
+        raise InvalidInput(f"{out} lies in the run {run}, beside what is private; choose another")
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise InvalidInput(f"{out} exists and is not a directory; choose another")
+    if out.is_dir() and any(out.iterdir()):
+        raise InvalidInput(f"{out} is not empty; a release is never overwritten: choose another")
+
+
+def _release_record(run: FinishedRun, notes: list[str], *, labels: bool) -> dict[str, Any]:
+    """Return ``release.json``, but for the list of files."""
+    return {
+        "format": FORMAT,
+        "what": "a student of private data, by PATE",
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": package_versions()
+        | {name: importlib.metadata.version(name) for name in ("matplotlib", "onnxruntime")},
+        "recipe": recipe_record(run),
+        "public_inputs": len(run.artifacts["data-public"].array("features.npy")),
+        "labels": labels,
+        "notes": notes,
+        "why_not": without_paths(run.json("account", "guarantees.json").get("why_not")),
+        "evaluation": evaluation_record(run),
+        "answers": answers_record(run),
+    }
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def _write_json(file: Path, value: Any) -> None:
+    file.write_text(f"{_as_text(value)}\n", encoding="utf-8")
+
+
+def _require_listed(draft: Path) -> None:
+    for name in [*digests(draft), SUMS]:
+        if not may_leave(name):
+            raise InvalidInput(f"{name} is not on the list of what may leave; nothing was released")
+
+
+def _require_verified(draft: Path, run: FinishedRun) -> None:
+    """Verify the draft; code that the recipe names is trusted: its owner ran it."""
+    checked = verify(draft, plugin_path=run.run.options.plugin_path, trust=True)
+    for found in (*checked.problems, *checked.notes):
+        raise PateError(f"the release does not verify: {found}; nothing was released")
+
+
+def _make_readable(draft: Path, date: str) -> None:
+    """Make all files readable by everybody, with the day, not the second, as their time."""
+    day = datetime.fromisoformat(date).replace(tzinfo=UTC).timestamp()
+    for path in [*draft.rglob("*"), draft]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        os.utime(path, (day, day))
+        sync(path)
+
+
+def _publish(draft: Path, out: Path) -> None:
+    try:
+        draft.rename(out)
+    except OSError as error:
+        if out.is_dir() and any(out.iterdir()):
+            raise InvalidInput(f"{out} is no longer empty; choose another") from error
+        raise
+
+
+# --- the search for leaks -------------------------------------------------------------------------
+
+
+def require_clean(draft: Path, run: FinishedRun) -> None:
+    """Raise if a file contains a forbidden text; the message names the file."""
+    forbidden = dict(_forbidden(run))
+    for file in sorted(draft.rglob("*")):
+        if not file.is_file():
+            continue
+        name = file.relative_to(draft).as_posix()
+        for content in _layers(file.read_bytes()):
+            for mark, what in forbidden.items():
+                if mark in content:
+                    raise InvalidInput(f"{name} would carry {what}; nothing was released")
+        if file.suffix in _ARRAYS:
+            _require_plain(file, name)
+        if file.suffix == ".json":
+            for problem in unpublishable(json.loads(file.read_text(encoding="utf-8"))):
+                raise InvalidInput(f"{name} holds {problem}; nothing was released")
+
+
+def _forbidden(run: FinishedRun) -> Iterator[tuple[bytes, str]]:
+    folder, options = run.run.folder, run.run.options
+    for path, what in (
+        (folder, "the path of the run"),
+        (options.data_root, "the path of the data"),
+        (options.plugin_path, "the path of the plug-ins"),
+    ):
+        for form in () if path is None else {path.absolute(), path.resolve()}:
+            if len(form.parts) > 1:
+                yield os.fsencode(form), what
+    home = os.path.expanduser("~")  # "~" itself where there is no home
+    places = [Path.cwd(), Path(sys.prefix), Path(__file__).parents[2]]
+    for place in (home, *(each for each in places if len(each.parts) > 2)):
+        if str(place) not in ("~", "/"):
+            yield os.fsencode(str(place)) + b"/", "a path of this machine"
+    key = naming_key(run.recipe, options.data_root)
+    yield key.encode(), "the key of the data set"
+    yield bytes.fromhex(key), "the key of the data set"
+    for name in run.run.store.fingerprints():
+        yield name.encode(), "a fingerprint of private records"
+
+
+def _layers(content: bytes) -> Iterator[bytes]:
+    """Yield the bytes of a file, and of the files in it if it is an archive."""
+    yield content
+    if content[:2] == b"PK":
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for member in archive.namelist():
+                yield from _layers(archive.read(member))
+
+
+def _require_plain(file: Path, name: str) -> None:
+    """Raise unless an array holds numbers and text: objects would be pickles."""
+    try:
+        with file.open("rb") as stream:
+            loaded = np.load(stream, allow_pickle=False)
+            if file.suffix == ".npz":
+                for member in loaded.files:
+                    loaded[member]
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise InvalidInput(
+            f"{name} is not a plain array of numbers ({type(error).__name__}); nothing was released"
+        ) from None
