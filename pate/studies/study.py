@@ -28,7 +28,7 @@ from pate.pipeline.runner import Run
 
 _Releases = Sequence[Sequence[Event]]  # the events of each release
 
-_DRAWS = ("pending-labels", "begun-labels")  # as pate.stages.exactly_once keeps them
+_DRAWS = (f"pending-{LABELS}", f"begun-{LABELS}")  # as pate.stages.exactly_once keeps them
 
 
 def tag_of(kind: str, folder: Path) -> str:
@@ -82,7 +82,8 @@ def _releases_behind(run: Run, charged: Iterable[str]) -> Iterator[tuple[str, st
     state = next(each for each in run.states() if each.stage == "aggregate")
     if state.made_from is None:
         return
-    drawn = str(drawn_for(run.artifact("aggregate"))) if state.done else state.made_from
+    drawn = drawn_for(run.artifact("aggregate")) if state.done else state.made_from
+    assert drawn is not None
     draws = _draws(run, drawn)
     for draw in draws:
         note = ChargeNote.load(draw)

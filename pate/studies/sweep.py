@@ -19,7 +19,7 @@ import numpy as np
 from pate.accounting import Conversion, Event, Ledger, compose
 from pate.accounting.ledger.study_costs import StudyCost, study_cost
 from pate.artifacts import fingerprint
-from pate.artifacts.results import Labels
+from pate.artifacts.results import Answers
 from pate.errors import BudgetExceeded
 from pate.mechanisms import Plan
 from pate.pipeline.ledger import open_ledger
@@ -331,4 +331,4 @@ def _row(run: Run, point: Point) -> SweepRow:
 
 def _enough_labels(run: Run) -> bool:
     """Return whether the released labels are of two classes or more: else no student learns."""
-    return len(np.unique(Labels.load(run.artifact("aggregate")).row_labels)) > 1
+    return len(np.unique(Answers.load(run.artifact("aggregate")).row_labels)) > 1
