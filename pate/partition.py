@@ -25,13 +25,22 @@ from pate.errors import InvalidInput
 
 
 class PartitionSpec(BaseModel):
-    """The recipe's ``[partition]``."""
+    """``[partition]``: the assignment of private records to teachers."""
 
     model_config = ConfigDict(extra="forbid")
 
-    method: Literal["hash", "shuffle"] = "hash"
-    by: Literal["record", "group"] = "record"  # group: all records of a user go to one teacher
-    key: str = Field(default="pate", min_length=1)  # of the hash, or of the shuffle; public
+    method: Literal["hash", "shuffle"] = Field(
+        default="hash",
+        description="By a keyed hash of the record's id, which protects a record added or removed; "
+        "or a shuffled equal split, which protects a record replaced.",
+    )
+    by: Literal["record", "group"] = Field(
+        default="record",
+        description="Protect single records, or all records of a group: they go to one teacher.",
+    )
+    key: str = Field(
+        default="pate", min_length=1, description="Key of the hash or the shuffle; public."
+    )
 
     @model_validator(mode="after")
     def _users_keep_their_teacher(self) -> Self:

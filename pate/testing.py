@@ -1,4 +1,4 @@
-"""A contract suite for your own teachers: call it in a test of your own.
+"""The contract suite of teachers: call it in the tests of your own classes.
 
 >>> from sklearn.tree import DecisionTreeClassifier
 >>> check_teacher(DecisionTreeClassifier)
@@ -41,11 +41,30 @@ def check_teacher(
     seed: int = 0,
     params: dict[str, Any] | None = None,
 ) -> None:
-    """Holds a teacher class, or a factory of teachers, to every rule the framework relies on.
+    """Check a teacher class, or a factory of teachers, against every rule of a teacher.
 
     scikit-learn classes, torch modules and your own classes are built as a recipe builds them.
-    The data are made up, so messages may quote them. Raises AssertionError with one line for each
-    rule that is broken.
+    The data are made up, so messages may quote them.
+
+    Parameters
+    ----------
+    factory_or_class : callable
+        The class, or a function that returns a new teacher; not an object.
+    classes : int
+        The number of classes of the made-up data.
+    features : int
+        The number of features.
+    records : int
+        The number of records.
+    seed : int
+        The seed of the data and of the teachers.
+    params : dict, optional
+        Arguments of the class or factory, as in a recipe's ``params``.
+
+    Raises
+    ------
+    AssertionError
+        If a rule is broken; its message has one line for each.
     """
     training = Training(params=params or {})
     make = functools.partial(build, factory_or_class, training, classes=classes, seed=seed)
@@ -70,10 +89,10 @@ def check_teacher(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bench:
-    """A factory of teachers and made-up data to try them on."""
+    """A factory of teachers, and made-up data to check them with."""
 
     make: Callable[[], Teacher]
-    raw: Callable[[], Any]  # what the factory itself gives: make() copies it
+    raw: Callable[[], Any]  # returns the factory's own object: make() copies it
     takes_seed: bool
     classes: int
     features: int
@@ -81,13 +100,13 @@ class _Bench:
     seed: int
 
     def seeded(self, teacher: Teacher) -> bool:
-        """Whether one seed must give one teacher: the framework seeds it, or it takes a seed."""
+        """Return whether one seed must give one teacher: it is seeded, or takes a seed."""
         return self.takes_seed or isinstance(teacher, (SklearnTeacher, TorchTeacher))
 
     def data(
         self, *, salt: int = 0, labels: tuple[int, ...] | None = None
     ) -> tuple[_Array, _Array]:
-        """Records around one centre for each label, so that there is something to learn."""
+        """Return records around one centre for each label, so that labels can be learned."""
         rng = np.random.default_rng([self.seed, salt])
         y = np.resize(np.arange(self.classes) if labels is None else labels, self.records)
         centres = np.random.default_rng(self.seed).normal(size=(self.classes, self.features))
@@ -98,14 +117,14 @@ class _Bench:
         teacher.fit(*self.data(salt=salt, labels=labels))
         return teacher
 
-    def ask(self, teacher: Teacher, *, salt: int = 1) -> _Array:
+    def predict(self, teacher: Teacher, *, salt: int = 1) -> _Array:
         queries, _ = self.data(salt=salt)
         answer = np.asarray(teacher.predict(queries))
         return checked_labels(answer, records=len(queries), classes=self.classes)
 
 
 class _Broken(Exception):
-    """A rule does not hold; the text says how."""
+    """A rule does not hold; the message describes how."""
 
 
 def _failures(bench: _Bench) -> list[str]:
@@ -125,15 +144,15 @@ def _failures(bench: _Bench) -> list[str]:
                 reason = "".join(str(error).strip().splitlines()[:1])
                 failures.append(f"{name}: it raised {type(error).__name__}: {reason}")
         if failures and number == 0:
-            break  # what cannot learn or answer at all cannot be examined further
+            break  # a model that cannot learn or predict at all cannot be checked further
     return failures
 
 
 def _fits_and_predicts(bench: _Bench, folder: Path) -> None:
-    bench.ask(bench.trained())
+    bench.predict(bench.trained())
 
 
-def _answers_any_number(bench: _Bench, folder: Path) -> None:
+def _predicts_any_number(bench: _Bench, folder: Path) -> None:
     teacher = bench.trained()
     queries, _ = bench.data(salt=1)
     for count in (1, 2):
@@ -141,15 +160,15 @@ def _answers_any_number(bench: _Bench, folder: Path) -> None:
         checked_labels(answer, records=count, classes=bench.classes)
 
 
-def _bears_unseen_labels(bench: _Bench, folder: Path) -> None:
-    bench.ask(bench.trained(labels=(0, bench.classes - 1)))
+def _handles_unseen_labels(bench: _Bench, folder: Path) -> None:
+    bench.predict(bench.trained(labels=(0, bench.classes - 1)))
 
 
-def _bears_one_class(bench: _Bench, folder: Path) -> None:
-    bench.ask(bench.trained(labels=(bench.classes - 1,)))
+def _handles_one_class(bench: _Bench, folder: Path) -> None:
+    bench.predict(bench.trained(labels=(bench.classes - 1,)))
 
 
-def _bears_read_only_data(bench: _Bench, folder: Path) -> None:
+def _handles_read_only_data(bench: _Bench, folder: Path) -> None:
     teacher = bench.make()
     X, y = bench.data()
     X.setflags(write=False)
@@ -158,7 +177,7 @@ def _bears_read_only_data(bench: _Bench, folder: Path) -> None:
     teacher.predict(X)
 
 
-def _leaves_data_alone(bench: _Bench, folder: Path) -> None:
+def _keeps_data(bench: _Bench, folder: Path) -> None:
     teacher = bench.make()
     X, y = bench.data()
     before = X.copy(), y.copy()
@@ -170,7 +189,7 @@ def _leaves_data_alone(bench: _Bench, folder: Path) -> None:
 
 def _same_seed_same_teacher(bench: _Bench, folder: Path) -> None:
     first, second = bench.trained(), bench.trained()
-    if bench.seeded(first) and not np.array_equal(bench.ask(first), bench.ask(second)):
+    if bench.seeded(first) and not np.array_equal(bench.predict(first), bench.predict(second)):
         raise _Broken(
             "two teachers with one seed and the same data predict differently; draw from its "
             "'random_state' or 'seed' alone"
@@ -180,20 +199,20 @@ def _same_seed_same_teacher(bench: _Bench, folder: Path) -> None:
 def _survives_saving(bench: _Bench, folder: Path) -> None:
     for name, labels in (("all", None), ("one", (bench.classes - 1,))):
         teacher = bench.trained(labels=labels)
-        before = bench.ask(teacher)
+        before = bench.predict(teacher)
         save(teacher, folder / name)
-        if not np.array_equal(before, bench.ask(teacher)):
+        if not np.array_equal(before, bench.predict(teacher)):
             raise _Broken("saving changed its predictions")
-        if not np.array_equal(before, bench.ask(restore(bench.make(), folder / name))):
+        if not np.array_equal(before, bench.predict(restore(bench.make(), folder / name))):
             raise _Broken("it predicts differently after it was saved and loaded")
 
 
 def _predict_changes_nothing(bench: _Bench, folder: Path) -> None:
     teacher = bench.trained()
     state = _state(teacher)
-    first = bench.ask(teacher)
-    bench.ask(teacher, salt=2)
-    if not np.array_equal(first, bench.ask(teacher)):
+    first = bench.predict(teacher)
+    bench.predict(teacher, salt=2)
+    if not np.array_equal(first, bench.predict(teacher)):
         raise _Broken("the same records are predicted differently after other predictions")
     if state != _state(teacher):
         raise _Broken("predict changes attributes of the teacher")
@@ -202,15 +221,15 @@ def _predict_changes_nothing(bench: _Bench, folder: Path) -> None:
 def _teachers_are_independent(bench: _Bench, folder: Path) -> None:
     """Guarantees: a record that reached another teacher through shared state would count twice."""
     first = bench.trained()
-    before, state = bench.ask(first), _state(first)
+    before, state = bench.predict(first), _state(first)
     second = bench.trained(salt=3, labels=(0, 1))
-    alone = bench.ask(second)
-    if state != _state(first) or not np.array_equal(before, bench.ask(first)):
+    alone = bench.predict(second)
+    if state != _state(first) or not np.array_equal(before, bench.predict(first)):
         raise _Broken("training a second teacher changes the first; do not share state in a class")
     bench.trained(salt=4)
     if not bench.seeded(first):
         return  # it may differ by chance
-    if not np.array_equal(alone, bench.ask(bench.trained(salt=3, labels=(0, 1)))):
+    if not np.array_equal(alone, bench.predict(bench.trained(salt=3, labels=(0, 1)))):
         raise _Broken("what one teacher learns depends on others trained before it")
 
 
@@ -218,7 +237,7 @@ def _shares_nothing(bench: _Bench, folder: Path) -> None:
     """Guarantees: two teachers with one array would both change with a record of either."""
     for first, second in ((bench.raw(), bench.raw()), (bench.trained(), bench.trained(salt=3))):
         if first is second:
-            raise _Broken("the factory gives the same object twice")
+            raise _Broken("the factory returns the same object twice")
         held = _held(second)
         if any(_overlap(mine, other) for mine in _held(first) for other in held):
             raise _Broken(
@@ -227,18 +246,18 @@ def _shares_nothing(bench: _Bench, folder: Path) -> None:
             )
 
 
-def _says_nothing(bench: _Bench, folder: Path) -> None:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        bench.ask(bench.trained())
-    if said.getvalue():
-        raise _Broken("fit or predict prints; what a teacher says about its records is private")
+def _prints_nothing(bench: _Bench, folder: Path) -> None:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        bench.predict(bench.trained())
+    if output.getvalue():
+        raise _Broken("fit or predict prints; a teacher's output about its records is private")
 
 
-def _leaves_global_random_state(bench: _Bench, folder: Path) -> None:
-    with _random_states_kept() as states:
+def _keeps_global_random_state(bench: _Bench, folder: Path) -> None:
+    with _preserved_random_states() as states:
         before = states()
-        bench.ask(bench.trained())
+        bench.predict(bench.trained())
         changed = [name for name, state in states().items() if state != before.get(name, state)]
     if changed:
         raise _Broken(
@@ -249,24 +268,24 @@ def _leaves_global_random_state(bench: _Bench, folder: Path) -> None:
 
 _RULES: dict[str, Callable[[_Bench, Path], None]] = {
     "fit and predict": _fits_and_predicts,
-    "any number of records": _answers_any_number,
-    "labels its shard never saw": _bears_unseen_labels,
-    "a shard of one class": _bears_one_class,
-    "read-only data": _bears_read_only_data,
-    "data left as they are": _leaves_data_alone,
+    "any number of records": _predicts_any_number,
+    "labels its shard never saw": _handles_unseen_labels,
+    "a shard of one class": _handles_one_class,
+    "read-only data": _handles_read_only_data,
+    "data unchanged": _keeps_data,
     "one seed, one teacher": _same_seed_same_teacher,
     "save and load": _survives_saving,
     "predict only reads": _predict_changes_nothing,
     "nothing shared": _shares_nothing,
     "independent teachers": _teachers_are_independent,
-    "silence": _says_nothing,
-    "global random state": _leaves_global_random_state,
+    "no output": _prints_nothing,
+    "global random state": _keeps_global_random_state,
 }
 
 
 @contextlib.contextmanager
 def _one_torch_thread() -> Iterator[None]:
-    """As in a worker. Small models are slower, and less repeatable, with several."""
+    """Use one thread, as a worker does: small models are slower with several, and vary."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield
@@ -280,8 +299,8 @@ def _one_torch_thread() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _random_states_kept() -> Iterator[Callable[[], dict[str, str]]]:
-    """Gives a function that reads the global random states; puts them back at the end."""
+def _preserved_random_states() -> Iterator[Callable[[], dict[str, str]]]:
+    """Yield a function that reads the global random states; restore them at the end."""
     torch = sys.modules.get("torch")
     python, numpy_ = random.getstate(), np.random.get_state()  # noqa: NPY002
     torchs = torch.get_rng_state() if torch else None
@@ -302,7 +321,7 @@ def _random_states_kept() -> Iterator[Callable[[], dict[str, str]]]:
 
 
 def _state(teacher: Any) -> str:
-    """What a teacher is made of, as text to compare: arrays, tensors, numbers and text."""
+    """Return the state of a teacher as text to compare: arrays, tensors, numbers and text."""
     teacher = _inner(teacher)
     if hasattr(teacher, "state_dict"):
         return _text(teacher.state_dict())
@@ -310,14 +329,14 @@ def _state(teacher: Any) -> str:
 
 
 def _inner(teacher: Any) -> Any:
-    """The module or estimator behind a teacher."""
+    """Return the module or estimator behind a teacher."""
     if isinstance(teacher, TorchTeacher):
         return teacher.module
     return teacher.estimator if isinstance(teacher, SklearnTeacher) else teacher
 
 
 def _held(teacher: Any) -> list[Any]:
-    """Arrays, and tensors of a module, that a teacher could change."""
+    """Return the arrays, and tensors of a module, that a teacher could change."""
     teacher = _inner(teacher)
     found = list(getattr(teacher, "__dict__", {}).values())
     if hasattr(teacher, "state_dict"):
@@ -327,7 +346,7 @@ def _held(teacher: Any) -> list[Any]:
 
 
 def _overlap(one: Any, other: Any) -> bool:
-    """Whether two arrays, or two tensors, are one piece of memory."""
+    """Return whether two arrays, or two tensors, share memory."""
     if one is other:
         return True
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
@@ -353,4 +372,4 @@ def _text(value: Any) -> str:
         return repr(value)
     if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
         return _text(value.detach().cpu().double().numpy())
-    return type(value).__name__  # an object of another kind: its predictions speak for it
+    return type(value).__name__  # another object: its predictions are compared

@@ -1,4 +1,4 @@
-"""Vote files: counts of teachers for each class, or the predictions behind them."""
+"""Votes of teachers, and files of them: counts for each class, or the predictions behind them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,30 @@ from pate.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Votes:
-    """How many teachers voted for each class, query by query. PRIVATE."""
+    """The number of teachers that voted for each class, query by query. PRIVATE.
 
-    counts: NDArray[np.int64]  # (queries, classes)
+    Parameters
+    ----------
+    counts : ndarray of int64
+        One row for each query, one column for each class.
+
+    Examples
+    --------
+    >>> votes = Votes(counts=np.array([[240, 5, 5], [130, 100, 20]]))
+    >>> votes.queries, votes.classes, votes.teachers
+    (2, 3, 250)
+    """
+
+    counts: NDArray[np.int64]
 
     @property
     def queries(self) -> int:
+        """The number of queries."""
         return int(self.counts.shape[0])
 
     @property
     def classes(self) -> int:
+        """The number of classes."""
         return int(self.counts.shape[1])
 
     @property
@@ -43,7 +57,7 @@ class Votes:
         labels : array-like of shape (teachers, queries)
             The class that each teacher predicts for each query, 0 … classes − 1.
         classes : int, optional
-            How many classes exist. By default the largest label decides. Give it where classes
+            The number of classes. By default the largest label decides. Give it where classes
             exist that no teacher voted for: they count, and leaving them out makes ε too small.
         abstentions : bool
             Allow −1, a teacher that casts no vote.
@@ -72,7 +86,7 @@ class Votes:
         return _count(_whole_numbers(table, "labels"), "labels", classes, abstentions)
 
     def first(self, queries: int | None) -> Votes:
-        """The first ``queries`` queries; all of them if None."""
+        """Return the first ``queries`` queries; all of them if None."""
         if queries is None:
             return self
         if not 1 <= queries <= self.queries:
@@ -83,9 +97,9 @@ class Votes:
 def read_counts(
     path: str | os.PathLike[str], *, abstentions: bool = False, certain: bool = False
 ) -> Votes:
-    """Counts, (queries, classes), from a ``.npy`` file.
+    """Read counts, (queries, classes), from a ``.npy`` file.
 
-    ``certain`` says that the file holds counts where it could also be read as labels.
+    ``certain`` states that the file holds counts where it could also be read as labels.
     """
     table = _whole_numbers(load_table(path), path)
     if table.min() < 0:
@@ -111,7 +125,7 @@ def read_counts(
 def read_labels(
     path: str | os.PathLike[str], *, classes: int | None = None, abstentions: bool = False
 ) -> Votes:
-    """Counts from a ``.npy`` file of labels, (teachers, queries); −1 is an abstention.
+    """Read counts from a ``.npy`` file of labels, (teachers, queries); −1 is an abstention.
 
     Without ``classes`` their number is taken from the largest label. Give it where classes exist
     that no teacher voted for: they count, and leaving them out makes ε too small.
@@ -143,7 +157,7 @@ def _count(
 
 
 def _could_be_labels(table: NDArray[np.int64]) -> bool:
-    """Whether counts with equal totals would also pass for teachers that agree on everything.
+    """Return whether counts with equal totals would also pass for teachers that always agree.
 
     Read as labels, every value is a class below the number of columns, and they are not nearly
     all zero.
@@ -153,7 +167,7 @@ def _could_be_labels(table: NDArray[np.int64]) -> bool:
 
 
 def load_table(path: str | os.PathLike[str]) -> NDArray[Any]:
-    """A table of numbers from a ``.npy`` file, memory-mapped; never unpickles."""
+    """Return a table of numbers from a ``.npy`` file, memory-mapped; never unpickles."""
     place = Path(path)
     if not place.is_file():
         raise InvalidInput(f"there is no vote file at {path}")

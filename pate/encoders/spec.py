@@ -40,7 +40,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class StepSpec(BaseModel):
-    """One step: its name, or ``"module:attr"``, and the settings that are its own.
+    """One step: its name, or ``"module:attr"``, and its own settings.
 
     >>> StepSpec(name="scattering").settings()
     {'J': 2, 'L': 8, 'order': 2}
@@ -58,31 +58,29 @@ class StepSpec(BaseModel):
         'or "module:attr"'
     )
     J: Annotated[int, Field(ge=1, le=10, strict=True)] | None = Field(
-        None, description="scattering: averages over 2^J pixels"
+        None, description="scattering: averages over 2^J pixels; default 2"
     )
-    L: Whole | None = Field(None, description="scattering: angles of the wavelets")
+    L: Whole | None = Field(None, description="scattering: angles of the wavelets; default 8")
     order: Annotated[int, Field(ge=1, le=2, strict=True)] | None = Field(
-        None, description="scattering: 1 or 2 wavelets in a row"
+        None, description="scattering: 1 or 2 wavelets in a row; default 2"
     )
     floor: Share | None = Field(
-        None, description="standardise: least scale, as a share of the median scale"
+        None, description="standardise: least scale, as a share of the median scale; default 0"
     )
     groups: Whole | None = Field(
         None,
-        description="groupnorm: parts of a record, each brought to mean 0 and variance 1; "
+        description="groupnorm: parts of a record, each scaled to mean 0 and variance 1; "
         "standardise: parts that share one scale",
     )
-    dimension: Whole | None = Field(
-        None, description="pca and diffusion: how many components are kept"
-    )
+    dimension: Whole | None = Field(None, description="pca and diffusion: number of components")
     whiten: Share | None = Field(
-        None, description="pca: 0 keeps the variances, 1 makes all of them one"
+        None, description="pca: 0 keeps the variances, 1 makes all of them one; default 0"
     )
     neighbours: Whole | None = Field(
-        None, description="diffusion: public inputs to which a record's walk may step"
+        None, description="diffusion: public inputs to which a walk may step; default 10"
     )
     time: Annotated[float, Field(ge=1, le=1000)] | None = Field(
-        None, description="diffusion: steps of the walk"
+        None, description="diffusion: steps of the walk; default 16"
     )
     model: str | None = Field(None, description='torch: the backbone, as "module:attr"')
     weights: str | None = Field(None, description="torch: a .safetensors or .pt file")
@@ -95,7 +93,7 @@ class StepSpec(BaseModel):
     )
     mean: list[float] | None = Field(None, description="torch: subtracted from each channel")
     std: list[Annotated[float, Field(gt=0)]] | None = Field(
-        None, description="torch: what each channel is divided by"
+        None, description="torch: divisor of each channel"
     )
     params: dict[str, JsonValue] | None = Field(
         None, description='torch and "module:attr": arguments of the class or factory'
@@ -159,7 +157,7 @@ class StepSpec(BaseModel):
 
 
 class EncoderSpec(BaseModel):
-    """``[encoder]``: the steps in their order; none leaves the inputs as they are.
+    """``[encoder]``: the steps, in order; without any, features are the inputs.
 
     >>> spec = EncoderSpec(steps=["scattering", {"name": "pca", "dimension": 40}])
     >>> [step.name for step in spec.steps]

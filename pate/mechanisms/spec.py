@@ -35,7 +35,7 @@ Choice = Literal["first", "random", "diverse", "uncertain"]
 
 
 class AggregateSpec(BaseModel):
-    """How votes become labels. All of it is public.
+    """``[aggregate]``: the mechanism that turns votes into labels. All of it is public.
 
     The keys of a mechanism are the fields of its class; those of the mechanisms that come with
     pate are listed here, and those of others are checked by their own class.
@@ -52,26 +52,32 @@ class AggregateSpec(BaseModel):
     # Extra keys are those of registered mechanisms; all others are refused below.
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
-    mechanism: Name = "lnmax"
+    mechanism: Name = Field(
+        default="lnmax",
+        description="lnmax (Laplace), gnmax (Gaussian), confident, interactive or a registered one",
+    )
     scale: Noise | None = Field(None, description="Laplace b, in votes (lnmax)")
     sigma: Noise | None = Field(None, description="standard deviation, in votes (gnmax)")
     threshold: Annotated[float, Field(gt=0, le=MOST_NOISE)] | None = Field(
-        None, description="votes (confident) or votes of lead (interactive) that a check asks for"
+        None, description="votes (confident) or lead in votes (interactive) that the check requires"
     )
     sigma1: Noise | None = Field(None, description="noise of the check, in votes")
     sigma2: Noise | None = Field(None, description="noise of the answer, in votes")
-    queries: AtLeastOne | None = Field(None, description="most queries")
+    queries: AtLeastOne | None = Field(
+        None,
+        description="most queries; default: as many as the cap on ε and the public inputs allow",
+    )
     answers: AtLeastOne | None = Field(None, description="most answers")
     choose: Choice = Field(
         "first",
-        description="which public inputs to ask about: the first ones, random ones, diverse ones, "
-        "or in rounds those where the answers so far leave most doubt (uncertain)",
+        description="choice of public inputs to query: the first, random ones, diverse ones, or in "
+        "rounds the most uncertain ones given the answers so far",
     )
     choose_seed: Annotated[int, Field(ge=0)] = Field(
-        0, description="of the random order; public (random)"
+        0, description="seed of the random order; public (choose = random)"
     )
     rounds: AtLeastOne = Field(
-        2, description="rounds of asking and learning (interactive, or choose = uncertain)"
+        2, description="rounds of queries and training (interactive, or choose = uncertain)"
     )
     keep: Annotated[float, Field(ge=0, le=1)] = Field(
         0.9, description="confidence above which a student keeps its own label (interactive)"

@@ -17,51 +17,69 @@ from pate.teachers.spec import TeachersSpec
 
 
 class PrivacySpec(BaseModel):
-    """``[privacy]``: what this run may cost, and what the data set may cost in all.
+    """``[privacy]``: the cost of this run, and the budget of the data set.
 
-    ``epsilon`` caps this run: the most queries and answers that fit are worked out before the votes
-    are opened. ``budget`` is the data set's own limit, over all runs; it is agreed on when its
-    ledger is made, and never changes.
+    ``epsilon`` caps this run: the most queries and answers that fit are computed before the votes
+    are opened. ``budget`` is the data set's own limit over all runs; it is fixed when its ledger is
+    created, and never changes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    epsilon: Annotated[float, Field(gt=0)] | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    conversion: Literal["classic", "improved"] = "improved"
-    budget: Annotated[float, Field(gt=0)] | None = None
-    sanitise: bool = True  # publish the data-dependent ε with noise, at its price
-    doubt: Annotated[float, Field(gt=0, lt=0.5)] = 0.01
+    epsilon: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Cap on ε of this run; fixes the number of queries and answers."
+    )
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="δ of the run and of the ledger.")
+    conversion: Literal["classic", "improved"] = Field(
+        default="improved", description="Conversion of log-moments to (ε, δ)."
+    )
+    budget: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="Limit of the data set over all runs; fixed when its ledger is created.",
+    )
+    sanitise: bool = Field(
+        default=True,
+        description="Publish the data-dependent ε with noise; the noise has its own cost.",
+    )
+    doubt: float = Field(
+        default=0.01, gt=0, lt=0.5, description="Probability that the sanitised ε is too small."
+    )
 
 
 class EvaluateSpec(BaseModel):
-    """``[evaluate]``."""
+    """``[evaluate]``: models to compare the student with, on the test records."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    reference: bool = False  # also train the student's model on the private data, for comparison
-    public_labels: bool = False  # and the student on the own labels of what was asked about
+    reference: bool = Field(
+        default=False,
+        description="Also train the student's model on the private records; never published.",
+    )
+    public_labels: bool = Field(
+        default=False, description="Also train the student on the true labels of the queries."
+    )
 
 
 class SelectionSpec(BaseModel):
-    """``[selection]``: how this recipe was chosen, privately. Written by a selection, not by hand.
+    """``[selection]``: the private selection that chose this recipe. Not written by hand.
 
-    ``candidates`` are what could have been chosen, each as the settings that tell it from the
-    others; ``mean_tries`` and ``shape`` say how the number of tries was drawn
+    The number of tries was drawn from a distribution of this mean and shape
     (:class:`pate.accounting.BestOfTries`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    candidates: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
-    mean_tries: Annotated[float, Field(gt=1)]
-    shape: Annotated[float, Field(ge=0)] = 0.0
+    candidates: tuple[dict[str, Any], ...] = Field(
+        min_length=1, description="Recipes that could have been chosen, by their settings."
+    )
+    mean_tries: float = Field(gt=1, description="Mean number of tries.")
+    shape: float = Field(default=0.0, ge=0, description="Shape of the number of tries.")
 
 
 class Recipe(BaseModel):
-    """The whole of it; every section has defaults but data, teachers, aggregate and student."""
+    """A whole recipe; data, teachers, aggregate and student are required."""
 
-    # Said here too: what sections have in common is checked by the rules of the outermost.
+    # Repeated here: rules between sections follow the configuration of the outermost model.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     notes: Notes = ""

@@ -43,7 +43,7 @@ def write_report(run: Run, file: Path | None = None, *, private: bool = False) -
     Parameters
     ----------
     run
-        The finished run (:func:`pate.stages.opening.open_run`).
+        The finished run (:func:`pate.stages.catalogue.open_run`).
     file
         The page to write; by default the run's ``report.html``, and ``private/report.html`` for
         the private one.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -54,11 +54,18 @@ def checked_epsilons(values: Sequence[float]) -> list[float]:
 class CompareSpec(Section):
     """``[compare]``: the (ε, δ), the number of repetitions, and the baselines."""
 
-    epsilons: list[float]
-    seeds: Annotated[int, Field(ge=1, le=MOST_SEEDS)] = 3  # repetitions of either method
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    reference: bool = True  # the student's model on the private records; never published
-    public_labels: bool = True  # the student on the true labels of what PATE asked about
+    epsilons: list[float] = Field(description="ε at which the methods are compared.")
+    seeds: int = Field(
+        default=3, ge=1, le=MOST_SEEDS, description="Repetitions of each method at each ε."
+    )
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="δ of every run.")
+    reference: bool = Field(
+        default=True,
+        description="Also train the student's model on the private records; never published.",
+    )
+    public_labels: bool = Field(
+        default=True, description="Also train the student on the true labels of PATE's queries."
+    )
 
     @field_validator("epsilons")
     @classmethod
@@ -115,7 +122,9 @@ class PateSections(BaseModel):
 class AccountantSpec(Section):
     """``[dpsgd.privacy]``: ε and δ are those of ``[compare]``, the noise follows from them."""
 
-    accountant: Accountant = "moments"
+    accountant: Accountant = Field(
+        default="moments", description="Accountant; pld is the tightest."
+    )
 
 
 class DpsgdSections(BaseModel):
@@ -163,7 +172,7 @@ class CompareRecipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    kind: Literal["compare"]
+    kind: Literal["compare"] = Field(description="Marks a recipe for `pate compare`.")
     notes: Notes = ""
     data: DataSpec
     encoder: EncoderSpec = EncoderSpec()  # of both, unless one of them has its own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import functools
 import random
 import sys
@@ -270,8 +271,8 @@ OURS = TorchMLP(3).layers
         (NeedsAll, "labels its shard never saw: it raised ValueError: I want all of them"),
         (NeedsTwo, "a shard of one class: it raised ValueError: one class only"),
         (Scales, "read-only data: it raised ValueError"),
-        (Scales, "data left as they are: "),
-        (ScalesWhatItCan, "data left as they are: "),
+        (Scales, "data unchanged: "),
+        (ScalesWhatItCan, "data unchanged: "),
         (Moody, "one seed, one teacher: "),
         (Moody, "predict only reads: "),
         (Unseeded, "one seed, one teacher: "),
@@ -280,12 +281,12 @@ OURS = TorchMLP(3).layers
         (Counts, "predict only reads: predict changes attributes"),
         (LearnsWhileAsked, "predict only reads: "),
         (Shared, "independent teachers: training a second teacher changes the first"),
-        (lambda: ONE, "nothing shared: the factory gives the same object twice"),
+        (lambda: ONE, "nothing shared: the factory returns the same object twice"),
         (lambda: nn.Sequential(BODY, nn.Linear(16, 3)), "nothing shared: two teachers share"),
         (lambda: nn.Sequential(LAZY, nn.Linear(16, 3)), "nothing shared: two teachers share"),
         (Table, "nothing shared: two teachers share"),
         (Ours, "nothing shared: two teachers share"),
-        (Prints, "silence: "),
+        (Prints, "no output: "),
         (DrawsNumpy, "global random state: it draws from the global random state of numpy"),
         (DrawsPython, "global random state of random"),
         (DrawsTorch, "global random state of torch"),
@@ -309,7 +310,7 @@ def test_all_broken_rules_are_listed_at_once():
     assert "Bad breaks 3 rules of a teacher:" in first
     assert [line.split(":")[0] for line in rest] == [
         "  - predict only reads",
-        "  - silence",
+        "  - no output",
         "  - global random state",
     ]
 
@@ -321,3 +322,9 @@ def test_the_check_leaves_no_trace():
     check_teacher(TorchMLP)
     assert random.getstate() == states[0]
     assert torch.equal(torch.get_rng_state(), states[2])
+
+
+def test_the_page_on_own_teachers_is_true():
+    page = EXAMPLES.parents[1] / "docs" / "own-teacher.md"
+    failed, tried = doctest.testfile(str(page), module_relative=False)
+    assert (failed, tried >= 8) == (0, True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pate.errors import InvalidInput
-from pate.votes import read_counts, read_labels
+from pate.votes import Votes, read_counts, read_labels
 
 COUNTS = np.array([[240, 5, 5], [130, 100, 20], [0, 0, 250]])
 
@@ -157,3 +157,25 @@ def test_first_queries(save):
     for wrong in (0, 4):
         with pytest.raises(InvalidInput):
             votes.first(wrong)
+
+
+def test_labels_are_counted_and_abstentions_are_not():
+    labels = [[0, 2, -1], [0, 1, -1], [1, 2, 0]]
+    votes = Votes.from_labels(labels, classes=4, abstentions=True)
+    assert votes.counts.tolist() == [[2, 1, 0, 0], [0, 1, 2, 0], [1, 0, 0, 0]]
+    assert votes.counts.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1], "a row for each teacher"),
+        ([[0.5, 1.0]], "whole"),
+        ([[True, False]], "bool"),
+        ([[0, 5]], "beyond the 5 classes"),
+        ([[-1, 0]], "negative"),
+    ],
+)
+def test_what_is_not_labels_is_refused(labels, message):
+    with pytest.raises(InvalidInput, match=message):
+        Votes.from_labels(labels, classes=5)
