@@ -57,7 +57,6 @@ from pate.studies.tables import (
     COMPARISON_COLUMNS,
     ComparisonRow,
     FinishedPoint,
-    comparison_cells,
     comparison_notes,
     comparison_rows,
     cost_in_words,
@@ -105,7 +104,7 @@ class Comparison:
 
     def write(self) -> None:
         """Write ``compare.json``, ``.csv``, ``.png`` and ``.svg`` into the folder, mode 0600."""
-        cells = comparison_cells(self.rows)
+        cells = [row.as_json() | {"delta": row.runs[0].delta} for row in self.rows]
         write_table(self.folder, "compare", self.as_json(), rows=cells, columns=COMPARISON_COLUMNS)
         title = f"PATE and DP-SGD on {self.recipe.data.name}, δ = {self.recipe.compare.delta:g}"
         plot_comparison(self.rows, self.folder, title=title, private=not self.seeded)

@@ -19,6 +19,7 @@ import numpy as np
 from pate.accounting import Conversion, Event, Ledger, compose
 from pate.accounting.ledger.study_costs import StudyCost, study_cost
 from pate.artifacts import fingerprint
+from pate.artifacts.results import Answers
 from pate.errors import BudgetExceeded
 from pate.mechanisms import Plan
 from pate.pipeline.ledger import open_ledger
@@ -330,6 +331,4 @@ def _row(run: Run, point: Point) -> SweepRow:
 
 def _enough_labels(run: Run) -> bool:
     """Return whether the released labels are of two classes or more: else no student learns."""
-    released = run.artifact("aggregate")
-    labels = [released.array("labels.npy"), released.array("kept_labels.npy")]
-    return len(np.unique(np.concatenate(labels))) > 1
+    return len(np.unique(Answers.load(run.artifact("aggregate")).row_labels)) > 1

@@ -256,10 +256,7 @@ class _Program:
 
     def __init__(self, first: _Member, modules: Sequence[nn.Module]) -> None:
         self.teacher, self.networks = first.teacher, len(modules)
-        spec, device = first.teacher.training, current_device()
-        if limited := device.kind != "cpu":
-            need = memory_need(first.teacher.module, spec, tuple(first.records.shape[1:]))
-            device.claim(need.bytes_for(len(modules), records=_width(spec.batch_size)))
+        spec = first.teacher.training
         self.home, self.place = (
             device_of(first.teacher.module),
             working_device(first.teacher.module),
@@ -268,6 +265,7 @@ class _Program:
         self._trained = [value for value in self._stack.values() if value.requires_grad]
         if not self._trained:
             raise TeacherError(f"the module {type(modules[0]).__name__} has no parameters to train")
+        limited = current_device().kind != "cpu"
         self._optimize = stacked_optimizer(self._trained, spec, steady=limited)
         self._forward = _forward(first.teacher.module)
 

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate.devices import current_device
 from pate.errors import PateError, TeacherError
 from pate.teachers.placement import (
     device_of,
     largest_fitting,
     memory_key,
-    memory_need,
     placed,
     repeatable,
     seeded_torch,
@@ -91,7 +89,6 @@ class TorchTeacher:
 
         spec = self.training
         order = torch.Generator().manual_seed(self.seed)
-        self._claim(tuple(records.shape[1:]), spec.batch_size + 1)
         doubles = any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in self._modules())
         with repeatable(), placed(self.module) as place:
             optimizer = _optimizer(self.module, spec)
@@ -121,7 +118,6 @@ class TorchTeacher:
 
         def compute(size: int) -> list[torch.Tensor]:
             parts = []
-            self._claim(tuple(records.shape[1:]), size)
             with torch.no_grad(), repeatable(), placed(self.module) as place:
                 for start in range(0, len(records), size):
                     chunk = self._records(records[start : start + size]).to(place)
@@ -131,13 +127,6 @@ class TorchTeacher:
         kind = memory_key(self.module, self.training, tuple(records.shape[1:]))
         parts = largest_fitting(compute, lambda: CHUNK, kind=("ask", kind))
         return torch.cat(parts) if parts else torch.zeros(0, self.classes)
-
-    def _claim(self, shape: tuple[int, ...], records: int) -> None:
-        """Tells the device how much is about to be used; only a pretended one listens."""
-        device = current_device()
-        if device.kind != "cpu":
-            need = memory_need(self.module, self.training, shape)
-            device.claim(need.bytes_for(1, records=records))
 
     def _shard(self, X: ArrayLike, y: ArrayLike) -> tuple[torch.Tensor, torch.Tensor]:
         import torch

@@ -23,7 +23,11 @@ from pate.artifacts import Store
 from pate.teachers.spec import TeachersSpec, seed_for
 
 ON_RAY = [pytest.mark.xdist_group("ray"), pytest.mark.campaign]  # in one worker: one cluster
-ENGINES = ["processes:2", "gpus:cpu,cpu", pytest.param("ray", marks=ON_RAY)]
+ENGINES = [
+    "processes:2",
+    pytest.param("gpus:cpu,cpu", marks=pytest.mark.campaign),  # the same pool of workers
+    pytest.param("ray", marks=ON_RAY),
+]
 COUNT, SICK = 16, 5  # groups of two; one teacher that things happen to
 SEEDS = [seed_for(TeachersSpec(count=COUNT, model="patient:Patient"), n) for n in range(COUNT)]
 TASKS = "PATE_TASK_FOLDER"

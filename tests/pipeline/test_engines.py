@@ -12,7 +12,7 @@ import pytest
 
 OTHERS = [
     "processes:2",
-    "gpus:cpu,cpu",
+    pytest.param("gpus:cpu,cpu", marks=pytest.mark.campaign),
     pytest.param("ray", marks=[pytest.mark.campaign, pytest.mark.xdist_group("ray")]),
 ]
 SEED = ("--insecure-seed", "5")

@@ -23,9 +23,6 @@ MIB = 2**20
         ("mps", Device("mps")),
         ("0", Device("cuda", 0)),
         ("cuda:12", Device("cuda", 12)),
-        ("pretend:64MiB/8MiB", Device("pretend", free=64 * MIB, real=8 * MIB)),
-        ("pretend:1GiB/1500B", Device("pretend", free=1024 * MIB, real=1500)),
-        ("pretend:2KiB/0B", Device("pretend", free=2048, real=0)),
     ],
 )
 def test_a_device_is_spelled_as_it_is_read(text, device):
@@ -35,7 +32,7 @@ def test_a_device_is_spelled_as_it_is_read(text, device):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "gpu", "-1", "cuda", "cuda:", "cuda:x", "٣", " 0", "CPU", "pretend:8/8", "pretend:"],
+    ["", "gpu", "-1", "cuda", "cuda:", "cuda:x", "٣", " 0", "CPU", "cpu:0"],
 )
 def test_what_is_no_device(text):
     with pytest.raises(InvalidInput, match="is not a device; use a GPU's number such as 0"):
@@ -54,21 +51,7 @@ def test_the_device_of_a_worker_and_of_a_block(monkeypatch):
 def test_torch_knows_them_too():
     assert Device("cuda", 3).torch() == torch.device("cuda:3")
     assert Device("mps").torch() == torch.device("mps")
-    assert Device("pretend", free=8, real=4).torch() == torch.device("cpu")
-
-
-def test_a_pretended_device_claims_more_than_it_has():
-    device = parse_device("pretend:64MiB/8MiB")
-    assert device.free_memory() == 64 * MIB
-    device.claim(8 * MIB)
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        device.claim(8 * MIB + 1)
-    assert is_out_of_memory(caught.value)
-
-
-@pytest.mark.parametrize("device", [Device("cpu"), Device("cuda", 0), Device("mps")])
-def test_a_real_device_takes_any_claim(device):
-    device.claim(2**60)
+    assert Device("cpu").torch() == torch.device("cpu")
 
 
 def test_the_processor_has_no_limit():
@@ -142,7 +125,7 @@ def test_other_errors_are_no_shortage(error):
 def test_devices_are_named_without_torch():
     code = (
         "import sys; from pate.devices import parse_device as p, is_out_of_memory; "
-        "p('0'), p('pretend:8B/8B').claim(8), is_out_of_memory(RuntimeError()); "
+        "p('0'), is_out_of_memory(RuntimeError()); "
         "print('torch' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,9 +8,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from limited_device import limited_device
 
 from pate.artifacts import Level, Store
-from pate.devices import parse_device, use_device
 from pate.engines.files import code, makes, path_of, reads, rows
 from pate.stages.dispatch import groups
 from pate.stages.worker import ABSTAINS, predict_group, train_group
@@ -171,18 +171,18 @@ def test_groups_hold_every_teacher_once_and_one_model_each():
 @pytest.mark.parametrize("batched", [True, False])
 def test_a_device_too_small_stops_the_run_and_is_no_abstention(bench, batched):
     payload = bench.payload("network:Network", {0, 1, 3}, batched=batched)
-    with use_device(parse_device("pretend:1GiB/1KiB")):
+    with limited_device(real=2**10):
         told = train_group(payload)
     assert told["failed"] == {}
-    assert told["stop"].startswith("pretend:1GiB/1KiB has not enough memory")
+    assert told["stop"].startswith("limited:1073741824/1024 has not enough memory")
     assert bench.store.all("teacher") == []
     assert train_group(payload)["stop"] is None
-    with use_device(parse_device("pretend:1GiB/100B")):
+    with limited_device(real=100):
         told = predict_group(payload)
     assert told["failed"] == {}
     assert "no teacher is to blame" in told["stop"]
     assert not (bench.folder / "part.npy").exists()
-    with use_device(parse_device("pretend:1GiB/1GiB")):
+    with limited_device():
         assert predict_group(payload) == {"failed": {}, "stop": None}
 
 

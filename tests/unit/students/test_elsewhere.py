@@ -12,10 +12,11 @@ import contextlib
 import numpy as np
 import pytest
 import torch
+from limited_device import LimitedDevice
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pate.devices import Device, use_device
+from pate.devices import use_device
 from pate.engines.progress import Silence
 from pate.students.data import StudentData
 from pate.students.spec import StudentSpec
@@ -94,8 +95,8 @@ class Elsewhere(TorchDispatchMode):
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    monkeypatch.setattr(Device, "torch", lambda device: ELSEWHERE)
-    with use_device(Device("pretend", free=2**30, real=2**30)), Elsewhere() as mode:
+    monkeypatch.setattr(LimitedDevice, "torch", lambda device: ELSEWHERE)
+    with use_device(LimitedDevice()), Elsewhere() as mode:
         yield mode
 
 

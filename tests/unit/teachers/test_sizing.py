@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from limited_device import limited_device
 from torch import nn
 
-from pate.devices import parse_device, use_device
 from pate.errors import OutOfMemory, TeacherError
 from pate.teachers import placement as sizing
 from pate.teachers import torch_family
@@ -79,10 +79,6 @@ def need(**settings):
     return memory_need(teacher.module, training, (6,))
 
 
-def pretended(free, real):
-    return use_device(parse_device(f"pretend:{int(free)}B/{int(real)}B"))
-
-
 def program(networks):
     return need().bytes_for(networks, records=9)
 
@@ -112,7 +108,7 @@ def test_the_estimate_covers_what_torch_keeps():
 
 def test_as_many_networks_as_are_said_to_be_free(widths):
     group = teachers()
-    with pretended(program(5) / SHARE + 1, program(5)):
+    with limited_device(program(5) / SHARE + 1, program(5)):
         assert train_many(group, shards()) == [None] * 12
     assert widths == [-5, 5, 5, 2]
     assert_same(group, unlimited())  # linear layers round the same in any company
@@ -120,7 +116,7 @@ def test_as_many_networks_as_are_said_to_be_free(widths):
 
 def test_half_as_many_until_they_fit_and_the_next_group_knows(widths):
     group, again = teachers(), teachers()
-    with pretended(2**30, program(3)):
+    with limited_device(2**30, program(3)):
         assert train_many(group, shards()) == [None] * 12
         assert widths == [-64, -32, -16, -8, -4, -2, *[2] * 6]
         del widths[:]
@@ -137,7 +133,7 @@ def test_sizes_of_shards_and_who_is_there_change_no_width(widths):
         del widths[:]
         group = [None if n in missing else each for n, each in enumerate(teachers())]
         given = [None if n in missing else each for n, each in enumerate(shards(sizes))]
-        with pretended(2**30, program(5)):
+        with limited_device(2**30, program(5)):
             train_many(group, given)
         seen.append(list(widths))
         alone = unlimited(sizes=sizes)
@@ -147,7 +143,7 @@ def test_sizes_of_shards_and_who_is_there_change_no_width(widths):
 
 
 def test_a_small_group_that_comes_first_decides_nothing(widths):
-    with pretended(2**30, program(13)):
+    with limited_device(2**30, program(13)):
         for count in (12, 64, 12):
             train_many(teachers(count=count), shards([4] * count))
     assert widths == [-64, -32, -16, -8, 8, 4, *[8] * 8, 8, 4]
@@ -158,7 +154,7 @@ def test_convolutions_say_the_same_at_another_width(widths):
     wide = unlimited(Cnn)
     said = predict_many_labels(wide, queries, classes=3)
     narrow = teachers(Cnn)
-    with pretended(
+    with limited_device(
         2**30, memory_need(wide[0].module, wide[0].training, (6,)).bytes_for(3, records=9)
     ):
         assert train_many(narrow, shards()) == [None] * 12
@@ -179,7 +175,7 @@ def test_shortage_in_the_middle_begins_all_programs_anew(widths, monkeypatch):
 
     monkeypatch.setattr(torch_family._Program, "step", short)
     group = teachers()
-    with pretended(program(4) / SHARE + 1, 2**30):
+    with limited_device(program(4) / SHARE + 1, 2**30):
         assert train_many(group, shards()) == [None] * 12
     assert widths == [-4, 4, 4, *[2] * 6]
     monkeypatch.undo()
@@ -190,12 +186,12 @@ def test_one_network_that_does_not_fit_stops_and_nobody_trains_alone(widths, mon
     fresh = teachers()
     group = teachers()
     monkeypatch.setattr(TorchTeacher, "fit", lambda *_: pytest.fail("trained alone"))
-    with pretended(2**30, program(1) - 1), pytest.raises(OutOfMemory) as stopped:
+    with limited_device(2**30, program(1) - 1), pytest.raises(OutOfMemory) as stopped:
         train_many(group, shards())
     assert widths == [-64, -32, -16, -8, -4, -2, -1]
     assert "gpus:0@1" in str(stopped.value)
     assert "'batch_size'" in str(stopped.value)
-    assert str(stopped.value).startswith("pretend:1GiB/")
+    assert str(stopped.value).startswith("limited:1073741824/")
     assert_same(group, fresh)
 
 
@@ -208,7 +204,7 @@ class Norm(Mlp):
 
 
 def test_a_teacher_that_trains_alone_and_does_not_fit_stops():
-    with pretended(2**30, 1000):
+    with limited_device(2**30, 1000):
         for call in (
             lambda: train(teachers()[0], *shards()[0]),
             lambda: train_many(teachers(Norm), shards()),
@@ -221,7 +217,7 @@ def test_a_teacher_that_trains_alone_and_does_not_fit_stops():
 def test_the_order_of_a_model_that_is_alone_is_the_same_on_every_device():
     here, there = teachers(Norm), teachers(Norm)
     assert train_many(here, shards(UNEQUAL)) == [None] * 12
-    with pretended(2**30, 2**30):
+    with limited_device(2**30, 2**30):
         assert train_many(there, shards(UNEQUAL)) == [None] * 12
     assert_same(here, there)
 
@@ -232,12 +228,12 @@ def test_predictions_come_in_smaller_chunks_until_those_fit(monkeypatch):
     chunks, forward = [], Mlp.forward
     monkeypatch.setattr(Mlp, "forward", lambda m, x: (chunks.append(len(x)), forward(m, x))[1])
     limit = need().bytes_for(1, records=CHUNK // 4)
-    with pretended(2**30, limit):
+    with limited_device(2**30, limit):
         need()
         del chunks[:]
         np.testing.assert_array_equal(predict_many_labels(group, queries, classes=3), said)
     assert set(chunks) == {CHUNK // 4, 3000 % (CHUNK // 4)}
-    with pretended(2**30, need().network), pytest.raises(OutOfMemory):
+    with limited_device(2**30, need().network), pytest.raises(OutOfMemory):
         predict_many_labels(group, queries, classes=3)
 
 
@@ -246,7 +242,7 @@ def test_other_errors_are_not_swallowed(widths, monkeypatch):
         raise RuntimeError("size mismatch")
 
     monkeypatch.setattr(torch_family._Program, "step", breaks)
-    with pretended(2**30, 2**30), pytest.raises(RuntimeError, match="size mismatch"):
+    with limited_device(2**30, 2**30), pytest.raises(RuntimeError, match="size mismatch"):
         TorchTeacher.fit_many(teachers(), shards())
     assert widths == [-64]
     with pytest.raises(ZeroDivisionError):
