@@ -17,7 +17,7 @@ from typing import Any, Self, final
 
 from dpsgd.schedules import Constant, Piecewise, Schedule
 from pate._format import format_epsilon
-from pate._validate import check_delta, check_positive, check_whole
+from pate._validate import check_choice, check_delta, check_positive, check_whole
 from pate.accounting import (
     Event,
     Guarantee,
@@ -47,10 +47,7 @@ def method_named(accountant: str) -> Method:
     >>> method_named("pld")
     <Method.PLD: 'pld'>
     """
-    if accountant not in list(Method):
-        known = ", ".join(method.value for method in Method)
-        raise InvalidInput(f"accountant is {accountant!r}; it must be one of {known}")
-    return Method(accountant)
+    return Method(check_choice("accountant", accountant, [method.value for method in Method]))
 
 
 @final

@@ -19,11 +19,17 @@ from dpsgd.runs import plan_run
 from pate._format import describe_neighbours, format_epsilon
 from pate.accounting import Event, LaplaceNoisyMaxAnswer, Ledger, Neighbours, Repeated, compose
 from pate.accounting.ledger.data_ledger import open_data_ledger
-from pate.accounting.ledger.study_costs import NOT_PLANNED, combined_guarantee, study_costs
+from pate.accounting.ledger.study_costs import NOT_PLANNED, combined_guarantee, study_cost
 from pate.api import make_options, prepare_run
 from pate.errors import BudgetExceeded, SpendNeeded
 from pate.recipes.read import read_recipe
 from pate.releases.verify import verify as verify_release
+
+
+def study_costs(ledger, **more):
+    names = dict.fromkeys(study for charge in ledger.charges() for study in charge.studies)
+    return tuple(study_cost(ledger, name, **more) for name in names)
+
 
 STUDY = "sweep tiny"
 ADD = Neighbours.ADD_REMOVE
