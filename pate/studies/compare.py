@@ -129,42 +129,14 @@ def compare(
 ) -> Comparison:
     """Compare PATE with DP-SGD on the same data at the same ε; what is done is skipped.
 
-    Parameters
-    ----------
-    recipe
-        The name of a shipped recipe, or the path of a ``.toml`` file, with ``kind = "compare"``.
-    epsilons
-        The ε to compare at; by default those of the recipe.
-    seeds
-        The number of repetitions of either method; by default that of the recipe.
-    set
-        Settings that override the recipe: ``{"pate.teachers.count": 50}``, or texts
-        ``"pate.teachers.count=50"``.
-    out
-        The folder; by default ``runs/NAME``. It is the comparison's own.
-    options
-        How to run: data root, engine, plug-ins, noise.
+    The arguments are those of :func:`pate.compare`, with ready ``options``. The folder, by default
+    ``runs/NAME``, is the comparison's own; in the end it holds ``compare.json``, ``.csv``, ``.png``
+    and ``.svg``.
 
-    Returns
-    -------
-    Comparison
-        A row for each method and ε, then the baselines. The folder then holds ``compare.json``,
-        ``.csv``, ``.png`` and ``.svg``.
-
-    Raises
-    ------
-    InvalidInput
-        If the recipe is invalid, or the folder holds results of another study or run.
-    BudgetExceeded
-        If a budget has no room for all points; then nothing was charged.
-    SpendNeeded
-        If a result was paid for and lost, unless ``options.spend``.
-
-    Guarantees
-    ----------
-    Nothing is charged before all points are planned, both ledgers have recorded the plan, and both
-    budgets have room for what is not paid yet. Every charge carries the study's tag. What is done
-    is never charged again.
+    Guarantees:
+        Nothing is charged before all points are planned, both ledgers have recorded the plan, and
+        both budgets have room for what is not paid yet. Every charge carries the study's tag. What
+        is done is never charged again.
     """
     changes = as_settings(set)
     if epsilons is not None:
