@@ -31,9 +31,8 @@ def plot_style(salt: str = "pate", **settings: Any) -> Iterator[None]:
         warnings.filterwarnings("ignore", message=r"Glyph .* missing")
         warnings.filterwarnings("ignore", message=r".*constrained_layout.*")
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(
-            {"text.parse_math": False, "svg.hashsalt": salt} | settings,
-        )
+        own: dict[Any, Any] = {"text.parse_math": False, "svg.hashsalt": salt}
+        matplotlib.rcParams.update(own | settings)
         yield
 
 
