@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from dpsgd.sampling import generator_state, restore_generator
+from pate._validate import check_choice
 from pate.errors import InvalidInput
 from pate.randomness import insecure_generator
 
@@ -197,9 +198,8 @@ def choose_noise(noise: str, *, seed: int | None, device: torch.device) -> Noise
     own = None if seed is None else derived_seed(seed, _NOISE)
     if noise == "secure":
         return SecureNoise() if own is None else SeededNoise(own)
-    if noise == "fast":
-        return FastNoise(seed=own, device=device)
-    raise InvalidInput(f"noise is {noise!r}; it must be one of secure, fast")
+    check_choice("noise", noise, ["secure", "fast"])
+    return FastNoise(seed=own, device=device)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
+from pate._validate import check_choice
 from pate.errors import InvalidInput
 
 IntArray = NDArray[np.int64]
@@ -136,8 +137,7 @@ def choose_lots(
     generator: np.random.Generator,
 ) -> Lots:
     """Return the sampler of this name."""
-    if sampling not in _SAMPLERS:
-        raise InvalidInput(f"sampling is {sampling!r}; it must be one of {', '.join(_SAMPLERS)}")
+    check_choice("sampling", sampling, _SAMPLERS)
     return _SAMPLERS[sampling](records, lot_size, generator, public_records=public_records)
 
 

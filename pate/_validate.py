@@ -17,7 +17,7 @@ from pate.errors import InvalidInput
 T = TypeVar("T")
 
 SMALLEST, LARGEST = 1e-100, 1e100  # so that products of a few parameters stay finite
-_LARGEST_COUNT = 1 << 62
+_LARGEST_COUNT = 1 << 62  # as much as the file of a ledger can hold
 
 # In votes. Outside these limits noise hides nothing or leaves nothing, and its square overflows.
 LEAST_NOISE: Final = 1e-9
@@ -57,8 +57,10 @@ def check_finite(name: str, value: object) -> float:
     return number
 
 
-def check_whole(name: str, value: object, *, least: int = 0) -> int:
-    """Require a whole number of ``least`` or more.
+def check_whole(
+    name: str, value: object, *, least: int = 0, most: int | None = _LARGEST_COUNT
+) -> int:
+    """Require a whole number from ``least`` to ``most``; None is no upper limit.
 
     >>> check_whole("teachers", 2.5, least=1)
     Traceback (most recent call last):
@@ -67,8 +69,8 @@ def check_whole(name: str, value: object, *, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise _invalid(name, value, f"it must be a whole number, {least} or more")
     number = int(value)
-    if number > _LARGEST_COUNT:
-        raise InvalidInput(f"{name} is above {_LARGEST_COUNT}; it must be a smaller whole number")
+    if most is not None and number > most:
+        raise InvalidInput(f"{name} is above {most}; it must be a smaller whole number")
     return number
 
 

@@ -65,7 +65,7 @@ def insecure_generator(seed: int) -> np.random.Generator:
     >>> insecure_generator(7).integers(100) == insecure_generator(7).integers(100)
     np.True_
     """
-    return np.random.default_rng(check_whole("the insecure seed", seed))
+    return np.random.default_rng(check_whole("the insecure seed", seed, most=None))
 
 
 @final

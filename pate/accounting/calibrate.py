@@ -107,11 +107,6 @@ def moments_epsilon(
     )
 
 
-def pld_epsilon(*, delta: float) -> Epsilon:
-    """Return the PLD accountant as a function from events to ε, to calibrate with."""
-    return lambda events: pld_guarantee(events, delta=delta).epsilon
-
-
 def smallest_noise(
     event_with: Callable[[float], Event],
     *,

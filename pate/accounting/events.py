@@ -13,11 +13,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import reduce
 from typing import Any, ClassVar, final
 
+from pate._validate import check_positive, check_whole
 from pate.accounting.guarantee import Neighbours
 from pate.errors import InvalidInput, UnsupportedEvent
-
-_SMALLEST, _LARGEST = 1e-100, 1e100  # of a parameter: its square stays a number
-_MOST = 1 << 62  # of a count: what the ledger's file can hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +28,9 @@ class Event:
         for field in fields(self):
             if isinstance(field.default, bool):
                 continue
-            value = getattr(self, field.name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not (number and math.isfinite(value) and value > 0):
-                raise InvalidInput(
-                    f"{field.name} is {value!r}; it must be a finite number above zero"
-                )
-            if not _SMALLEST <= value <= _LARGEST:
-                raise InvalidInput(
-                    f"{field.name} is {value:g}; it must lie between {_SMALLEST:g} and {_LARGEST:g}"
-                )
-            object.__setattr__(self, field.name, float(value))  # 20 and 20.0 are one event
+            # As a float: 20 and 20.0 are one event.
+            number = check_positive(field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, number)
 
 
 @final
@@ -247,10 +237,7 @@ class Repeated(Event):
     count: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 0:
-            raise InvalidInput(f"count is {self.count!r}; it must be a whole number, 0 or more")
-        if self.count > _MOST:
-            raise InvalidInput(f"count is above {_MOST}; no budget pays for that")
+        object.__setattr__(self, "count", check_whole("count", self.count))
 
 
 @final

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from pate._validate import check_delta
+from pate._validate import check_delta, check_positive
 from pate.errors import InvalidInput
 
 
@@ -90,8 +90,8 @@ class Guarantee:
     def __post_init__(self) -> None:
         if math.isnan(self.epsilon) or self.epsilon < 0:
             raise InvalidInput(f"epsilon is {self.epsilon}; it must be zero or more")
-        if self.moment is not None and not 0 < self.moment < math.inf:
-            raise InvalidInput(f"moment is {self.moment}; it must be a finite number above zero")
+        if self.moment is not None:
+            check_positive("moment", self.moment)
         check_delta(self.delta, allow_zero=True)
 
     @property

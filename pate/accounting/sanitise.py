@@ -237,25 +237,6 @@ def rehearse(
     )
 
 
-def best_plan(cost: SensitiveCost, *, doubt: float = 0.01) -> ReleasePlan:
-    """Return the plan with the smallest mean published value **for these votes**.
-
-    It depends on private data: use it on synthetic votes, or on those of another data set, and
-    carry the plan over.
-    """
-    plans = []
-    if not cost.local_sensitivity.any():
-        raise InvalidInput("this cost is the same for all votes: it needs no noise")
-    for share in np.linspace(0.02, 0.45, 44):
-        beta = float(share) / cost.order
-        sensitivity = max(cost.smooth_sensitivity(beta), _FLOOR * cost.ceiling)
-        largest = 1 / (float(-ndtri(doubt)) * math.expm1(beta))
-        for sigma in np.geomspace(0.01, 0.95, 60) * largest:
-            plan = ReleasePlan(order=cost.order, beta=beta, sigma=float(sigma), doubt=doubt)
-            plans.append((plan.rdp + plan.margin * sensitivity, plan))
-    return min(plans, key=lambda pair: pair[0])[1]
-
-
 def _at_order(
     rdp: float, order: float, delta: float, conversion: Conversion, *, data_dependent: bool
 ) -> Guarantee:

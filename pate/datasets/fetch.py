@@ -112,10 +112,9 @@ def _stage(named: NamedSet, found: Path, staged: Path) -> Path:
                 actual = _copy(plain, target, kind=expected)
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise Unavailable(f"{source.name} is damaged") from error
-            target.flush()
-            os.fsync(target.fileno())
         if actual != expected:
             raise Unavailable(f"{name} has the wrong digest")
+        sync(staged / name)
     return staged
 
 

@@ -488,12 +488,11 @@ class Tries:
 
 def _score_of(one: Candidate, answer: Artifact) -> float:
     """Return the accuracy of a student of this answer; the worst score where there is none."""
-    names = (("answered.npy", "kept.npy"), ("labels.npy", "kept_labels.npy"))
-    rows, labels = (np.concatenate([answer.array(name) for name in part]) for part in names)
-    if len(np.unique(labels)) < 2:
+    answers = Answers.load(answer)
+    if len(np.unique(answers.row_labels)) < 2:
         return _FAILED
     try:
-        return one.score(rows, labels)
+        return one.score(answers.rows, answers.row_labels)
     except (MemoryError, OutOfMemory):  # of the machine, and of no label
         raise PateError(
             "memory ran out while a student was trained; nothing was released or paid for: end "

@@ -22,12 +22,13 @@ from pate.accounting.events import relation_of
 from pate.accounting.ledger.data_ledger import open_data_ledger
 from pate.accounting.ledger.study_costs import TotalStudyCost, total_study_cost
 from pate.artifacts import Artifact
+from pate.artifacts.results import LABELS, ChargeNote, charge_name, drawn_for
 from pate.errors import BudgetExceeded, InvalidInput
 from pate.pipeline.runner import Run
 
 _Releases = Sequence[Sequence[Event]]  # the events of each release
 
-_DRAWS = ("pending-labels", "begun-labels")  # as pate.stages.exactly_once keeps them
+_DRAWS = (f"pending-{LABELS}", f"begun-{LABELS}")  # as pate.stages.exactly_once keeps them
 
 
 def tag_of(kind: str, folder: Path) -> str:
@@ -48,7 +49,7 @@ def is_paid(run: Run, ledger: Ledger) -> bool:
     if state.done or state.made_from is None:
         return state.done
     paid = ledger.releases()
-    return any(_charge_name(draw) in paid for draw in _draws(run, state.made_from))
+    return any(ChargeNote.load(draw).release in paid for draw in _draws(run, state.made_from))
 
 
 def require_own_labels(runs: Iterable[Run], ledger: Ledger, *, tag: str) -> None:
@@ -81,16 +82,17 @@ def _releases_behind(run: Run, charged: Iterable[str]) -> Iterator[tuple[str, st
     state = next(each for each in run.states() if each.stage == "aggregate")
     if state.made_from is None:
         return
-    drawn = str(run.artifact("aggregate").facts["drawn"]) if state.done else state.made_from
+    drawn = drawn_for(run.artifact("aggregate")) if state.done else state.made_from
+    assert drawn is not None
     draws = _draws(run, drawn)
     for draw in draws:
-        note = draw.json("charge.json")
-        yield _charge_name(draw), note.get("study")
+        note = ChargeNote.load(draw)
+        yield note.release, note.study
         for release in draw.facts.get("charges", ())[1:]:  # what it extends
             yield release, None
     if state.done and not draws:  # of a draw that is gone the last part of its name is unknown
         for release in charged:
-            if release.startswith(f"labels {drawn[:40]} "):
+            if release.startswith(charge_name(LABELS, drawn)):
                 yield release, None
 
 
@@ -98,11 +100,6 @@ def _draws(run: Run, drawn: str) -> list[Artifact]:
     """Return the draw of some labels, from before or after its charge, where it is in the store."""
     found = (run.store.find(kind, drawn) for kind in _DRAWS)
     return [each for each in found if each is not None]
-
-
-def _charge_name(draw: Artifact) -> str:
-    """Return the name under which a draw is charged (:mod:`pate.stages.exactly_once`)."""
-    return f"labels {draw.manifest['made_from'][:40]} {draw.json('charge.json')['name']}"
 
 
 # --- a study of two methods -----------------------------------------------------------------------

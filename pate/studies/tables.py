@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,14 @@ from pate._files import write_atomically
 from pate._format import compare_neighbours, describe_neighbours, format_epsilon
 from pate.accounting import Guarantee, Neighbours
 from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost, earlier_releases_caveat
+from pate.artifacts.results import (
+    Answers,
+    Costs,
+    Evaluation,
+    PublicLabels,
+    StatedGuarantee,
+    load_reference,
+)
 from pate.errors import InvalidInput
 from pate.metrics import Share, wilson
 
@@ -114,21 +122,20 @@ class SweepRow:
     @classmethod
     def of(cls, point: Point, run: Run, *, student: bool) -> SweepRow:
         """Read a finished run; ``student`` is False where its labels were too few for one."""
-        released = run.artifact("aggregate")
-        costs = run.artifact("account").json("guarantees.json")
-        found = run.artifact("evaluate").json("evaluation.json") if student else {}
-        labels, accuracy = found.get("labels"), found.get("student")
+        answers = Answers.load(run.artifact("aggregate"))
+        costs = Costs.load(run.artifact("account"))
+        found = Evaluation.load(run.artifact("evaluate")) if student else None
         return cls(
             point=point,
-            epsilon=float(costs["guarantee"]["epsilon"]),
-            delta=float(costs["guarantee"]["delta"]),
-            neighbours=str(costs["guarantee"]["neighbours"]),
-            protects=str(costs["protects"]),
-            private=costs["randomness"] == "private",
-            asked=int(released.facts["asked"]),
-            answered=int(released.facts["answered"]),
-            labels=None if labels is None else Share.of(labels),
-            student=None if accuracy is None else Share.of(accuracy),
+            epsilon=costs.guarantee.epsilon,
+            delta=costs.guarantee.delta,
+            neighbours=costs.guarantee.neighbours,
+            protects=costs.protects,
+            private=not costs.seeded,
+            asked=len(answers.asked),
+            answered=len(answers.answered),
+            labels=None if found is None else found.labels,
+            student=None if found is None else found.student,
         )
 
     def as_json(self, grid: Grid) -> dict[str, Any]:
@@ -180,19 +187,6 @@ COMPARISON_COLUMNS = (
     "method", "name", "epsilon", "target", "delta", "accuracy", "spread", "low", "high", "labels",
     "seconds", "peak_memory_mb", "neighbours", "data_dependent", "publishable",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedPoint:
-    """Both methods at one ε, once, with their results in the folder."""
-
-    epsilon: float
-    seed: int
-    baselines: bool  # whether what needs no ε was evaluated beside it
-    pate: Run
-    pate_measure: Measure | None
-    dpsgd: Mapping[str, Any]  # DP-SGD's own report
-    dpsgd_measure: Measure | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,135 +270,157 @@ class ComparisonRow:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedPoint:
+    """Both methods at one ε, once, with their results in the folder."""
+
+    epsilon: float
+    seed: int
+    baselines: bool  # whether what needs no ε was evaluated beside it
+    pate: Run
+    pate_measure: Measure | None
+    dpsgd: Mapping[str, Any]  # DP-SGD's own report
+    dpsgd_measure: Measure | None
+
+
 def comparison_rows(
     finished: Sequence[FinishedPoint], *, seeded: bool
 ) -> tuple[ComparisonRow, ...]:
-    """Return PATE and DP-SGD at each ε, then the baselines.
+    """Return PATE and DP-SGD at each ε, then two baselines from public labels, one without privacy.
 
     Guarantees:
-        A row is publishable where it rests on what was charged (labels, a student, a noised model)
-        or on public data alone. The model that saw private records without noise is not; nor is
-        anything if the noise was seeded.
+        * A row is publishable where it rests on what was charged (labels, a student, a noised
+          model) or on public data alone. The model that saw private records without noise is not;
+          nor is anything if the noise was seeded.
+        * Which inputs were asked about is public where it was fixed before the votes were opened.
+          Where answers decided on it, true labels of these inputs cost what PATE's did, and their
+          row has that ε.
     """
     rows = []
     for epsilon in sorted({each.epsilon for each in finished}):
         at = [each for each in finished if each.epsilon == epsilon]
-        rows += [_pate_row(at, epsilon, seeded=seeded), _dpsgd_row(at, epsilon, seeded=seeded)]
-    baselines = _baseline_rows([each for each in finished if each.baselines], seeded=seeded)
-    return (*rows, *baselines)
+        for method, results in (("pate", map(_pate, at)), ("dpsgd", map(_dpsgd, at))):
+            rows.append(_row(method, list(results), target=epsilon, seeded=seeded))
+    beside = [each for each in finished if each.baselines]
+    informed = [each for each in map(_public_labels, beside) if each is not None]
+    if informed:
+        paid = any(each.guarantee is not None for each in informed)
+        rows.append(_row("public-labels", informed, seeded=seeded and paid))
+    found = _evaluation(beside[-1])
+    records = found.student.records
+    majority = max(each.records for each in found.classes)
+    rows.append(_row("majority", [_result(0, majority / records, records)]))
+    references = [_reference(each) for each in beside if each.pate.recipe.evaluate.reference]
+    if references:
+        rows.append(_row("reference", references, publishable=False))
+    return tuple(rows)
 
 
-def _pate_row(points: Sequence[FinishedPoint], epsilon: float, *, seeded: bool) -> ComparisonRow:
-    runs, records, costs = [], 0, []
-    for each in points:
-        cost = each.pate.artifact("account").json("guarantees.json")["guarantee"]
-        share = each.pate.artifact("evaluate").json("evaluation.json")["student"]
-        labels = int(each.pate.artifact("aggregate").facts["answered"])
-        runs.append(
-            _repetition(each.seed, share["accuracy"], cost, each.pate_measure, labels=labels)
-        )
-        records = share["records"]
-        costs.append(cost)
-    return _row("pate", runs, records, epsilon, costs=costs, seeded=seeded)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Result:
+    once: Repetition
+    records: int  # of the test
+    guarantee: StatedGuarantee | None
 
 
-def _dpsgd_row(points: Sequence[FinishedPoint], epsilon: float, *, seeded: bool) -> ComparisonRow:
-    runs, records, costs = [], 0, []
-    for each in points:
-        cost = each.dpsgd["guarantee"]
-        runs.append(_repetition(each.seed, each.dpsgd["accuracy"], cost, each.dpsgd_measure))
-        records = each.dpsgd["test_records"]
-        costs.append(cost)
-    return _row("dpsgd", runs, records, epsilon, costs=costs, seeded=seeded)
-
-
-def _repetition(
+def _result(
     seed: int,
     accuracy: float,
-    guarantee: Mapping[str, Any],
-    measure: Measure | None,
+    records: int,
     *,
+    guarantee: StatedGuarantee | None = None,
+    measure: Measure | None = None,
     labels: int | None = None,
-) -> Repetition:
-    return Repetition(
+) -> _Result:
+    once = Repetition(
         seed=seed,
         accuracy=accuracy,
-        epsilon=guarantee["epsilon"],
-        delta=guarantee["delta"],
+        epsilon=None if guarantee is None else guarantee.epsilon,
+        delta=None if guarantee is None else guarantee.delta,
         labels=labels,
         seconds=None if measure is None else measure.seconds,
         peak_memory_mb=None if measure is None else measure.megabytes,
         whole=measure is None or measure.whole,
     )
+    return _Result(once=once, records=records, guarantee=guarantee)
 
 
-def _baseline_rows(points: Sequence[FinishedPoint], *, seeded: bool) -> list[ComparisonRow]:
-    """Return two baselines from public labels, and one without privacy.
+def _evaluation(point: FinishedPoint) -> Evaluation:
+    return Evaluation.load(point.pate.artifact("evaluate"))
 
-    Guarantees:
-        Which inputs were asked about is public where it was fixed before the votes were opened.
-        Where answers decided on it, true labels of these inputs cost what PATE's did, and the row
-        has that ε.
-    """
-    rows, informed, reference = [], [], []
-    records = majority = 0
-    follows = any(each.pate.recipe.aggregate.cost_follows_answers for each in points)
-    costs = [each.pate.artifact("account").json("guarantees.json")["guarantee"] for each in points]
-    for each, cost in zip(points, costs, strict=True):
-        evaluation = each.pate.artifact("evaluate").json("evaluation.json")
-        records = evaluation["student"]["records"]
-        majority = max(row["records"] for row in evaluation["classes"])
-        asked = each.pate.recipe.evaluate
-        if asked.public_labels:
-            found = each.pate.artifact("evaluate-public-labels").json("evaluation.json")
-            if found["student"] is not None:
-                informed.append(
-                    Repetition(
-                        seed=each.seed,
-                        accuracy=found["student"]["accuracy"],
-                        epsilon=cost["epsilon"] if follows else None,
-                        delta=cost["delta"] if follows else None,
-                        labels=found["labels"],
-                    )
-                )
-        if asked.reference:
-            found = each.pate.artifact("evaluate-reference").json("evaluation.json")["reference"]
-            reference.append(Repetition(seed=each.seed, accuracy=found["accuracy"]))
-    if informed:
-        paid = costs if follows else []
-        rows.append(_row("public-labels", informed, records, costs=paid, seeded=follows and seeded))
-    rows.append(_row("majority", [Repetition(seed=0, accuracy=majority / records)], records))
-    if reference:
-        rows.append(_row("reference", reference, records, publishable=False))
-    return rows
+
+def _guarantee(point: FinishedPoint) -> StatedGuarantee:
+    return Costs.load(point.pate.artifact("account")).guarantee
+
+
+def _pate(point: FinishedPoint) -> _Result:
+    student = _evaluation(point).student
+    return _result(
+        point.seed,
+        student.accuracy,
+        student.records,
+        guarantee=_guarantee(point),
+        measure=point.pate_measure,
+        labels=len(Answers.load(point.pate.artifact("aggregate")).answered),
+    )
+
+
+def _dpsgd(point: FinishedPoint) -> _Result:
+    report = point.dpsgd
+    return _result(
+        point.seed,
+        report["accuracy"],
+        report["test_records"],
+        guarantee=StatedGuarantee.from_json(report["guarantee"]),
+        measure=point.dpsgd_measure,
+    )
+
+
+def _public_labels(point: FinishedPoint) -> _Result | None:
+    if not point.pate.recipe.evaluate.public_labels:
+        return None
+    found = PublicLabels.load(point.pate.artifact("evaluate-public-labels"))
+    if found.student is None:
+        return None
+    follows = point.pate.recipe.aggregate.cost_follows_answers
+    return _result(
+        point.seed,
+        found.student.accuracy,
+        found.student.records,
+        guarantee=_guarantee(point) if follows else None,
+        labels=found.labels,
+    )
+
+
+def _reference(point: FinishedPoint) -> _Result:
+    found = load_reference(point.pate.artifact("evaluate-reference"))
+    return _result(point.seed, found.accuracy, found.records)
 
 
 def _row(
     method: str,
-    runs: Sequence[Repetition],
-    records: int,
-    target: float | None = None,
+    results: Sequence[_Result],
     *,
-    costs: Sequence[Mapping[str, Any]] = (),
+    target: float | None = None,
     seeded: bool = False,
     publishable: bool = True,
 ) -> ComparisonRow:
-    accuracies = [once.accuracy for once in runs]
-    mean = statistics.fmean(accuracies)
+    accuracies = [each.once.accuracy for each in results]
+    mean, records = statistics.fmean(accuracies), results[-1].records
     low, high = wilson(mean * records, records)
-    epsilons = [once.epsilon for once in runs if once.epsilon is not None]
+    costs = [each.guarantee for each in results if each.guarantee is not None]
     return ComparisonRow(
         method=method,
-        epsilon=max(epsilons) if epsilons else None,
+        epsilon=max(cost.epsilon for cost in costs) if costs else None,
         target=target,
         accuracy=mean,
         spread=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
         low=low,
         high=high,
-        runs=tuple(runs),
-        neighbours=" and ".join(sorted({cost["neighbours"] for cost in costs})) or None,
-        data_dependent=False if epsilons else None,
-        publishable=publishable and not seeded and all(cost["publishable"] for cost in costs),
+        runs=tuple(each.once for each in results),
+        neighbours=" and ".join(sorted({cost.neighbours for cost in costs})) or None,
+        data_dependent=False if costs else None,
+        publishable=publishable and not seeded and all(cost.publishable for cost in costs),
     )
 
 
@@ -498,8 +514,3 @@ def cost_in_words(guarantee: Guarantee | None) -> str:
     value = f"ε = {format_epsilon(guarantee.epsilon)} at δ = {format_epsilon(guarantee.delta)}"
     stated = guarantee.neighbours is not Neighbours.AS_STATED
     return f"{value} for {describe_neighbours(guarantee.neighbours)}" if stated else value
-
-
-def comparison_cells(values: Iterable[ComparisonRow]) -> list[dict[str, Any]]:
-    """Return rows for the CSV file: the JSON's keys, and the δ of the first repetition."""
-    return [row.as_json() | {"delta": row.runs[0].delta} for row in values]

@@ -116,9 +116,9 @@ def ledgers(project):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, project_in):
-    """A comparison that was run to its end, what it said, and its files."""
+    """A comparison that was run to its end, what it printed, and its files."""
     project = write(project_in(tmp_path_factory.mktemp("compare")))
-    project.said = compare(project)
+    project.printed = compare(project)
     project.place = project.folder / "runs" / "mine"
     project.content = json.loads((project.place / "compare.json").read_text())
     return project
@@ -168,7 +168,7 @@ def test_what_needs_no_epsilon_is_beside_it(made):
 
 
 def test_true_labels_are_those_of_the_inputs_that_were_asked_about(made):
-    """The figure is that of a student trained here, on what the split itself says."""
+    """The accuracy is that of a student trained here, on the labels of the split itself."""
     from pate.datasets.loading import load
     from pate.datasets.spec import DataSpec
     from pate.students.data import StudentData
@@ -188,12 +188,14 @@ def test_true_labels_are_those_of_the_inputs_that_were_asked_about(made):
             classes=10,
         ),
     )
-    said = predict_labels(student, np.array(splits.test.features), classes=10)
+    printed = predict_labels(student, np.array(splits.test.features), classes=10)
     (row,) = rows(made, "public-labels")
-    assert [once["accuracy"] for once in row["runs"]] == [np.mean(said == splits.test.labels)] * 2
+    assert [once["accuracy"] for once in row["runs"]] == [
+        np.mean(printed == splits.test.labels)
+    ] * 2
 
 
-def test_every_charge_is_marked_on_both_sides(made):
+def test_every_charge_is_tagged_on_both_sides(made):
     for charges in ledgers(made):
         assert len(charges) == len(EPSILONS) * SEEDS
         assert {charge.studies for charge in charges} == {("compare mine",)}
@@ -212,7 +214,7 @@ def test_both_ledgers_knew_the_plan_before_the_first_charge(made):
         assert tally(plan.events) == paid
 
 
-def test_a_model_says_that_it_is_of_a_study(made):
+def test_a_model_records_its_study(made):
     files = list(made.place.glob("dpsgd/*/released/training/*/guarantee.json"))
     assert len(files) == len(EPSILONS) * SEEDS
     for file in files:
@@ -269,7 +271,7 @@ def test_both_guarantees_follow_from_the_ledgers_and_meet_the_target_from_below(
             assert 0.99 * target <= figure <= target * (1 + 1e-4), method
 
 
-def test_what_all_cost_together_is_said_and_right(made):
+def test_the_cost_of_all_together_is_printed_and_right(made):
     cost = made.content["cost"]
     (first, *_), (second, *_) = ledgers(made)
     assert first.studies == second.studies
@@ -284,8 +286,8 @@ def test_what_all_cost_together_is_said_and_right(made):
     assert together["epsilon"] == pytest.approx(cost["pate"]["epsilon"] + cost["dpsgd"]["epsilon"])
     assert together["delta"] == pytest.approx(2 * DELTA)
     assert together["epsilon"] > max(EPSILONS) * 2
-    said = made.said
-    assert said.index("both, which a table of all of them costs") < said.index("PATE, ε = 4")
+    printed = made.printed
+    assert printed.index("both, which a table of all of them costs") < printed.index("PATE, ε = 4")
     notes = " ".join(made.content["notes"])
     assert "This table, which rests on all of them: ε = " in notes
     assert "Settings were chosen in the dark." in notes
@@ -297,10 +299,10 @@ def test_what_all_cost_together_is_said_and_right(made):
     assert "so the two ε can be compared; PATE's hides the number of records too" in notes
     assert notes.count("do not publish") == 1
     for note in made.content["notes"]:
-        assert note in said
+        assert note in printed
 
 
-def test_files_are_for_their_owner_and_say_the_same(made):
+def test_files_are_for_their_owner_and_agree(made):
     for kind in ("json", "csv", "png", "svg"):
         assert stat.S_IMODE((made.place / f"compare.{kind}").stat().st_mode) == 0o600
     with (made.place / "compare.csv").open(newline="") as stream:
@@ -314,22 +316,22 @@ def test_files_are_for_their_owner_and_say_the_same(made):
     assert stat.S_IMODE((made.place / "private").stat().st_mode) == 0o700
 
 
-def test_running_it_again_costs_nothing_and_says_the_same(made):
+def test_running_it_again_costs_nothing_and_changes_nothing(made):
     before = ledgers(made)
     again = made.call(*WORDS, "--json").stdout
     assert json.loads(again) == made.content
     assert ledgers(made) == before
 
 
-def test_what_is_done_is_said_to_be(made):
-    assert "done before" not in made.said
-    said = made.call(*WORDS).stdout
+def test_what_is_done_is_reported_as_done(made):
+    assert "done before" not in made.printed
+    printed = made.call(*WORDS).stdout
     for method in ("PATE", "DP-SGD"):
         for epsilon in EPSILONS:
             for number in range(SEEDS):
                 what = f"{method}, ε = {epsilon:g}, repetition {number + 1} of {SEEDS}"
-                assert f"{what}\n" in made.said
-                assert f"{what}: done before\n" in said
+                assert f"{what}\n" in made.printed
+                assert f"{what}: done before\n" in printed
 
 
 @pytest.mark.parametrize("name", LEDGERS)
@@ -352,38 +354,34 @@ def test_a_comparison_whose_ledger_is_lost_is_refused_and_none_is_made(made, nam
 
 
 @pytest.mark.parametrize("name", LEDGERS)
-def test_an_older_copy_of_a_ledger_is_no_ledger_of_what_is_released(project, name):
+def test_an_older_copy_of_a_ledger_is_no_ledger_of_what_is_released(begun, name):
     """Of two points one is missing: the copy was made between them."""
-    write(project)
-    ledger = project.folder / "data" / "ledgers" / name
-    told_by(project, "--epsilon", "4")
-    shutil.copy(ledger, project.folder / "copy")
-    told_by(project, "--epsilon", "4,8")
-    shutil.copy(project.folder / "copy", ledger)
-    said = project.call(*ONCE, "--epsilon", "4,8", code=2).stderr
-    assert said.count("\n") == 1
-    assert f"data/ledgers/{name} lacks the charge of" in said
-    assert "restore the ledger from a backup" in said
+    ledger = begun.folder / "data" / "ledgers" / name
+    shutil.copy(ledger, begun.folder / "copy")
+    compared(begun, "--epsilon", "4,8")
+    shutil.copy(begun.folder / "copy", ledger)
+    printed = begun.call(*ONCE, "--epsilon", "4,8", code=2).stderr
+    assert printed.count("\n") == 1
+    assert f"data/ledgers/{name} lacks the charge of" in printed
+    assert "restore the ledger from a backup" in printed
 
 
-def test_what_is_in_the_folder_and_not_asked_for_must_be_paid_for_too(project):
-    """Also a model whose checkpoint is gone: nobody could tell under which name it was charged."""
-    write(project)
-    told_by(project, "--epsilon", "4")
-    kept = [project.folder / "data" / "ledgers" / name for name in LEDGERS]
+def test_what_is_in_the_folder_and_not_asked_for_must_be_paid_for_too(begun):
+    """Also a model whose checkpoint is gone: the name of its charge is lost."""
+    kept = [begun.folder / "data" / "ledgers" / name for name in LEDGERS]
     for ledger in kept:
         ledger.rename(ledger.with_suffix(".away"))
-    said = project.call(*ONCE, "--epsilon", "8", code=2).stderr
-    assert f"data/ledgers/{LEDGERS[0]} lacks the charge of labels" in said
+    printed = begun.call(*ONCE, "--epsilon", "8", code=2).stderr
+    assert f"data/ledgers/{LEDGERS[0]} lacks the charge of labels" in printed
     kept[0].with_suffix(".away").rename(kept[0])
-    said = project.call(*ONCE, "--epsilon", "8", code=2).stderr
-    assert f"data/ledgers/{LEDGERS[1]} lacks the charge of the model" in said
-    (checkpoint,) = project.folder.glob("runs/mine/dpsgd/*/private/*/checkpoint.safetensors")
+    printed = begun.call(*ONCE, "--epsilon", "8", code=2).stderr
+    assert f"data/ledgers/{LEDGERS[1]} lacks the charge of the model" in printed
+    (checkpoint,) = begun.folder.glob("runs/mine/dpsgd/*/private/*/checkpoint.safetensors")
     checkpoint.unlink()
     for epsilon in ("4", "8"):
-        said = project.call(*ONCE, "--epsilon", epsilon, code=2).stderr
-        assert said.count("\n") == 1
-        assert "without its checkpoint.safetensors" in said
+        printed = begun.call(*ONCE, "--epsilon", epsilon, code=2).stderr
+        assert printed.count("\n") == 1
+        assert "without its checkpoint.safetensors" in printed
     assert not kept[1].exists()
 
 
@@ -405,12 +403,30 @@ def test_the_folder_is_a_run_of_the_largest_epsilon_with_a_report(made):
 ONCE = (*WORDS, "--seeds", "1", "--json")
 
 
-def told_by(project, *words):
-    """What a comparison with one repetition says, and whether all of it was fixed in advance."""
-    told = json.loads(project.call(*ONCE, *words).stdout)
-    fixed = told["cost"]["planned_in_advance"]
-    assert any(NOT_PLANNED in note for note in told["notes"]) is not fixed  # in words, too
-    return told, fixed
+def compared(project, *words):
+    """The result of a comparison with one repetition, and whether all was fixed in advance."""
+    content = json.loads(project.call(*ONCE, *words).stdout)
+    fixed = content["cost"]["planned_in_advance"]
+    assert any(NOT_PLANNED in note for note in content["notes"]) is not fixed  # in words, too
+    return content, fixed
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory, project_in):
+    """A comparison at ε = 4, once, and a copy of its files."""
+    project = write(project_in(tmp_path_factory.mktemp("first")))
+    project.content, fixed = compared(project, "--epsilon", "4")
+    assert fixed
+    shutil.copytree(project.folder, project.folder.with_name("first-copy"))
+    return project
+
+
+@pytest.fixture
+def begun(first):
+    """The same, as it was at first: a test may go on in it."""
+    shutil.rmtree(first.folder)
+    shutil.copytree(first.folder.with_name("first-copy"), first.folder)
+    return first
 
 
 def readings(project):
@@ -422,49 +438,47 @@ def readings(project):
     return found
 
 
-def require_readings(project, told):
+def require_readings(project, content):
     for method, reading in readings(project).items():
-        assert told["cost"][method]["epsilon"] == pytest.approx(reading)
+        assert content["cost"][method]["epsilon"] == pytest.approx(reading)
 
 
-def figures(said):
+def figures(printed):
     """The ε that are announced: of PATE, of DP-SGD, and of both together."""
     heads = (
         "PATE: at most",
         "DP-SGD: at most",
         "both, which a table of all of them costs: at most",
     )
-    return [re.search(rf"^{head} ε = (\S+) at", said, re.MULTILINE)[1] for head in heads]
+    return [re.search(rf"^{head} ε = (\S+) at", printed, re.MULTILINE)[1] for head in heads]
 
 
-def test_points_that_are_added_later_cost_what_the_ledgers_say(project):
-    write(project)
-    told, fixed = told_by(project, "--epsilon", "4")
-    assert fixed
-    assert told["seeded"] is False
-    assert told["rows"][0]["spread"] is None  # of one repetition there is none
-    require_readings(project, told)  # each ledger's λ is the best one for its plan
-    before = files_of(project)
+def test_points_that_are_added_later_cost_what_the_ledgers_state(begun):
+    content = begun.content
+    assert content["seeded"] is False
+    assert content["rows"][0]["spread"] is None  # of one repetition there is none
+    require_readings(begun, content)  # each ledger's λ is the best one for its plan
+    before = files_of(begun)
     # A seeded one in the same folder would take its place.
-    done = project.call(*ONCE, "--epsilon", "4,8", "--insecure-seed", "1", code=2)
+    done = begun.call(*ONCE, "--epsilon", "4,8", "--insecure-seed", "1", code=2)
     assert "is of secure noise, and would be overwritten by one of seeded noise" in done.stderr
     assert len([line for line in done.stderr.splitlines() if "NOT PRIVATE" not in line]) == 1
-    assert files_of(project) == before
-    said = project.call(*WORDS, "--seeds", "1", "--epsilon", "4,8").stdout
-    told = json.loads((project.folder / "runs/mine/compare.json").read_text())
-    cost = told["cost"]
-    assert [row["target"] for row in told["rows"] if row["method"] == "pate"] == [4, 8]
-    assert [len(charges) for charges in ledgers(project)] == [2, 2]  # one more on either side
+    assert files_of(begun) == before
+    printed = begun.call(*WORDS, "--seeds", "1", "--epsilon", "4,8").stdout
+    content = json.loads((begun.folder / "runs/mine/compare.json").read_text())
+    cost = content["cost"]
+    assert [row["target"] for row in content["rows"] if row["method"] == "pate"] == [4, 8]
+    assert [len(charges) for charges in ledgers(begun)] == [2, 2]  # one more on either side
     assert cost["planned_in_advance"] is False
-    require_readings(project, told)
-    assert cost["together"]["epsilon"] == pytest.approx(sum(readings(project).values()))
+    require_readings(begun, content)
+    assert cost["together"]["epsilon"] == pytest.approx(sum(readings(begun).values()))
     assert cost["together"]["delta"] == pytest.approx(2 * DELTA)
-    # What is said before the first charge is what holds after the last one.
-    beforehand = said[: said.index("PATE, ε = 4")]
+    # What is printed before the first charge is what holds after the last one.
+    beforehand = printed[: printed.index("PATE, ε = 4")]
     wanted = [cost[part]["epsilon"] for part in ("pate", "dpsgd", "together")]
     assert figures(beforehand) == [format_epsilon(each) for each in wanted]
     assert f"These are {NOT_PLANNED} (study “compare mine”)" in beforehand
-    assert told_by(project, "--epsilon", "4")[1] is False  # what was seen stays seen
+    assert compared(begun, "--epsilon", "4")[1] is False  # what was seen stays seen
 
 
 def files_of(project):
@@ -477,14 +491,14 @@ def test_true_labels_of_inputs_that_answers_decided_on_cost_what_the_answers_do(
     """How far was asked is known from answers, which were paid for."""
     recipe = RECIPE.replace('mechanism = "gnmax"\n', CONFIDENT)
     write(project, recipe.replace("steps = 12\n", "steps = 12\nrecords = 1500\n"))
-    told, fixed = told_by(project, "--epsilon", "4,8")
+    content, fixed = compared(project, "--epsilon", "4,8")
     assert fixed
-    assert {row["neighbours"] for row in told["rows"]} == {"add-remove", None}
-    assert told["cost"]["together"]["neighbours"] == "add-remove"
+    assert {row["neighbours"] for row in content["rows"]} == {"add-remove", None}
+    assert content["cost"]["together"]["neighbours"] == "add-remove"
     alike = "Both ε are for one record added or removed and can be compared directly."
-    assert alike in told["notes"]
-    *_, pate = [row for row in told["rows"] if row["method"] == "pate"]
-    (informed,) = [row for row in told["rows"] if row["method"] == "public-labels"]
+    assert alike in content["notes"]
+    *_, pate = [row for row in content["rows"] if row["method"] == "pate"]
+    (informed,) = [row for row in content["rows"] if row["method"] == "public-labels"]
     assert 0 < pate["epsilon"] <= pate["target"] == 8
     assert informed["epsilon"] == pate["epsilon"]
     assert informed["neighbours"] == pate["neighbours"] == "add-remove"
@@ -498,54 +512,52 @@ def test_true_labels_of_inputs_that_answers_decided_on_cost_what_the_answers_do(
     row = re.search(r"<tr>\s*<t[hd][^>]*>true public labels.*?</tr>", section, re.DOTALL)
     assert row is not None
     assert shown_epsilon(pate["epsilon"]) in row[0]
-    seeded, _ = told_by(project, "--epsilon", "4", "--insecure-seed", "1", "--out", "runs/seeded")
+    seeded, _ = compared(project, "--epsilon", "4", "--insecure-seed", "1", "--out", "runs/seeded")
     (informed,) = [row for row in seeded["rows"] if row["method"] == "public-labels"]
     assert informed["publishable"] is False  # it rests on answers that are not private
 
 
 def test_a_comparison_of_the_same_name_elsewhere_is_part_of_the_study(project):
     write(project)
-    _, fixed = told_by(project, "--out", "a/c", "--epsilon", "4")
+    _, fixed = compared(project, "--out", "a/c", "--epsilon", "4")
     assert fixed
-    told_by(project, "--out", "b/c", "--epsilon", "4,8", "--spend")
+    compared(project, "--out", "b/c", "--epsilon", "4,8", "--spend")
     assert [len(charges) for charges in ledgers(project)] == [3, 3]
-    told, fixed = told_by(project, "--out", "a/c", "--epsilon", "4")
+    content, fixed = compared(project, "--out", "a/c", "--epsilon", "4")
     assert not fixed
-    require_readings(project, told)
+    require_readings(project, content)
 
 
 def test_a_lost_model_is_not_paid_for_again_unasked(project):
     write(project)
-    _, fixed = told_by(project, "--epsilon", "4,8")
+    _, fixed = compared(project, "--epsilon", "4,8")
     assert fixed
     (model,) = (project.folder / "runs/mine/dpsgd").glob("epsilon-4-*")
     model.rename(project.folder / "away")
-    said = project.call(*ONCE, "--epsilon", "4,8", code=3).stderr
-    assert said.count("\n") == 1
-    assert "has already paid for such a model of the study “compare mine”" in said
-    assert "add --spend" in said
+    printed = project.call(*ONCE, "--epsilon", "4,8", code=3).stderr
+    assert printed.count("\n") == 1
+    assert "has already paid for such a model of the study “compare mine”" in printed
+    assert "add --spend" in printed
     assert [len(charges) for charges in ledgers(project)] == [2, 2]
-    told, fixed = told_by(project, "--epsilon", "4,8", "--spend")
+    content, fixed = compared(project, "--epsilon", "4,8", "--spend")
     assert [len(charges) for charges in ledgers(project)] == [2, 3]
     assert not fixed
-    require_readings(project, told)
-    assert told_by(project, "--epsilon", "4,8")[1] is False  # it is known from now on
+    require_readings(project, content)
+    assert compared(project, "--epsilon", "4,8")[1] is False  # it is known from now on
 
 
 @pytest.mark.parametrize("name", LEDGERS)
-def test_what_was_run_by_itself_is_not_used(project, name):
+def test_what_was_run_by_itself_is_not_used(begun, name):
     """Points of either method in the comparison's folder that do not bear its tag."""
-    write(project)
-    told_by(project, "--epsilon", "4")
-    file = project.folder / "data" / "ledgers" / name
+    file = begun.folder / "data" / "ledgers" / name
     with contextlib.closing(sqlite3.connect(file)) as database, database:
         database.execute("DELETE FROM studies")
-    before = ledgers(project)
-    said = project.call(*ONCE, "--epsilon", "4,8", code=2).stderr
-    assert said.count("\n") == 1
-    assert "a study uses only what was released for it" in said
-    assert "choose another --out" in said
-    assert ledgers(project) == before
+    before = ledgers(begun)
+    printed = begun.call(*ONCE, "--epsilon", "4,8", code=2).stderr
+    assert printed.count("\n") == 1
+    assert "a study uses only what was released for it" in printed
+    assert "choose another --out" in printed
+    assert ledgers(begun) == before
 
 
 def interrupted(*words):
@@ -562,12 +574,12 @@ def test_a_model_keeps_its_study_whoever_brings_it_to_its_end(project, monkeypat
         project.call(*ONCE, "--epsilon", "4", code=130)
     options = studies.DpsgdOptions
     monkeypatch.setattr(studies, "DpsgdOptions", lambda **words: options(**words | {"study": None}))
-    told_by(project, "--epsilon", "4")
+    compared(project, "--epsilon", "4")
     (file,) = project.folder.glob("runs/mine/dpsgd/*/released/training/*/guarantee.json")
     assert json.loads(file.read_text())["study"] == "compare mine"
 
 
-def test_fewer_points_after_a_look_cost_what_was_planned(project, monkeypatch):
+def test_fewer_points_after_a_result_cost_what_was_planned(project, monkeypatch):
     write(project)
     from pate.studies import compare as studies
 
@@ -575,16 +587,16 @@ def test_fewer_points_after_a_look_cost_what_was_planned(project, monkeypatch):
         patch.setattr(studies, "train", lambda *words: sys.exit(9))
         project.call(*ONCE, "--epsilon", "4,8", code=9)
     assert [len(charges) for charges in ledgers(project)] == [1, 0]
-    told, fixed = told_by(project, "--epsilon", "4")
+    content, fixed = compared(project, "--epsilon", "4")
     assert fixed
-    stopped = told["cost"]
-    told, fixed = told_by(project, "--epsilon", "4,8")
+    stopped = content["cost"]
+    content, fixed = compared(project, "--epsilon", "4,8")
     assert fixed
-    assert told["cost"] == stopped
+    assert content["cost"] == stopped
 
 
 def kill_when(project, ready):
-    """Starts the comparison, and kills it and all it started once ``ready`` says so."""
+    """Starts the comparison, and kills it and all it started once ``ready`` is true."""
     process = subprocess.Popen(
         project.command(*WORDS),
         cwd=project.folder,
@@ -628,16 +640,16 @@ def test_killed_and_run_again_it_pays_once_and_knows_its_times(project):
     assert whole["pate", 4.0][0] is True
 
 
-def test_a_budget_without_room_is_said_before_anything_is_charged(project):
+def test_a_budget_without_room_is_refused_before_anything_is_charged(project):
     write(project)
     folder = project.folder / "data" / "ledgers"
     folder.mkdir(parents=True, exist_ok=True)
     with Ledger.open(folder / "digits.dpsgd.ledger", budget=Guarantee(epsilon=3.0, delta=DELTA)):
         pass
-    said = project.call(*WORDS, code=3).stderr
-    assert said.count("\n") == 1
-    assert "what DP-SGD is to release here would bring ε" in said
-    assert "past the budget of 3" in said
+    printed = project.call(*WORDS, code=3).stderr
+    assert printed.count("\n") == 1
+    assert "what DP-SGD is to release here would bring ε" in printed
+    assert "past the budget of 3" in printed
     assert ledgers(project) == [[], []]
     assert not (folder / "digits.ledger").exists()  # its terms are still to be agreed on
 
@@ -646,13 +658,13 @@ def test_shards_that_cannot_be_made_leave_no_ledger(project):
     """Its terms are agreed on for ever: not by a comparison that never begins."""
     write(project)
     words = ("--set", "pate.teachers.count=100000", "--set", "pate.partition.method=shuffle")
-    said = project.call(*WORDS, *words, code=2).stderr
-    assert len(said.splitlines()) == 1
-    assert "100000" in said
+    printed = project.call(*WORDS, *words, code=2).stderr
+    assert len(printed.splitlines()) == 1
+    assert "100000" in printed
     assert not list(project.folder.rglob("*.ledger"))
 
 
-def test_seeded_noise_is_said_to_be_none_and_publishes_nothing(project):
+def test_seeded_noise_is_reported_and_publishes_nothing(project):
     write(project)
     done = project.call(*WORDS, "--insecure-seed", "1", "--epsilon", "4", "--seeds", "1", "--json")
     assert "NOT PRIVATE" in done.stderr
@@ -666,14 +678,14 @@ def test_seeded_noise_is_said_to_be_none_and_publishes_nothing(project):
     project.call("report", "runs/mine", "--insecure-seed", "1")
     assert 'id="comparison"' not in (project.folder / "runs/mine/report.html").read_text()
     before = files_of(project)
-    said = project.call(*ONCE, "--epsilon", "4", code=2).stderr  # secure noise in its place
-    assert said.count("\n") == 1
-    assert "is of seeded noise, and would be overwritten by one of secure noise" in said
+    printed = project.call(*ONCE, "--epsilon", "4", code=2).stderr  # secure noise in its place
+    assert printed.count("\n") == 1
+    assert "is of seeded noise, and would be overwritten by one of secure noise" in printed
     assert files_of(project) == before
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "printed"),
     [
         (("mine.toml", "--epsilon", "0"), "--epsilon 0: ε = 0 is no target"),
         (("mine.toml", "--epsilon", "1,-2"), "--epsilon 1,-2: ε = -2 is no target"),
@@ -693,11 +705,11 @@ def test_seeded_noise_is_said_to_be_none_and_publishes_nothing(project):
         (("mine.toml", "--out", "mine.toml/run"), "mine.toml"),
     ],
 )
-def test_a_mistake_is_one_line(project, words, said):
+def test_a_mistake_is_one_line(project, words, printed):
     write(project)
     done = project.call("compare", *words, code=2)
     assert done.stderr.count("\n") == 1
-    assert said in done.stderr
+    assert printed in done.stderr
     assert done.stdout == ""
     assert not list(project.folder.glob("data/ledgers/*.ledger"))
 

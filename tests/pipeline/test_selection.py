@@ -102,7 +102,7 @@ def tiny(project: Any) -> Any:
 
 
 def test_one_charge_and_the_winner_is_an_ordinary_run(tiny: Any) -> None:
-    said = choose(tiny).stdout
+    printed = choose(tiny).stdout
     (charge,) = paid(tiny)
     assert charge.studies == ()
     ((event, count),) = tally(charge.events).items()
@@ -127,8 +127,10 @@ def test_one_charge_and_the_winner_is_an_ordinary_run(tiny: Any) -> None:
     assert costs["sanitised"] is None
     assert "privately" in costs["why_not"]
     assert "improved" not in tiny.json("account-private", "guarantees.json")
-    assert re.search(r"among 4 candidates, 5 tries on average: ε = \S+ at δ = 0.001 in all", said)
-    assert "How long this took is private" in said
+    assert re.search(
+        r"among 4 candidates, 5 tries on average: ε = \S+ at δ = 0.001 in all", printed
+    )
+    assert "How long this took is private" in printed
     assert "done" in tiny.call("status", "runs/tiny", "--plugin-path", "plugins").stdout
     # again: nothing to do, nothing to pay
     before = winner(tiny)
@@ -193,7 +195,7 @@ def test_tries_are_independent_and_uniform(tiny: Any, monkeypatch: pytest.Monkey
     assert np.all(np.abs(counts - 100) < 5 * np.sqrt(400 * 3 / 16))
 
 
-# --- nothing is told ----------------------------------------------------------------------------
+# --- nothing is revealed --------------------------------------------------------------------------
 
 
 def test_nothing_heard_depends_on_the_number_of_tries(
@@ -223,10 +225,10 @@ def test_a_try_that_fails_is_the_worst(tiny: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(selection, "draw_tries", lambda mean, shape, *, rng: 30)
     params = [{"journal": str(tiny.folder / "journal"), "shy": shy} for shy in (True, False)]
     tiny.write(student={"model": "loud:Loud", "params": params[0]})
-    told = ",".join(
+    content = ",".join(
         "{" + f'journal="{p["journal"]}", shy={str(p["shy"]).lower()}' + "}" for p in params
     )
-    done = choose(tiny, over=("--over", f"student.params={told}"))
+    done = choose(tiny, over=("--over", f"student.params={content}"))
     assert "cannot stand" not in done.stdout + done.stderr
     assert read_resolved(tiny.run_folder).student.params["shy"] is False
 
@@ -316,9 +318,9 @@ def test_a_second_selection_touches_nothing_of_the_first(
     monkeypatch.setattr(selection, "_score_of", scored)
     monkeypatch.setattr(selection, "draw_tries", lambda mean, shape, *, rng: 3)
     choose(tiny)
-    (said,) = refused
-    assert len(said.splitlines()) == 1
-    assert "another process is selecting" in said
+    (printed,) = refused
+    assert len(printed.splitlines()) == 1
+    assert "another process is selecting" in printed
     assert len(paid(tiny)) == 1
     assert traces(tiny) == []
 
@@ -348,7 +350,7 @@ moment = sys.argv.pop(1)
 if moment == "course":
     selection.Tries._answer = die
 elif moment == "half an answer":
-    selection.save_answer = die
+    selection.answers_of = die
 elif moment == "score":
     selection._score_of = die
 elif moment == "before the charge":
@@ -459,18 +461,18 @@ def test_a_winner_takes_up_its_own_selection(tiny: Any, monkeypatch: pytest.Monk
 
 
 def test_times_are_named_as_private_and_the_ledger_is_the_owners(tiny: Any) -> None:
-    said = " ".join(choose(tiny).stdout.split())
-    assert re.search("So do the times of files in .*runs/tiny and that of the charge", said)
+    printed = " ".join(choose(tiny).stdout.split())
+    assert re.search("So do the times of files in .*runs/tiny and that of the charge", printed)
     assert tiny.ledger.stat().st_mode & 0o777 == 0o600
 
 
-def test_it_is_said_where_running_all_openly_costs_less(tiny: Any) -> None:
+def test_a_hint_is_printed_where_running_all_openly_costs_less(tiny: Any) -> None:
     students = ["--over", "student.seed=0,1,2"]  # of the same labels, which openly are paid once
     dear = " ".join(choose(tiny, over=students).stdout.split())
     alone = compose([Repeated(LaplaceNoisyMaxAnswer(scale=2.0), 12)]).guarantee(delta=0.001)
-    said = re.search(r"all 3 run openly cost no more, ε = ([0-9.]+) together", dear)
-    assert said is not None
-    assert float(said[1]) == pytest.approx(alone.epsilon, rel=1e-3)
+    printed = re.search(r"all 3 run openly cost no more, ε = ([0-9.]+) together", dear)
+    assert printed is not None
+    assert float(printed[1]) == pytest.approx(alone.epsilon, rel=1e-3)
     assert "openly" not in choose(tiny, "--out", "runs/other", tries="1.1").stdout
 
 
@@ -499,7 +501,7 @@ def test_answers_that_were_chosen_are_never_extended(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("over", "said"),
+    ("over", "printed"),
     [
         (("--over", "partition.key=a,b"), "candidates differ in partition"),
         (("--over", "privacy.delta=1e-3,1e-4"), "candidates differ in privacy.delta"),
@@ -508,9 +510,9 @@ def test_answers_that_were_chosen_are_never_extended(tiny: Any) -> None:
         (("--over", "aggregate.scale=2.0"), "no choice"),
     ],
 )
-def test_what_cannot_be_chosen_among(tiny: Any, over: Any, said: str) -> None:
+def test_what_cannot_be_chosen_among(tiny: Any, over: Any, printed: str) -> None:
     done = choose(tiny, over=over, code=2)
-    assert said in done.stderr
+    assert printed in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert paid(tiny) == []
 
@@ -533,10 +535,10 @@ def test_candidates_as_settings_and_back(tiny: Any) -> None:
         for scale in (2.0, 5.0)
         for more in ("privacy.epsilon=3.0", "student.params={shrink = 0.5}")
     ]
-    told = differences(recipes)
-    assert list(told[0]) == ["aggregate.scale", "privacy.epsilon", "student.params"]
+    content = differences(recipes)
+    assert list(content[0]) == ["aggregate.scale", "privacy.epsilon", "student.params"]
     for start in recipes:
-        assert [candidate(start, each) for each in told] == recipes
+        assert [candidate(start, each) for each in content] == recipes
 
 
 # --- release ------------------------------------------------------------------------------------
@@ -633,7 +635,7 @@ def test_a_smaller_epsilon_is_found(released: Any, tmp_path: Path) -> None:
     assert any("its events are not those" in each for each in problems)
 
 
-def test_a_ledger_that_says_otherwise_is_believed(released: Any, tmp_path: Path) -> None:
+def test_a_ledger_that_disagrees_is_believed(released: Any, tmp_path: Path) -> None:
     """A run whose files say less than was charged is not released."""
     shutil.copytree(released.folder, tmp_path / "project")
     plan = next((tmp_path / "project/runs/tiny/released/aggregate").glob("*/plan.json"))

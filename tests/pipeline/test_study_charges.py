@@ -19,11 +19,17 @@ from dpsgd.runs import plan_run
 from pate._format import describe_neighbours, format_epsilon
 from pate.accounting import Event, LaplaceNoisyMaxAnswer, Ledger, Neighbours, Repeated, compose
 from pate.accounting.ledger.data_ledger import open_data_ledger
-from pate.accounting.ledger.study_costs import NOT_PLANNED, combined_guarantee, study_costs
+from pate.accounting.ledger.study_costs import NOT_PLANNED, combined_guarantee, study_cost
 from pate.api import make_options, prepare_run
 from pate.errors import BudgetExceeded, SpendNeeded
 from pate.recipes.read import read_recipe
 from pate.releases.verify import verify as verify_release
+
+
+def study_costs(ledger, **more):
+    names = dict.fromkeys(study for charge in ledger.charges() for study in charge.studies)
+    return tuple(study_cost(ledger, name, **more) for name in names)
+
 
 STUDY = "sweep tiny"
 ADD = Neighbours.ADD_REMOVE
@@ -102,19 +108,19 @@ def asked(project: Any) -> dict[int, np.ndarray]:
     return {len(labels): labels for labels in map(np.load, found)}
 
 
-def test_points_need_no_word_and_are_marked(project: Any) -> None:
+def test_points_need_no_consent_and_are_tagged(project: Any) -> None:
     run(project)
     run(project, "aggregate.scale=3.0")
     run(project, "aggregate.queries=20")
     with Ledger.open(project.ledger) as ledger:
-        marks = [charge.studies for charge in ledger.charges()]
-    assert marks == [(STUDY,)] * 6  # labels and a sanitised figure each
+        tags = [charge.studies for charge in ledger.charges()]
+    assert tags == [(STUDY,)] * 6  # labels and a sanitised figure each
     assert run(project, "aggregate.scale=3.0") == []  # found done, also later without the study
     assert run(project, "aggregate.scale=3.0", study=None) == []
     assert len(charges(project)) == 3
 
 
-def test_outside_a_study_the_word_is_needed_as_before(project: Any) -> None:
+def test_outside_a_study_consent_is_needed_as_before(project: Any) -> None:
     run(project)
     with pytest.raises(SpendNeeded, match="with other settings"):
         run(project, "aggregate.scale=3.0", study=None)
@@ -122,7 +128,7 @@ def test_outside_a_study_the_word_is_needed_as_before(project: Any) -> None:
     assert [charge.studies for charge in charges(project)] == [(STUDY,), ()]
 
 
-def test_interactive_points_are_marked_too(project: Any) -> None:
+def test_interactive_points_are_tagged_too(project: Any) -> None:
     project.write(aggregate=INTERACTIVE)
     run(project, until="aggregate")
     run(project, "aggregate.threshold=4.0", until="aggregate")
@@ -130,7 +136,7 @@ def test_interactive_points_are_marked_too(project: Any) -> None:
 
 
 @pytest.mark.parametrize("aggregate", [{}, INTERACTIVE], ids=["at once", "in rounds"])
-def test_a_lost_answer_needs_the_word_in_a_study_too(project: Any, aggregate: Any) -> None:
+def test_a_lost_answer_needs_consent_in_a_study_too(project: Any, aggregate: Any) -> None:
     project.write(aggregate=aggregate)
     run(project, until="aggregate")
     shutil.rmtree(project.run_folder)
@@ -155,7 +161,7 @@ def test_points_draw_their_own_answers(project: Any) -> None:
 
 
 @pytest.mark.parametrize("aggregate", [{}, INTERACTIVE], ids=["at once", "in rounds"])
-def test_a_draw_keeps_the_mark_of_the_study_it_was_made_for(
+def test_a_draw_keeps_the_tag_of_the_study_it_was_made_for(
     project: Any, aggregate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A study that ends between a draw and its charge; a run by itself then goes on with it."""
@@ -173,9 +179,7 @@ def test_a_draw_keeps_the_mark_of_the_study_it_was_made_for(
     assert [charge.studies for charge in charges(project)] == [(STUDY,)]
 
 
-def test_a_study_that_goes_on_with_a_draw_marks_it(
-    project: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_that_resumes_a_draw_tags_it(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*words: Any, **more: Any) -> None:
         raise KeyboardInterrupt
 
@@ -205,7 +209,7 @@ def read_training(project: Any, noise: float) -> TrainingRecipe:
 def train(project: Any, noise: float, study: str | None) -> None:
     recipe = read_training(project, noise)
     with contextlib.chdir(project.folder):
-        options = dpsgd.training.Options(
+        options = dpsgd.training.TrainingOptions(
             data_root=project.folder / "data", study=study, say=lambda text: None
         )
         dpsgd.training.train(recipe, project.folder / "runs" / "tiny" / "dpsgd", options)
@@ -247,18 +251,18 @@ def test_ledger_show_adds_up_studies_of_both_methods(project: Any) -> None:
     assert lots.guarantee.epsilon == compose(trained).guarantee(delta=1e-3).epsilon
     both = combined_guarantee([votes.guarantee, lots.guarantee])
 
-    told = project.call("ledger", "show", "runs/tiny").stdout
-    assert f"\n{STUDY}: {figure(votes.guarantee)} for 2 releases together\n" in told
-    assert f"in tiny.dpsgd.ledger: {figure(lots.guarantee)} for 2 releases together\n" in told
+    content = project.call("ledger", "show", "runs/tiny").stdout
+    assert f"\n{STUDY}: {stated(votes.guarantee)} for 2 releases together\n" in content
+    assert f"in tiny.dpsgd.ledger: {stated(lots.guarantee)} for 2 releases together\n" in content
     cost = f"ε {format_epsilon(both.epsilon)} at δ 0.002"
-    assert f"to publish both: {cost}, for one record's contribution " in told
-    assert "counts against the budget like anything else" in told
-    assert "by hash" not in told  # the recipe is known
+    assert f"to publish both: {cost}, for one record's contribution " in content
+    assert "counts against the budget like anything else" in content
+    assert "by hash" not in content  # the recipe is known
     by_file = project.call("ledger", "show", "data/ledgers/tiny.ledger").stdout
     assert "by hash" in by_file
     turned = project.call("ledger", "show", "data/ledgers/tiny.dpsgd.ledger").stdout
-    assert f"in tiny.ledger: {figure(votes.guarantee)} for 2 releases together\n" in turned
-    rows = [line for line in told.splitlines() if "labels " in line]
+    assert f"in tiny.ledger: {stated(votes.guarantee)} for 2 releases together\n" in turned
+    rows = [line for line in content.splitlines() if "labels " in line]
     assert [STUDY in row for row in rows] == [False, True, True]
 
 
@@ -271,10 +275,12 @@ def test_what_was_not_planned_by_one_method_is_shown_of_both(project: Any) -> No
     train(project, 3.0, STUDY)
     with Ledger.open(project.ledger) as ledger, Ledger.open(steps_of(project)) as steps:
         votes, lots = ledger.guarantee(), steps.guarantee()
-    told = project.call("ledger", "show", "runs/tiny").stdout
-    assert f"{STUDY}: {figure(votes)} for 1 release ({NOT_PLANNED})\n" in told
-    assert f"{figure(lots)} for 2 releases together ({NOT_PLANNED})\n" in told
-    assert f"to publish both: ε {format_epsilon(votes.epsilon + lots.epsilon)} at δ 0.002" in told
+    content = project.call("ledger", "show", "runs/tiny").stdout
+    assert f"{STUDY}: {stated(votes)} for 1 release ({NOT_PLANNED})\n" in content
+    assert f"{stated(lots)} for 2 releases together ({NOT_PLANNED})\n" in content
+    assert (
+        f"to publish both: ε {format_epsilon(votes.epsilon + lots.epsilon)} at δ 0.002" in content
+    )
 
 
 def test_ledger_show_restates_lots_for_a_shuffled_partition(project: Any) -> None:
@@ -284,15 +290,15 @@ def test_ledger_show_restates_lots_for_a_shuffled_partition(project: Any) -> Non
         train(project, noise, STUDY)
         with Ledger.open(project.ledger) as ledger:
             both = ledger.data_set_total()
-        told = project.call("ledger", "show", "runs/tiny").stdout
+        content = project.call("ledger", "show", "runs/tiny").stdout
         assert (
             f"to publish both: ε {format_epsilon(both.epsilon)} at δ {format_epsilon(both.delta)}"
-            in told
+            in content
         )
-        assert "one record replaced" in told
+        assert "one record replaced" in content
 
 
-# --- what is said of a study where one of its runs is shown or let out --------------------------
+# --- what pages, cards and refusals state of a study ----------------------------------------------
 
 
 def finish(project: Any, *settings: str, **more: Any) -> None:
@@ -310,33 +316,18 @@ def card_of(project: Any) -> str:
     return (project.folder / "out" / "MODEL_CARD.md").read_text()
 
 
-def figure(guarantee: Any) -> str:
+def stated(guarantee: Any) -> str:
     return f"ε = {format_epsilon(guarantee.epsilon)} at δ = {format_epsilon(guarantee.delta)}"
 
 
-def test_the_best_of_a_study_drawn_once_more_is_of_the_study(project: Any) -> None:
-    finish(project, "aggregate.scale=3.0")
-    finish(project, "aggregate.scale=4.0")
-    finish(project, "aggregate.scale=3.0", study=None, out="runs/again", spend=True)
-    assert [charge.studies for charge in charges(project)] == [(STUDY,), (STUDY,), ()]
-    refused = let_out(project, "runs/again", code=2).stderr
-    assert "one of 2 releases of the study" in refused
-    assert len(refused.splitlines()) == 1
-    let_out(project, "runs/again", "--chosen-beforehand")
-    card = card_of(project)
-    assert "* 2 other releases were drawn from this data set before." in card
-    assert "are among 2 releases that were made to be compared" in card
-    assert "* Its owner states that it was chosen before any of their results was seen" in card
-
-
-def test_what_leaves_does_not_tell_the_name_of_a_folder(project: Any) -> None:
+def test_a_release_does_not_hold_the_name_of_a_folder(project: Any) -> None:
     finish(project, "aggregate.scale=3.0")
     let_out(project, "runs/tiny", "--chosen-beforehand")
     for file in ("MODEL_CARD.md", "release.json", "report.html"):
         assert STUDY not in html.unescape((project.folder / "out" / file).read_text())
 
 
-def test_the_settings_of_no_point_are_let_out_with_a_note(project: Any) -> None:
+def test_the_settings_of_no_point_are_released_with_a_note(project: Any) -> None:
     finish(project, "aggregate.scale=3.0")
     finish(project, "aggregate.scale=4.0", study=None, out="runs/other")
     let_out(project, "runs/other")
@@ -377,15 +368,18 @@ def test_settings_of_a_study_drawn_after_it_are_of_the_study(project: Any, how: 
     assert f"one of 2 releases of the study “{STUDY}”, or has the settings of one" in line
     assert "--chosen-beforehand" in line
     let_out(project, "runs/after", "--chosen-beforehand", plugins=plugins)
-    assert "Its owner states that it was chosen before" in card_of(project)
+    card = card_of(project)
+    assert "* 2 other releases were drawn from this data set before." in card
+    assert "are among 2 releases that were made to be compared" in card
+    assert "* Its owner states that it was chosen before any of their results was seen" in card
 
 
 def whole_ledger(project: Any) -> str:
     with Ledger.open(project.ledger) as ledger:
-        return f"{figure(ledger.guarantee())} together ({NOT_PLANNED})"
+        return f"{stated(ledger.guarantee())} together ({NOT_PLANNED})"
 
 
-def test_what_is_drawn_beyond_a_study_is_not_told_its_cost(project: Any) -> None:
+def test_releases_outside_the_plan_are_charged_at_the_ledgers_rate(project: Any) -> None:
     """Labels with the settings of a study that are not of it: its plan does not count them."""
     plan_votes(project, 3.0, 4.0)
     finish(project, "aggregate.scale=3.0")
@@ -396,8 +390,8 @@ def test_what_is_drawn_beyond_a_study_is_not_told_its_cost(project: Any) -> None
     finish(project, "aggregate.scale=3.0", study=None, out="runs/after", spend=True)
     refused = let_out(project, "runs/after", code=2).stderr
     assert whole_ledger(project) in refused
-    assert figure(cost.guarantee) not in refused
-    assert figure(cost.guarantee) in let_out(project, "runs/tiny", code=2).stderr
+    assert stated(cost.guarantee) not in refused
+    assert stated(cost.guarantee) in let_out(project, "runs/tiny", code=2).stderr
 
 
 @pytest.mark.parametrize("how", ["more queries", "a sanitised figure"])
@@ -414,6 +408,17 @@ def test_what_builds_on_a_study_is_of_it(project: Any, how: str) -> None:
     assert charged[1].release.startswith("labels" if how == "more queries" else "sanitised")
     assert (cost.releases, cost.in_advance) == (2, False)
     assert whole_ledger(project) in let_out(project, "runs/tiny", code=2).stderr
+
+
+def test_a_sanitised_figure_is_of_the_study_though_its_draw_is_gone(project: Any) -> None:
+    """The charge of the labels is then known by the beginning of its name alone."""
+    plan_votes(project, 3.0)
+    finish(project, "aggregate.scale=3.0")
+    shutil.rmtree(project.run_folder / "private" / "pending-labels")
+    finish(project, "aggregate.scale=3.0", "privacy.sanitise=true", study=None)
+    labels, sanitised = charges(project, "")
+    assert sanitised.release.startswith("sanitised ")
+    assert sanitised.studies == labels.studies == (STUDY,)
 
 
 def test_settings_of_a_study_drawn_before_it_are_of_none(project: Any) -> None:
@@ -444,12 +449,14 @@ def test_draws_with_the_same_settings_are_counted(project: Any) -> None:
     finish(project, study=None)
     finish(project, study=None, out="runs/second", spend=True)
     finish(project, study=None, out="runs/third", spend=True)
-    said = []
+    printed = []
     for folder in ("runs/tiny", "runs/second", "runs/third"):
         project.call("report", folder, "--plugin-path", "plugins")
         text = html.unescape((project.folder / folder / "report.html").read_text())
-        said.append(re.findall(r"(\d) other releases? w\w+ drawn from this data set before", text))
-    assert said == [[], ["1"], ["2"]]
+        printed.append(
+            re.findall(r"(\d) other releases? w\w+ drawn from this data set before", text)
+        )
+    assert printed == [[], ["1"], ["2"]]
     for file in (project.folder / "runs/second/private/pending-labels").glob("*/manifest.json"):
         file.unlink()  # then it may be any of them
     project.call("report", "runs/second", "--plugin-path", "plugins")
@@ -457,7 +464,7 @@ def test_draws_with_the_same_settings_are_counted(project: Any) -> None:
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_the_page_and_the_summary_tell_of_a_study(project: Any, planned: bool) -> None:
+def test_the_page_and_the_summary_mention_a_study(project: Any, planned: bool) -> None:
     finish(project, study=None)
     page = project.run_folder / "report.html"
     project.call("report", "runs/tiny", "--plugin-path", "plugins")
@@ -471,33 +478,33 @@ def test_the_page_and_the_summary_tell_of_a_study(project: Any, planned: bool) -
     if planned:
         whole = compose([*votes_of(3.0), *votes_of(4.0)]).guarantee(delta=1e-3)
     why = "" if planned else f" ({NOT_PLANNED})"
-    told = f"what all of them cost: {figure(whole)} together{why}."
+    content = f"what all of them cost: {stated(whole)} together{why}."
     project.call("report", "runs/tiny", "--plugin-path", "plugins")
     text = html.unescape(page.read_text())
     assert "are among 2 releases that were made to be compared" in text
-    assert told in text
+    assert content in text
     again = project.call_run(
         "--set", "aggregate.scale=4.0", "--set", "privacy.sanitise=false",
         "--set", "student.model=sklearn.tree:DecisionTreeClassifier",
     )  # fmt: skip
-    assert told in " ".join(again.stdout.split())
+    assert content in " ".join(again.stdout.split())
 
 
-def test_a_refusal_says_what_holds_where_points_were_added(project: Any) -> None:
+def test_a_refusal_states_what_holds_where_points_were_added(project: Any) -> None:
     plan_votes(project, 3.0, 4.0)
     finish(project, "aggregate.scale=3.0")
     finish(project, "aggregate.scale=4.0")
     planned = compose([*votes_of(3.0), *votes_of(4.0)]).guarantee(delta=1e-3)
     refused = let_out(project, "runs/tiny", code=2).stderr
     assert f"one of 2 releases of the study “{STUDY}”" in refused
-    assert f"which cost {figure(planned)} together, and" in refused
+    assert f"which cost {stated(planned)} together, and" in refused
     finish(project, "aggregate.scale=5.0")
     with Ledger.open(project.ledger) as ledger:
         later = ledger.guarantee()
     assert later.epsilon > planned.epsilon
     refused = let_out(project, "runs/tiny", code=2).stderr
     assert "one of 3 releases" in refused
-    assert f"which cost {figure(later)} together ({NOT_PLANNED}), and" in refused
+    assert f"which cost {stated(later)} together ({NOT_PLANNED}), and" in refused
 
 
 @pytest.mark.parametrize("method", ["hash", "shuffle"])
@@ -516,15 +523,15 @@ def test_what_a_comparison_costs_counts_both_methods(project: Any, method: str) 
     both = combined_guarantee([each.guarantee for each in costs], replace_one=method == "shuffle")
     refused = let_out(project, "runs/tiny", code=2).stderr
     assert "one of 3 releases of the study" in refused
-    said = "" if method == "shuffle" else f" for {describe_neighbours('zero-out')}"
-    assert f"cost {figure(both)} together{said}, and" in refused
+    printed = "" if method == "shuffle" else f" for {describe_neighbours('zero-out')}"
+    assert f"cost {stated(both)} together{printed}, and" in refused
     let_out(project, "runs/tiny", "--chosen-beforehand")
     card = card_of(project)
     assert "Over **all PATE releases** of tiny" in card
-    assert f"what all of them cost: {figure(both)} together{said}." in card.replace("\\", "")
+    assert f"what all of them cost: {stated(both)} together{printed}." in card.replace("\\", "")
     assert "1 release of this data set by DP-SGD" in card
-    trained_said = f"{figure(trained)} in all, for {describe_neighbours('zero-out')}"
-    assert trained_said in card.replace("\\", "")
+    trained_cost = f"{stated(trained)} in all, for {describe_neighbours('zero-out')}"
+    assert trained_cost in card.replace("\\", "")
 
     train(project, 9.0, STUDY)  # beyond the plan
     with Ledger.open(project.ledger) as ledger:
@@ -532,10 +539,10 @@ def test_what_a_comparison_costs_counts_both_methods(project: Any, method: str) 
     assert later.epsilon > both.epsilon
     refused = let_out(project, "runs/tiny", code=2, out="later").stderr
     assert "one of 4 releases of the study" in refused
-    assert f"cost {figure(later)} together{said} ({NOT_PLANNED}), and" in refused
+    assert f"cost {stated(later)} together{printed} ({NOT_PLANNED}), and" in refused
 
 
-def test_models_of_no_study_are_told_of_too(project: Any) -> None:
+def test_models_of_no_study_are_mentioned_too(project: Any) -> None:
     finish(project, study=None)
     train(project, 8.0, None)
     let_out(project, "runs/tiny")

@@ -84,19 +84,19 @@ def study(project: Any, name: str = STUDY) -> StudyCost:
 
 
 def planned_scales(project: Any, name: str = STUDY) -> list[float]:
-    """What the ledger says was planned."""
+    """The scales of the plan in the ledger."""
     with Ledger.open(project.ledger) as ledger:
         events = ledger.study_plans()[name].events
     return [each.event.scale for each in events]
 
 
 def unplanned(project: Any, *, releases: int) -> dict[str, Any]:
-    """What sweep.json says of a study that was not all planned in advance."""
+    """The cost in sweep.json of a study that was not all planned in advance."""
     return {"releases": releases, "unpaid": 0, "epsilon": of_ledger(project), "delta": DELTA,
             "planned_in_advance": False}  # fmt: skip
 
 
-def told_unplanned(project: Any) -> str:
+def unplanned_cost(project: Any) -> str:
     return f"cost ε = {format_epsilon(of_ledger(project))} at δ = 0.001 together ({NOT_PLANNED})"
 
 
@@ -139,11 +139,11 @@ def fits(project: Any, section: str) -> int:
 
 
 def test_teachers_once_releases_paid_and_tagged_and_nothing_twice(noting: Any) -> None:
-    said = sweep(noting, *OVER).stdout
+    printed = sweep(noting, *OVER).stdout
     folder = noting.folder / "runs" / "tiny-sweep"
     assert fits(noting, "teachers") == 4 + 6
-    assert said.count("teach: running") == said.count("vote: running") == 2
-    assert said.count("aggregate: running") == fits(noting, "student") == 6
+    assert printed.count("teach: running") == printed.count("vote: running") == 2
+    assert printed.count("aggregate: running") == fits(noting, "student") == 6
     paid = charges(noting)
     assert [each.studies for each in paid] == [(STUDY,)] * 6
     assert sorted(str(each.events) for each in paid) == sorted(
@@ -189,23 +189,23 @@ def test_teachers_once_releases_paid_and_tagged_and_nothing_twice(noting: Any) -
     assert {file.name: file.read_bytes() for file in folder.glob("sweep.*")} == before
 
 
-def test_the_warning_says_what_all_of_it_costs(project: Any) -> None:
-    said = sweep(project, *TWO).stdout
-    told = f"ε = {format_epsilon(cost_of([2.0, 4.0]))} at δ = 0.001 for 2 releases together"
-    assert f"2 points: the study costs at most {told}" in said
-    assert f"Choosing the best by these accuracies costs all of them: {told}." in said
-    assert "--private-selection" in said
-    assert "`pate plan`" in said
-    # What all of it costs is said before the first release is drawn.
-    assert said.index("at most") < said.index("aggregate: running")
+def test_the_warning_states_what_all_of_it_costs(project: Any) -> None:
+    printed = sweep(project, *TWO).stdout
+    content = f"ε = {format_epsilon(cost_of([2.0, 4.0]))} at δ = 0.001 for 2 releases together"
+    assert f"2 points: the study costs at most {content}" in printed
+    assert f"Choosing the best by these accuracies costs all of them: {content}." in printed
+    assert "--private-selection" in printed
+    assert "`pate plan`" in printed
+    # What all of it costs is printed before the first release is drawn.
+    assert printed.index("at most") < printed.index("aggregate: running")
     shown = project.call("ledger", "show", "data/ledgers/tiny.ledger").stdout
-    assert f"sweep tiny-sweep: {told}" in shown
+    assert f"sweep tiny-sweep: {content}" in shown
 
 
 def test_one_point_is_taken_up_as_it_is(project: Any) -> None:
-    said = sweep(project, *TWO, "--set", "aggregate.queries=10").stdout
+    printed = sweep(project, *TWO, "--set", "aggregate.queries=10").stdout
     paid = charges(project)
-    commands = [line.split() for line in said.splitlines() if line.startswith("  pate ")]
+    commands = [line.split() for line in printed.splitlines() if line.startswith("  pate ")]
     assert [words[1] for words in commands] == ["run", "report"]
     run, report = (shlex.split(" ".join(words))[1:] for words in commands)
     second = [word.replace("scale=2.0", "scale=4.0") for word in run]
@@ -218,10 +218,10 @@ def test_one_point_is_taken_up_as_it_is(project: Any) -> None:
 
 
 def test_points_of_one_release_pay_once(project: Any) -> None:
-    said = sweep(project, "--over", "student.seed=1,2,3").stdout
+    printed = sweep(project, "--over", "student.seed=1,2,3").stdout
     assert len(charges(project)) == 1
-    assert said.count("aggregate: running") == 1
-    assert f"ε = {format_epsilon(cost_of([2.0]))} at δ = 0.001 for 1 release." in said
+    assert printed.count("aggregate: running") == 1
+    assert f"ε = {format_epsilon(cost_of([2.0]))} at δ = 0.001 for 1 release." in printed
     found = swept(project)
     assert len(found["rows"]) == 3
     assert found["together"]["epsilon"] == pytest.approx(cost_of([2.0]))
@@ -236,10 +236,10 @@ def test_json_for_machines_and_nothing_else(project: Any) -> None:
     assert json.loads(quiet.stdout) == swept(project)
 
 
-def test_quiet_says_the_result_alone(project: Any) -> None:
-    said = sweep(project, *TWO, "--quiet").stdout
-    assert "running" not in said
-    assert "Choosing the best" in said
+def test_quiet_prints_the_result_alone(project: Any) -> None:
+    printed = sweep(project, *TWO, "--quiet").stdout
+    assert "running" not in printed
+    assert "Choosing the best" in printed
 
 
 def test_seeded_noise_is_not_private(project: Any) -> None:
@@ -274,7 +274,7 @@ def test_a_point_that_pays_for_no_answer_is_named(project: Any) -> None:
 
 
 def test_more_teachers_than_records_are_found_before_anything_is_charged(noting: Any) -> None:
-    """Where their number is public: of a hashed partition nobody is told (test_run.py)."""
+    """Where their number is public: of a hashed partition it is not reported (test_run.py)."""
     shuffled = ("--set", "partition.method=shuffle")
     done = sweep(noting, *shuffled, "--over", "teachers.count=4,500", code=2)
     (line,) = done.stderr.splitlines()
@@ -284,30 +284,30 @@ def test_more_teachers_than_records_are_found_before_anything_is_charged(noting:
 
 
 def test_labels_too_few_for_a_student_leave_a_row_without_one(project: Any) -> None:
-    said = sweep(project, "--over", "aggregate.queries=1,12").stdout
+    printed = sweep(project, "--over", "aggregate.queries=1,12").stdout
     rows = swept(project)["rows"]
     assert rows[0]["student"] is None
     assert rows[1]["student"] is not None
-    assert "too few labels" in said
+    assert "too few labels" in printed
     assert sweep(project, "--over", "aggregate.queries=1,12").stdout.count("running") == 0
     assert len(charges(project)) == 2
 
 
-def test_points_added_after_a_look_are_covered_by_the_ledger_alone(project: Any) -> None:
+def test_points_added_after_a_result_are_covered_by_the_ledger_alone(project: Any) -> None:
     sweep(project, *TWO)
     assert swept(project)["together"]["planned_in_advance"] is True
     fewer = sweep(project, "--over", "aggregate.scale=4.0").stdout  # was planned with the others
     assert NOT_PLANNED not in fewer
     assert swept(project)["together"]["releases"] == 2  # one more was looked at
     assert swept(project)["together"]["planned_in_advance"] is True
-    said = sweep(project, "--over", "aggregate.scale=4.0,8.0").stdout
+    printed = sweep(project, "--over", "aggregate.scale=4.0,8.0").stdout
     whole = of_ledger(project)
-    told = f"ε = {format_epsilon(whole)} at δ = 0.001 for 3 releases together"
-    assert f"costs all of them: {told} ({NOT_PLANNED})." in said
-    # The same figure is said before the new point is drawn.
-    first = said.splitlines()[0]
+    content = f"ε = {format_epsilon(whole)} at δ = 0.001 for 3 releases together"
+    assert f"costs all of them: {content} ({NOT_PLANNED})." in printed
+    # The same cost is printed before the new point is drawn.
+    first = printed.splitlines()[0]
     assert first.startswith(f"2 points, 1 to be paid for; not all of the study “{STUDY}” was ")
-    assert f"To look at it costs {told}" in first
+    assert f"To look at it costs {content}" in first
     assert swept(project)["together"] == unplanned(project, releases=3)
     assert whole > cost_of([2.0, 4.0, 8.0])
     again = sweep(project, "--over", "aggregate.scale=4.0,8.0").stdout
@@ -348,9 +348,9 @@ def test_a_sweep_uses_no_point_that_was_run_by_itself(project: Any) -> None:
 def test_a_run_that_was_killed_is_finished_by_a_sweep_if_it_was_not_paid_for(
     project: Any, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
-    from pate.stages import releasing
+    from pate.stages import exactly_once
 
-    pay = releasing._pay
+    pay = exactly_once._pay
 
     def killed(*arguments: Any) -> None:
         if after == "paid":
@@ -358,7 +358,7 @@ def test_a_run_that_was_killed_is_finished_by_a_sweep_if_it_was_not_paid_for(
         raise SystemExit(9)
 
     with monkeypatch.context() as patch:
-        patch.setattr(releasing, "_pay", killed)
+        patch.setattr(exactly_once, "_pay", killed)
         project.call_run("--out", "runs/tiny-sweep", "--set", "privacy.sanitise=false", code=9)
     if after == "paid":
         refused_as_not_its_own(project, *TWO, made="by a run of its own")
@@ -378,10 +378,10 @@ def test_a_draw_for_another_sweep_is_not_used_either(
     project: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be charged for the sweep that it was drawn for."""
-    from pate.stages import releasing
+    from pate.stages import exactly_once
 
     with monkeypatch.context() as patch:
-        patch.setattr(releasing, "_pay", lambda *arguments: sys.exit(9))
+        patch.setattr(exactly_once, "_pay", lambda *arguments: sys.exit(9))
         sweep(project, "--over", "aggregate.scale=2.0", "--out", "t/a", code=9)
     (project.folder / "t/a").rename(project.folder / "t/b")
     refused_as_not_its_own(project, *TWO, "--out", "t/b", made="for the study “sweep a”")
@@ -438,20 +438,20 @@ def test_a_ledger_of_an_older_version_adds_up_as_before(project: Any) -> None:
     assert alone.in_advance
     tag_afterwards(project, "sweep b")
     (project.folder / "t/a").rename(project.folder / "t/b")
-    said = sweep(project, *TWO, "--out", "t/b").stdout
-    assert said.count("aggregate: running") == 1
+    printed = sweep(project, *TWO, "--out", "t/b").stdout
+    assert printed.count("aggregate: running") == 1
     assert [each.studies for each in charges(project)] == [("sweep a", "sweep b"), ("sweep b",)]
-    assert "not all of the study “sweep b” was planned before its first result" in said
+    assert "not all of the study “sweep b” was planned before its first result" in printed
     found = json.loads((project.folder / "t/b/sweep.json").read_text())
     assert found["together"] == unplanned(project, releases=2)
     assert study(project, "sweep a") == alone
     refused = refused_of(project, "t/b", "4.0")
     assert "one of 2 releases of the study “sweep b”" in refused
-    assert told_unplanned(project) in refused
+    assert unplanned_cost(project) in refused
     refused = refused_of(project, "t/b", "2.0")  # of both
     assert "“sweep a”" in refused
     assert "“sweep b”" in refused
-    assert told_unplanned(project) in refused
+    assert unplanned_cost(project) in refused
 
 
 def test_what_builds_on_a_point_of_two_studies_is_of_both(project: Any) -> None:
@@ -464,7 +464,7 @@ def test_what_builds_on_a_point_of_two_studies_is_of_both(project: Any) -> None:
     assert sanitised.studies == labels.studies == (STUDY, "sweep b")
 
 
-def test_stopped_after_a_look_it_costs_what_was_planned(
+def test_stopped_after_a_result_it_costs_what_was_planned(
     project: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To stop may have been decided by what came out: the smaller figure would not cover that."""
@@ -486,9 +486,9 @@ def test_stopped_after_a_look_it_costs_what_was_planned(
     whole = {"epsilon": pytest.approx(cost_of([2.0, 4.0, 8.0])), "delta": DELTA,
              "planned_in_advance": True}  # fmt: skip
     assert swept(project)["together"] == whole | {"releases": 1, "unpaid": 2}
-    said = sweep(project, "--over", "aggregate.scale=2.0,4.0").stdout
+    printed = sweep(project, "--over", "aggregate.scale=2.0,4.0").stdout
     assert swept(project)["together"] == whole | {"releases": 2, "unpaid": 1}
-    assert "for 3 releases together, 1 of them not made yet." in said
+    assert "for 3 releases together, 1 of them not made yet." in printed
     sweep(project, *three)
     assert swept(project)["together"] == whole | {"releases": 3, "unpaid": 0}
 
@@ -537,16 +537,16 @@ def test_once_something_is_charged_the_plan_stays(
     project: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after the first charge, before its point is in a table."""
-    from pate.stages import releasing
+    from pate.stages import exactly_once
 
-    pay = releasing._pay
+    pay = exactly_once._pay
 
     def killed(*arguments: Any) -> None:
         pay(*arguments)
         raise SystemExit(9)
 
     with monkeypatch.context() as patch:
-        patch.setattr(releasing, "_pay", killed)
+        patch.setattr(exactly_once, "_pay", killed)
         sweep(project, *TWO, code=9)
     assert len(charges(project)) == 1
     assert swept(project)["rows"] == []
@@ -571,12 +571,12 @@ def test_a_charge_without_its_release_is_not_counted_twice(
     project: Any, monkeypatch: pytest.MonkeyPatch, paid: int
 ) -> None:
     """Killed between charge and publication, on a budget with no room for another one."""
-    from pate.stages import releasing
+    from pate.stages import exactly_once
 
     budget = next(b for b in np.arange(10.0, 40.0, 0.1) if _fits(b, [2.0, 4.0])).round(1)
     assert not _fits(budget, [2.0, 4.0, 4.0])
     words = ("--over", "aggregate.scale=2.0,4.0", "--set", f"privacy.budget={budget}")
-    pay = releasing._pay
+    pay = exactly_once._pay
 
     def killed(*arguments: Any) -> None:
         pay(*arguments)
@@ -584,19 +584,19 @@ def test_a_charge_without_its_release_is_not_counted_twice(
             raise SystemExit(9)
 
     with monkeypatch.context() as patch:
-        patch.setattr(releasing, "_pay", killed)
+        patch.setattr(exactly_once, "_pay", killed)
         sweep(project, *words, code=9)
     assert len(charges(project)) == paid
     assert len(swept(project)["rows"]) == paid - 1
-    said = sweep(project, *words).stdout
-    assert f"{paid} of these points' releases are paid for" in said
+    printed = sweep(project, *words).stdout
+    assert f"{paid} of these points' releases are paid for" in printed
     assert swept(project)["together"]["planned_in_advance"] is True
     assert len(charges(project)) == 2
     assert swept(project)["complete"] is True
 
 
 @pytest.mark.campaign
-def test_killed_in_the_middle_it_goes_on_where_it_was(noting: Any) -> None:
+def test_killed_in_the_middle_it_resumes(noting: Any) -> None:
     noting.sections["student"]["params"]["nap"] = 0.3
     noting.write()
     words = ["sweep", "tiny.toml", "--plugin-path", "plugins", "--engine", "processes:1", *OVER]
@@ -625,16 +625,16 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(noting: Any) -> None:
     paid = charges(noting)
     assert len(left["rows"]) <= len(paid) <= len(left["rows"]) + 1
 
-    said = noting.run(*OVER, stage="sweep").stdout
+    printed = noting.run(*OVER, stage="sweep").stdout
     found = swept(noting)
     assert found["complete"] is True
     assert [row for row in found["rows"] if row in left["rows"]] == left["rows"]
     assert charges(noting)[: len(paid)] == paid
     assert len(charges(noting)) == len({each.release for each in charges(noting)}) == 6
     assert found["together"]["planned_in_advance"] is True
-    assert said.count("aggregate: running") <= 6 - len(left["rows"])
+    assert printed.count("aggregate: running") <= 6 - len(left["rows"])
     for row in left["rows"]:
-        assert f"point {row['point']} of 6:" not in said
+        assert f"point {row['point']} of 6:" not in printed
     assert fits(noting, "teachers") == 4 + 6
 
 
@@ -658,12 +658,12 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), MISTAKES)
-def test_a_mistake_is_one_line(project: Any, words: tuple[str, ...], said: str) -> None:
+@pytest.mark.parametrize(("words", "printed"), MISTAKES)
+def test_a_mistake_is_one_line(project: Any, words: tuple[str, ...], printed: str) -> None:
     done = sweep(project, *words, code=2)
     (line,) = done.stderr.splitlines()
     assert line.startswith("pate: ")
-    assert said in line
+    assert printed in line
     assert done.stdout == ""
     assert not (project.folder / "runs").exists()
     assert charges(project) == []
@@ -742,12 +742,12 @@ def test_teachers_that_were_changed_after_results_were_not_planned(project: Any)
     assert study(project).in_advance
     code = (project.folder / "plugins/centroids.py").read_text()
     project.plugin("centroids", code.replace("shrink=0.0", "shrink=0.3"))
-    said = sweep(project, *TWO).stdout
-    assert said.count("aggregate: running") == 2
+    printed = sweep(project, *TWO).stdout
+    assert printed.count("aggregate: running") == 2
     assert [each.studies for each in charges(project)] == [(STUDY,)] * 4
     assert swept(project)["together"] == unplanned(project, releases=4)
     assert of_ledger(project) > cost_of([2.0, 4.0] * 2)
-    assert f"for 4 releases together ({NOT_PLANNED})" in said
+    assert f"for 4 releases together ({NOT_PLANNED})" in printed
 
 
 def test_teachers_that_were_changed_before_any_result_cost_nothing_more(
@@ -793,8 +793,8 @@ def test_a_seeded_sweep_in_between_changes_nothing(project: Any) -> None:
     sweep(project, *TWO)
     assert swept(project) == table
     assert len(charges(project)) == 2
-    said = sweep(project, "--over", "aggregate.scale=2.0,4.0,8.0").stdout
-    assert NOT_PLANNED in said
+    printed = sweep(project, "--over", "aggregate.scale=2.0,4.0,8.0").stdout
+    assert NOT_PLANNED in printed
     assert swept(project)["together"] == unplanned(project, releases=3)
 
 

@@ -54,6 +54,7 @@ def test_neither_global_nor_seeded_state_reaches_it():
 
 
 def test_a_seed_repeats_and_is_marked():
+    assert insecure_generator(2**63 + 1).bytes(8) == insecure_generator(2**63 + 1).bytes(8)
     assert insecure_generator(5).bytes(8) == insecure_generator(5).bytes(8)
     assert insecure_generator(5).bytes(8) != insecure_generator(6).bytes(8)
     seeded, secure = Randomness.open(insecure_seed=0), Randomness.open()

@@ -115,7 +115,7 @@ def combined_guarantee(guarantees: Iterable[Guarantee], *, replace_one: bool = F
     """Return the guarantee of several together: their ε add up, and so do their δ.
 
     For the results of different accountants (PATE and DP-SGD); the charges of one ledger cost less
-    as one plan (:func:`study_costs`). Where relations differ, all are stated for the weakest
+    as one plan (:func:`study_cost`). Where relations differ, all are stated for the weakest
     (:meth:`Neighbours.combine`). With ``replace_one`` those for one record added, removed or
     zeroed out are first restated for one record replaced.
 
@@ -168,8 +168,18 @@ def restate_for_replacement(guarantee: Guarantee) -> Guarantee:
     )
 
 
-def study_costs(ledger: Ledger, *, one_teacher: Neighbours | None = None) -> tuple[StudyCost, ...]:
-    """Return the total cost of each study in a ledger, in the order of their first charge.
+def study_cost(
+    ledger: Ledger,
+    study: str,
+    *,
+    more: Sequence[Sequence[Event]] = (),
+    one_teacher: Neighbours | None = None,
+    by_plan: bool = True,
+) -> StudyCost:
+    """Return the cost of one study in a ledger.
+
+    ``more`` are releases that are not charged yet, and are counted as if they were. Without
+    ``by_plan`` it is the ledger's cost of all its releases, whatever was planned.
 
     Votes are charged for data sets in which one teacher is replaced. ``one_teacher`` is the
     relation between records that causes this (``recipe.partition.neighbours``), if it is the same
@@ -184,23 +194,6 @@ def study_costs(ledger: Ledger, *, one_teacher: Neighbours | None = None) -> tup
           however charges were chosen; where some were charged under another relation than
           ``one_teacher``, restated for one record replaced.
         * Releases whose noise was seeded are not private; their guarantee has a caveat.
-    """
-    names = dict.fromkeys(study for charge in ledger.charges() for study in charge.studies)
-    return tuple(study_cost(ledger, name, one_teacher=one_teacher) for name in names)
-
-
-def study_cost(
-    ledger: Ledger,
-    study: str,
-    *,
-    more: Sequence[Sequence[Event]] = (),
-    one_teacher: Neighbours | None = None,
-    by_plan: bool = True,
-) -> StudyCost:
-    """Return the cost of one study in this ledger, as :func:`study_costs` defines it.
-
-    ``more`` are releases that are not charged yet, and are counted as if they were. Without
-    ``by_plan`` it is the ledger's cost of all its releases, whatever was planned.
     """
     paid = [each for each in ledger.charges() if study in each.studies]
     plan = ledger.study_plans().get(study) if by_plan else None

@@ -155,12 +155,12 @@ def test_both_together_add_up(ledgers, records):
     assert cost.together.neighbours is expected
 
 
-def test_a_study_planned_before_zero_out_had_a_name_goes_on(points, ledgers):
+def test_a_study_planned_before_zero_out_had_a_name_resumes(points, ledgers):
     """Its plan claims add/remove for steps whose rate followed from the number of records."""
     old = "one record added or removed"
     with opened(ledgers, points, planned=False) as (pate, dpsgd):
         plans = [list(point.dpsgd_plan.events) for point in points]
-        dpsgd._book.plan(STUDY, plans, protects=old, begun=False)
+        dpsgd._studies.plan(STUDY, plans, protects=old, begun=False)
         assert dpsgd.study_plans()[STUDY].protects == describe_neighbours("zero-out")
         ledgers.plan(pate, dpsgd, protects=old)
         dpsgd.charge(plans[0], release="a", study=STUDY)
@@ -168,7 +168,7 @@ def test_a_study_planned_before_zero_out_had_a_name_goes_on(points, ledgers):
     assert cost_of(ledgers, points).in_advance
 
 
-def test_figures_for_other_neighbours_are_restated_first(shuffled, ledgers):
+def test_costs_for_other_neighbours_are_restated_first(shuffled, ledgers):
     with opened(ledgers, shuffled):
         pass
     cost = cost_of(ledgers, shuffled)
@@ -179,7 +179,7 @@ def test_figures_for_other_neighbours_are_restated_first(shuffled, ledgers):
     assert cost.together.neighbours is Neighbours.REPLACE_ONE
 
 
-def test_a_restated_figure_may_promise_nothing(shuffled, ledgers):
+def test_a_restated_cost_may_guarantee_nothing(shuffled, ledgers):
     with opened(ledgers, shuffled * 80):
         pass
     cost = cost_of(ledgers, shuffled)
@@ -205,7 +205,7 @@ def test_room_is_asked_of_both_ledgers_and_nothing_is_written(points, ledgers):
         path.unlink()
 
 
-def test_ledgers_are_made_without_a_budget_and_say_so(points, ledgers):
+def test_ledgers_are_created_without_a_budget(points, ledgers):
     with opened(ledgers, points, planned=False) as both:
         assert [budget_in_words(each) for each in both] == [
             "digits.ledger: without a budget",
@@ -222,7 +222,7 @@ def test_ledgers_are_made_without_a_budget_and_say_so(points, ledgers):
         assert budget_in_words(it) == "other: within the budget of ε = 3"
 
 
-def test_figures_are_at_the_delta_of_the_ledger(points, ledgers):
+def test_costs_are_at_the_delta_of_the_ledger(points, ledgers):
     """At its own, smaller δ a plan has the larger ε, and is still not what was paid."""
     ledgers.pate.parent.mkdir()
     for path in (ledgers.pate, ledgers.dpsgd):
@@ -368,7 +368,7 @@ def home_of(folder, *names, monkeypatch, released=True):
 
 
 @pytest.mark.parametrize(
-    ("names", "released", "said"),
+    ("names", "released", "printed"),
     [
         (("one",), True, None),
         (("one", "two"), True, None),
@@ -379,16 +379,16 @@ def home_of(folder, *names, monkeypatch, released=True):
     ],
 )
 def test_a_released_model_must_be_in_a_ledger(
-    charged, tmp_path, monkeypatch, names, released, said
+    charged, tmp_path, monkeypatch, names, released, printed
 ):
     seeded, nowhere = tmp_path / "it.not-private.ledger", tmp_path / "none.ledger"
     with Ledger.open(seeded, budget=Guarantee(epsilon=50.0, delta=1e-4)) as ledger:
         ledger.charge([Gaussian(noise_multiplier=9.0)], release="five")
     home = home_of(tmp_path / "home", *names, monkeypatch=monkeypatch, released=released)
-    if said is None:
+    if printed is None:
         require_charged_models([home], charged, seeded=seeded)
     else:
-        with pytest.raises(LedgerError, match=f"{said}.* from a backup"):
+        with pytest.raises(LedgerError, match=f"{printed}.* from a backup"):
             require_charged_models([home], charged, seeded=seeded)
     if released:
         with pytest.raises(LedgerError):
@@ -397,7 +397,7 @@ def test_a_released_model_must_be_in_a_ledger(
 
 
 @pytest.mark.parametrize(("name", "paid"), [("one", True), ("four", False)])
-def test_a_model_that_was_begun_is_paid_for_if_the_ledger_says_so(
+def test_a_model_that_was_begun_is_paid_for_if_the_ledger_holds_its_charge(
     points, charged, tmp_path, monkeypatch, name, paid
 ):
     """A checkpoint is written just before the charge: a kill in between leaves it unpaid."""

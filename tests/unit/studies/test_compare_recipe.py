@@ -66,7 +66,7 @@ def test_each_method_may_have_features_of_its_own(read):
     recipe = read("pate.encoder.steps=[]", "dpsgd.features.steps=['normalise']")
     assert recipe.for_pate(1.0, noise=1.0).encoder.steps == []
     assert [step.name for step in recipe.for_dpsgd(1.0).features.steps] == ["normalise"]
-    recipe = read("dpsgd.features.scale=0.5")  # says nothing of steps: the shared ones stay
+    recipe = read("dpsgd.features.scale=0.5")  # without steps: the shared ones stay
     assert len(recipe.for_dpsgd(1.0).features.steps) == 1
     recipe = read("dpsgd.features.steps=[]")
     assert recipe.for_dpsgd(1.0).features.steps == []
@@ -111,7 +111,7 @@ def test_points_go_by_repetition_and_the_largest_epsilon_has_the_baselines(read)
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "printed"),
     [
         ("compare.epsilons=[]", "there is no ε to compare at"),
         ("compare.epsilons=[0]", "ε = 0 is no target"),
@@ -133,12 +133,12 @@ def test_points_go_by_repetition_and_the_largest_epsilon_has_the_baselines(read)
         ("pate.aggregate.mechanism=confident", "needs threshold and sigma1 and sigma2"),
     ],
 )
-def test_mistakes_name_what_said_them(read, setting, said):
-    with pytest.raises(InvalidInput) as told:
+def test_mistakes_name_their_source(read, setting, printed):
+    with pytest.raises(InvalidInput) as content:
         read(setting)
-    assert said in str(told.value)
-    assert "\n" not in str(told.value)
-    assert "mine.toml" in str(told.value) or f"--set {setting}" in str(told.value)
+    assert printed in str(content.value)
+    assert "\n" not in str(content.value)
+    assert "mine.toml" in str(content.value) or f"--set {setting}" in str(content.value)
 
 
 def test_mistakes_in_the_file_name_the_line(read):
@@ -150,7 +150,7 @@ def test_mistakes_in_the_file_name_the_line(read):
         read(text=TEXT.replace("queries = 30\n", ""))
 
 
-def test_a_recipe_of_another_kind_is_told_apart(read):
+def test_a_recipe_of_another_kind_is_recognised(read):
     with pytest.raises(InvalidInput, match="is a recipe for `pate run`, not for `pate compare`"):
         read_recipe("digits", [], CompareRecipe)
     with pytest.raises(InvalidInput, match="is a recipe for `dpsgd train`, not for `pate compare`"):
@@ -161,7 +161,7 @@ def test_a_recipe_of_another_kind_is_told_apart(read):
         find_recipe("compare-digit", kind="compare")
 
 
-def test_shipped_recipes_are_sound_and_say_how_they_were_chosen():
+def test_shipped_recipes_are_sound_and_state_how_they_were_chosen():
     shipped = shipped_recipes("compare")
     assert set(shipped) == {"compare-digits", "compare-mnist"}
     for name in shipped:

@@ -23,7 +23,7 @@ def test_every_combination_in_the_order_given() -> None:
     assert grid.points[1].settings == ("teachers.count=50", "aggregate.scale=16")
 
 
-def test_no_point_has_a_sanitised_figure() -> None:
+def test_no_point_has_a_sanitised_epsilon() -> None:
     grid = read_grid("digits", ["aggregate.scale=8,16"])
     assert [point.recipe.privacy.sanitise for point in grid.points] == [False, False]
 
@@ -65,15 +65,15 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("over", "settings", "said"), REFUSED)
-def test_what_cannot_be_swept_over(over: list[str], settings: list[str], said: str) -> None:
+@pytest.mark.parametrize(("over", "settings", "printed"), REFUSED)
+def test_what_cannot_be_swept_over(over: list[str], settings: list[str], printed: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         read_grid("digits", over, settings)
-    assert said in str(refused.value)
+    assert printed in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_more_points_than_one_would_look_at() -> None:
+def test_too_many_points() -> None:
     values = ",".join(map(str, range(1, 41)))
     over = [f"student.seed={values}", f"teachers.seed={values}"]
     with pytest.raises(InvalidInput, match=f"40 × 40 values are 1600 points.*{MOST_POINTS}"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pate._plots import new_figure
 from pate.accounting import Guarantee
 from pate.accounting.ledger.study_costs import StudyCost
 from pate.metrics import Share
@@ -65,7 +66,7 @@ def test_the_same_points_give_the_same_picture(tmp_path: Path) -> None:
         assert one == two
 
 
-def test_the_title_says_what_choosing_costs_or_that_nothing_holds() -> None:
+def test_the_title_states_what_choosing_costs_or_that_nothing_holds() -> None:
     results = sweep_of(Path("it"), "aggregate.scale=8,16", finished=1)
     title = _sweep_title(results)
     assert title.startswith("sweep it, digits: 1 of 2 points")
@@ -75,7 +76,7 @@ def test_the_title_says_what_choosing_costs_or_that_nothing_holds() -> None:
     assert "costs" not in seeded
 
 
-def test_any_word_can_be_drawn(tmp_path: Path) -> None:
+def test_any_text_can_be_plotted(tmp_path: Path) -> None:
     plot_sweep(sweep_of(tmp_path, "partition.key=$a$,$\\x,ネコ,a_b^c", "aggregate.scale=8,16"))
     assert (tmp_path / "sweep.png").is_file()
 
@@ -97,7 +98,7 @@ def test_without_a_student_there_is_no_picture(tmp_path: Path) -> None:
         [1.0 + each / 500 for each in range(500)],
     ],
 )
-def test_no_mark_covers_another_and_all_are_near_their_place(epsilons: list[float]) -> None:
+def test_no_marker_covers_another_and_all_are_near_their_place(epsilons: list[float]) -> None:
     places, logarithmic = spread_out(epsilons)
     assert logarithmic == (min(epsilons) > 0 and max(epsilons) > 5 * min(epsilons))
     ranked = [place for _, place in sorted(zip(epsilons, places, strict=True))]
@@ -117,7 +118,7 @@ def test_what_looks_alike_stands_apart() -> None:
 
 
 def test_a_missing_glyph_is_a_box_and_no_warning(tmp_path: Path) -> None:
-    with plots.new_figure() as figure:
+    with new_figure() as figure:
         figure.subplots().set_title("\u05d0\u4e00")  # pytest makes an error of any warning
         plots.save_figure(figure, tmp_path, "picture")
 
@@ -125,7 +126,7 @@ def test_a_missing_glyph_is_a_box_and_no_warning(tmp_path: Path) -> None:
 def test_figures_are_the_same_every_time_and_undated(tmp_path: Path) -> None:
     made = []
     for name in ("one", "two"):
-        with plots.new_figure() as figure:
+        with new_figure() as figure:
             figure.subplots().plot([1, 2], [3, 4], label="$a")
             made.append(plots.save_figure(figure, tmp_path / name, "picture"))
     (png, svg), (png_again, svg_again) = made

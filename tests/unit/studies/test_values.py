@@ -30,7 +30,7 @@ from pate.studies.grid import as_setting, read_values
         ("10,many", (10, "many")),  # words and numbers: each as --set reads it
     ],
 )
-def test_values_are_what_toml_says_or_words(text: str, values: tuple[Any, ...]) -> None:
+def test_values_are_toml_or_words(text: str, values: tuple[Any, ...]) -> None:
     found = read_values(text)
     assert found == values
     assert [type(each) for each in found] == [type(each) for each in values]

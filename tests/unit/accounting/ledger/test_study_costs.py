@@ -30,10 +30,15 @@ from pate.accounting.ledger.study_costs import (
     earlier_releases_caveat,
     restate_for_replacement,
     study_cost,
-    study_costs,
     total_study_costs,
 )
 from pate.errors import InvalidInput
+
+
+def study_costs(ledger, **more):
+    names = dict.fromkeys(study for charge in ledger.charges() for study in charge.studies)
+    return tuple(study_cost(ledger, name, **more) for name in names)
+
 
 ADD, REPLACE, ZERO = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE, Neighbours.ZERO_OUT
 ANSWER = GaussianNoisyMaxAnswer(sigma=100.0)
