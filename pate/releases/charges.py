@@ -20,7 +20,7 @@ from pate.accounting import (
 )
 from pate.accounting.events import tally
 from pate.artifacts import Artifact, Level, Store, StoreError
-from pate.artifacts.results import charge_name, drawn_for
+from pate.artifacts.results import Labels, charge_name, drawn_for
 from pate.errors import InvalidInput, LedgerError
 from pate.releases.guarantee import (
     agrees,
@@ -108,10 +108,11 @@ class _Charges:
         report = run.json("account", "guarantees.json")
         labels = self._labels()
         sanitised = self._sanitised(report, labels)
-        extended = bool(run.artifacts["aggregate"].facts["extended"])
+        released = Labels.load(run.artifacts["aggregate"])
+        extended = released.extended
         statement: dict[str, Any] = {
             "format": 1,
-            "protects": str(run.artifacts["aggregate"].facts["protects"]),
+            "protects": released.protects,
             "labels": write_events(labels),
             "sanitised": sanitised,
             "counted": "ledger" if extended else "plan",
@@ -280,7 +281,7 @@ class _Charges:
             problem = f"it is for {str(stated['neighbours'])[:40]} neighbours"
         if problem is None and stated["publishable"] is not True:
             problem = "its ε may not be published"
-        protects = self.run.artifacts["aggregate"].facts["protects"]
+        protects = Labels.load(self.run.artifacts["aggregate"]).protects
         if problem is None and report["protects"] != protects:
             problem = "it protects something else than the labels do"
         delta = self.run.recipe.privacy.delta

@@ -118,10 +118,10 @@ def order_of(ledger: Ledger) -> float:
     return moment + 1
 
 
-def rehearse(recipe: Recipe, plan: Plan, *, classes: int, order: float) -> None:
-    """Compute on made-up votes whatever is computed once the labels are paid for.
+def require_computable(recipe: Recipe, plan: Plan, *, classes: int, order: float) -> None:
+    """Refuse settings at which some figure cannot be computed, while nothing is charged yet.
 
-    So settings at which some figure cannot be computed are refused while nothing is charged yet.
+    All that is computed once the labels are paid for is computed on made-up votes.
     """
     teachers = recipe.teachers.count
     made_up = np.zeros((3, classes), dtype=np.int64)  # all agree, two classes are level, none votes

@@ -22,7 +22,7 @@ from pate.pipeline.ledger import open_ledger
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.queries import Chooser
-from pate.stages.account import order_of, rehearse
+from pate.stages.account import order_of, require_computable
 from pate.stages.exactly_once import Round, draw_once, paid_answers, release_once
 from pate.stages.features import graph_features, public_features, student_inputs
 from pate.stages.selection import publish_selected
@@ -61,7 +61,7 @@ def _run(context: Context) -> None:
 
     with open_ledger(recipe, options, moment=plan.guarantee.moment) as ledger:
         classes = int(context.inputs["data-public"].facts["classes"])
-        rehearse(recipe, plan, classes=classes, order=order_of(ledger))
+        require_computable(recipe, plan, classes=classes, order=order_of(ledger))
         # One drawing of all is chosen before the votes are opened; rounds choose as they go.
         rows = _NONE if recipe.aggregate.in_rounds else chooser.first(plan.queries)
         charge, known = _known_answers(context, ledger, plan, rows)
