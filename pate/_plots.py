@@ -1,7 +1,4 @@
-"""The style of plots in files: one palette, and figures that use no global state.
-
-The pages of :mod:`pate.report` have a style of their own, which follows the page's colours.
-"""
+"""The style of all plots: no global state, no user settings, the same bytes on every machine."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,49 +15,58 @@ if TYPE_CHECKING:
 # Distinct to colour-blind readers, and in grey by the markers that go with them.
 COLOURS = ("#1f5fa8", "#c4570b", "#2e8b57", "#8e3b8e", "#6b6b6b", "#b08a00")
 MARKERS = "osD^vP"
+GRID = "#dddddd"
 
-_METADATA = {  # no date, no version: the same plot is the same file
-    "png": {"Software": None},
-    "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
+_UNWANTED = {  # metadata with which the same plot would not be the same file
+    "png": ("Software",),
+    "svg": ("Date", "Creator", "Format", "Type"),
 }
 
 
 @contextmanager
-def new_figure(width: float = 7.5, height: float = 4.6) -> Iterator[Figure]:
-    """Yield an empty figure of this size in inches; no global state or user setting is used.
+def plot_style(salt: str = "pate", **settings: Any) -> Iterator[None]:
+    """Plot within the block with matplotlib's defaults and these ``settings``.
 
-    Plot and call :func:`image_of` within the block.
+    Identifiers inside an SVG follow from ``salt``; a name may hold a dollar sign; a glyph that the
+    font lacks is a box, and no warning.
     """
     import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing")
+        warnings.filterwarnings("ignore", message=r".*constrained_layout.*")
+        matplotlib.rcdefaults()
+        own: dict[Any, Any] = {"text.parse_math": False, "svg.hashsalt": salt}
+        matplotlib.rcParams.update(own | settings)
+        yield
+
+
+@contextmanager
+def new_figure(width: float = 7.5, height: float = 4.6) -> Iterator[Figure]:
+    """Yield an empty figure of this size in inches; plot and render it within the block."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        # A key may hold a dollar sign; identifiers inside an SVG file are the same every time.
-        matplotlib.rcParams.update({"text.parse_math": False, "svg.hashsalt": "pate"})
+    with plot_style():
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure
 
 
-def new_axes(figure: Figure, *, title: str, x: str, y: str) -> Axes:
-    """Return the axes of a figure with one plot, with their title and labels."""
-    axes = figure.subplots()
+def plain_axes(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> Axes:
+    """Give axes their labels, a light grid and no frame; return them."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.grid(color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, fontsize=10, loc="left")
     return axes
 
 
-def image_of(figure: Figure, kind: str) -> bytes:
+def render_figure(figure: Figure, kind: str) -> bytes:
     """Return a figure as a file of this kind ("png", "svg", "pdf" …), without a date."""
+    unwanted = _UNWANTED.get(kind, ())
     image = io.BytesIO()
-    with warnings.catch_warnings():
-        # A font may lack a glyph: it is a box then, and no warning helps.
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing")
-        figure.savefig(image, format=kind, dpi=150, metadata=_METADATA.get(kind))
+    figure.savefig(image, format=kind, dpi=150, metadata=dict.fromkeys(unwanted) or None)
     return image.getvalue()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pate._plots import COLOURS, image_of, new_axes, new_figure
+from pate._plots import COLOURS, new_figure, plain_axes, render_figure
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
 from pate.planner.forecast import Budget, Forecast
@@ -131,7 +131,7 @@ def plot_trade(proposal: Proposal, path: Path, *, title: str) -> None:
     rows = proposal.over_teachers
     counts = [row.teachers for row in rows]
     with new_figure() as figure:
-        axes = new_axes(figure, title=title, x="teachers", y="right, %")
+        axes = plain_axes(figure.subplots(), title=title, x="teachers", y="right, %")
         axes.plot(counts, [100 * row.teacher_accuracy for row in rows], "o--", color=COLOURS[1],
                   label="one teacher")  # fmt: skip
         axes.plot(counts, [100 * row.plurality_accuracy for row in rows], "s-", color=COLOURS[0],
@@ -159,7 +159,7 @@ def plot_trade(proposal: Proposal, path: Path, *, title: str) -> None:
         axes.set_ylim(top=101)
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
         try:
-            image = image_of(figure, path.suffix.removeprefix(".").lower() or "png")
-            path.write_bytes(image)
+            kind = path.suffix.removeprefix(".").lower() or "png"
+            path.write_bytes(render_figure(figure, kind))
         except (OSError, ValueError) as error:
             raise InvalidInput(f"cannot plot {path}: {error}") from error

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.checkpoint import releases
-from dpsgd.runs import CHECKPOINT, STAGE, Outcome, find_outcome, name_of_run, private_folder
+from dpsgd.runs import CHECKPOINT, STAGE, TrainingOutcome, find_outcome, name_of_run, private_folder
 from dpsgd.runs import ledger_path as dpsgd_ledger_path
-from dpsgd.training import Options as DpsgdOptions
-from dpsgd.training import train
+from dpsgd.training import TrainingOptions, train
 from pate.accounting import Event, Guarantee, Ledger
 from pate.accounting.events import tally
 from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost
@@ -330,7 +329,7 @@ class CompareRuns:
         name = name_of_run(point.dpsgd, self._seed(point.seed))[:8]
         return self.folder / "dpsgd" / f"epsilon-{point.epsilon:g}-seed-{point.seed}-{name}"
 
-    def _trained(self, point: ComparePoint) -> Outcome | None:
+    def _trained(self, point: ComparePoint) -> TrainingOutcome | None:
         return find_outcome(
             point.dpsgd,
             self._home(point),
@@ -340,7 +339,7 @@ class CompareRuns:
 
     def _train(self, point: ComparePoint) -> None:
         seed = self._seed(point.seed)
-        options = DpsgdOptions(
+        options = TrainingOptions(
             data_root=self.options.data_root,
             plugin_path=self.options.plugin_path,
             insecure_seed=seed,

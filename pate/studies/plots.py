@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pate._plots import COLOURS, MARKERS, image_of, new_axes, new_figure
+from pate._plots import COLOURS, MARKERS, new_figure, plain_axes, render_figure
 from pate.studies.grid import as_setting
 from pate.studies.tables import METHODS, ComparisonRow, SweepRow, write_private_file
 
@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from pate.studies.sweep import Sweep
 
 
-def _save(figure: Figure, folder: Path, stem: str) -> None:
-    for kind in ("png", "svg"):
-        write_private_file(folder / f"{stem}.{kind}", image_of(figure, kind))
+def save_figure(figure: Figure, folder: Path, stem: str) -> tuple[Path, Path]:
+    """Write ``STEM.png`` and ``STEM.svg`` atomically, without a date."""
+    files = folder / f"{stem}.png", folder / f"{stem}.svg"
+    write_private_file(files[0], render_figure(figure, "png"))
+    write_private_file(files[1], render_figure(figure, "svg"))
+    return files
 
 
 # --- a sweep --------------------------------------------------------------------------------------
@@ -46,15 +49,15 @@ def plot_sweep(sweep: Sweep) -> None:
     if not rows:
         return
     with new_figure(8.6, 5.2) as figure:
-        axes = new_axes(
-            figure,
+        axes = plain_axes(
+            figure.subplots(),
             title=_sweep_title(sweep),
             x=f"ε of the point alone, at δ = {sweep.deltas}; points of about one ε stand side by "
             "side",
             y="student's accuracy on test records, %",
         )
         _plot_points(axes, rows, sweep)
-        _save(figure, sweep.folder, "sweep")
+        save_figure(figure, sweep.folder, "sweep")
 
 
 def _sweep_title(sweep: Sweep) -> str:
@@ -185,7 +188,9 @@ def plot_comparison(
 ) -> None:
     """Write ``compare.png`` and ``compare.svg``: both methods with the spread of repetitions."""
     with new_figure(7.8, 4.9) as figure:
-        axes = new_axes(figure, title=title, x="ε of one run", y="accuracy on the test records, %")
+        axes = plain_axes(
+            figure.subplots(), title=title, x="ε of one run", y="accuracy on the test records, %"
+        )
         targets: set[float] = set()
         for place, method in enumerate(("pate", "dpsgd")):
             shift = _NUDGE if place else 1 / _NUDGE
@@ -226,7 +231,7 @@ def plot_comparison(
         if not private:
             axes.text(0.5, 0.5, "NOT PRIVATE: seeded noise", transform=axes.transAxes, alpha=0.25,
                       fontsize=22, ha="center", va="center", rotation=20)  # fmt: skip
-        _save(figure, folder, "compare")
+        save_figure(figure, folder, "compare")
 
 
 def _tick_labels(targets: Sequence[float]) -> list[str]:

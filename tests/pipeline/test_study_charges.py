@@ -209,7 +209,7 @@ def read_training(project: Any, noise: float) -> TrainingRecipe:
 def train(project: Any, noise: float, study: str | None) -> None:
     recipe = read_training(project, noise)
     with contextlib.chdir(project.folder):
-        options = dpsgd.training.Options(
+        options = dpsgd.training.TrainingOptions(
             data_root=project.folder / "data", study=study, say=lambda text: None
         )
         dpsgd.training.train(recipe, project.folder / "runs" / "tiny" / "dpsgd", options)

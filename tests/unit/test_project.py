@@ -39,7 +39,7 @@ LAYERS = [
 ]
 HEIGHT = {name: -level for level, names in enumerate(LAYERS) for name in names}
 OPEN_TO_DPSGD = {
-    "_files", "_format", "_validate", "accounting", "artifacts", "console", "datasets",
+    "_files", "_format", "_plots", "_validate", "accounting", "artifacts", "console", "datasets",
     "encoders", "errors", "plugins", "randomness", "recipes", "silence", "untrusted",
 }  # fmt: skip
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from pate._plots import new_figure
 from pate.accounting import Guarantee
 from pate.accounting.ledger.study_costs import StudyCost
 from pate.metrics import Share
+from pate.studies import plots
 from pate.studies.grid import read_grid
 from pate.studies.plots import _sweep_title, plot_sweep, spread_out
 from pate.studies.sweep import Sweep
@@ -110,3 +112,28 @@ def test_no_marker_covers_another_and_all_are_near_their_place(epsilons: list[fl
 def test_what_looks_alike_stands_apart() -> None:
     (one, two, _), _ = spread_out([9.94, 9.95, 20.0])
     assert (two - one) / (20.0 - 9.94) == pytest.approx(0.022)
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def test_a_missing_glyph_is_a_box_and_no_warning(tmp_path: Path) -> None:
+    with new_figure() as figure:
+        figure.subplots().set_title("\u05d0\u4e00")  # pytest makes an error of any warning
+        plots.save_figure(figure, tmp_path, "picture")
+
+
+def test_figures_are_the_same_every_time_and_undated(tmp_path: Path) -> None:
+    made = []
+    for name in ("one", "two"):
+        with new_figure() as figure:
+            figure.subplots().plot([1, 2], [3, 4], label="$a")
+            made.append(plots.save_figure(figure, tmp_path / name, "picture"))
+    (png, svg), (png_again, svg_again) = made
+    assert png.read_bytes() == png_again.read_bytes()
+    assert svg.read_bytes() == svg_again.read_bytes()
+    assert b"matplotlib.org" not in png.read_bytes()
+    assert "date" not in svg.read_text()
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in made[0])
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in svg.read_text()
