@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pate.api import compare as compare
     from pate.api import open_run as open_run
     from pate.api import plan as plan
+    from pate.api import release as release
     from pate.api import run as run
     from pate.api import sweep as sweep
     from pate.ensemble import Ensemble as Ensemble
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pate.mechanisms import LaplaceNoisyMax as LaplaceNoisyMax
     from pate.randomness import secure_generator as secure_generator
     from pate.releases.student import load_student as load_student
+    from pate.releases.verify import verify as verify
     from pate.votes import Votes as Votes
 
 __version__ = "0.1.0"
@@ -54,6 +56,7 @@ _HOMES = {
     "aggregate_votes": "pate.aggregation",
     "open_run": "pate.api",
     "plan": "pate.api",
+    "release": "pate.api",
     "run": "pate.api",
     "PateError": "pate.errors",
     "Votes": "pate.votes",
@@ -63,6 +66,7 @@ _HOMES = {
     "secure_generator": "pate.randomness",
     "sweep": "pate.api",
     "train_teachers": "pate.ensemble",
+    "verify": "pate.releases.verify",
     "vote": "pate.ensemble",
 }
 

@@ -445,8 +445,9 @@ def _finish(
     labels = np.array(record["labels"], dtype=np.int64)
     stream = io.BytesIO()
     np.save(stream, labels, allow_pickle=False)
+    # Nothing that follows from the votes but the labels: a digest of them, even under a key, would
+    # tell whether two releases are of the same votes. The ledger keeps it, in private.
     published = {
-        "settings": settings,
         "release": record["release"],
         "events": record["events"],
         "queries": plan.queries,
@@ -466,13 +467,14 @@ def _published(place: Path, statement: Path, settings: str, ledger: Ledger) -> A
     if not (place.is_file() and statement.is_file()):
         raise InvalidInput(f"{place if place.exists() else statement} exists; choose another --out")
     record = _read(statement)
-    if record.get("settings") != settings:
-        raise InvalidInput(f"{place} holds labels of other votes or settings; choose another --out")
-    if record["release"] not in ledger.releases():
+    charge = next((c for c in ledger.charges() if c.release == record.get("release")), None)
+    if charge is None:
         raise LedgerError(
             f"the ledger at {ledger.path} lacks the charge of {place}, so what was spent is not "
             "known: restore the ledger from a backup that was made after that release"
         )
+    if settings not in charge.settings:
+        raise InvalidInput(f"{place} holds labels of other votes or settings; choose another --out")
     stated = record["guarantee"]
     return AggregatedVotes(
         labels=np.load(place, allow_pickle=False),

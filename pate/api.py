@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pate.engines import Progress
     from pate.pipeline.runner import Run as PipelineRun
     from pate.pipeline.stage import Options
-    from pate.planner.planning import Planned
+    from pate.planner.plan import Planned
+    from pate.releases.write import Release
     from pate.studies.compare import Comparison
     from pate.studies.sweep import Sweep
     from pate.teachers.protocol import Teacher
@@ -449,6 +450,66 @@ def compare(
     )
 
 
+# --- releases -------------------------------------------------------------------------------------
+
+
+def release(
+    run: Run | PathLike,
+    out: PathLike,
+    *,
+    labels: bool = False,
+    chosen_beforehand: bool = False,
+    data_root: PathLike | None = None,
+    plugin_path: PathLike | None = None,
+) -> Release:
+    """Export what may leave: the student, its guarantee, a model card, and checksums.
+
+    Parameters
+    ----------
+    run : Run, str or path
+        A finished run, or its folder.
+    out : str or path
+        The folder to write; new, or empty.
+    labels : bool
+        Include the released labels.
+    chosen_beforehand : bool
+        State on the card that a run of a sweep or comparison was chosen before any of its results
+        was seen.
+    data_root, plugin_path : str or path, optional
+        As the run was made with. Those of a :class:`Run` are taken from it.
+
+    Returns
+    -------
+    Release
+        ``folder``, ``epsilon``, ``delta`` and the ``digest`` to share out of band.
+
+    Raises
+    ------
+    InvalidInput
+        If the run is not finished, or its noise was seeded.
+    LedgerError
+        If the ledger does not cover what would be released.
+    """
+    from pate.releases.write import write_release
+
+    folder: PathLike
+    if isinstance(run, Run):
+        own = run.pipeline.options
+        folder = run.folder
+        data_root = own.data_root if data_root is None else data_root
+        plugin_path = own.plugin_path if plugin_path is None else plugin_path
+    else:
+        folder = run
+    return write_release(
+        Path(folder),
+        Path(out),
+        labels=labels,
+        chosen_beforehand=chosen_beforehand,
+        data_root=None if data_root is None else Path(data_root),
+        plugin_path=None if plugin_path is None else Path(plugin_path),
+    )
+
+
 # --- plans ----------------------------------------------------------------------------------------
 
 
@@ -516,9 +577,9 @@ def plan(
     """
     from pate.datasets.catalogue import data_root as default_root
     from pate.pipeline.recipe import Recipe
-    from pate.planner.noise import Budget
-    from pate.planner.planning import Request
-    from pate.planner.planning import plan as make_plan
+    from pate.planner.forecast import Budget
+    from pate.planner.plan import Request
+    from pate.planner.plan import plan as make_plan
     from pate.planner.search import plannable
     from pate.recipes.read import read_recipe
 
@@ -557,7 +618,7 @@ def plan(
         request,
         root=default_root(None if data_root is None else Path(data_root)),
         plugin_path=None if plugin_path is None else Path(plugin_path).absolute(),
-        say=report or _ignore,
+        report=report or _ignore,
     )
 
 

@@ -12,7 +12,7 @@ from pate.cli import options
 from pate.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from pate.planner.planning import Planned
+    from pate.planner.plan import Planned
 
 Epsilon = Annotated[
     float | None,
@@ -140,13 +140,13 @@ def plan(
 
         show_plan(planned)
     if plot is not None:
-        from pate.planner.plotting import plot_trade
+        from pate.planner.export import plot_trade
 
         source = f"seen on {surrogate}" if surrogate else "simulated"
         plot_trade(planned.proposal, plot,
                    title=f"{name}: teachers against noise ({source})")  # fmt: skip
     if out is not None:
-        from pate.planner.writing import write_planned
+        from pate.planner.export import write_planned
 
         write_planned(out, planned, source=recipe, settings=settings or [],
                       comment=_comment(planned, name), force=force)  # fmt: skip

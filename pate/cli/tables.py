@@ -18,7 +18,7 @@ from pate.accounting.ledger.study_costs import total_study_costs
 
 if TYPE_CHECKING:
     from pate.planner.forecast import Forecast
-    from pate.planner.planning import Planned
+    from pate.planner.plan import Planned
 
 
 def wide_console(width: int = 110) -> Console:

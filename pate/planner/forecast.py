@@ -1,4 +1,12 @@
-"""What one setting would come to, if the teachers agreed as in a profile."""
+"""A budget as noise, and what one setting comes to if the teachers agree as in a profile.
+
+With room(λ) the total log-moment that becomes ε at λ, answers fit if their log-moments do at *some*
+λ of the accountant's grid. Gaussian costs are all ρ·λ(λ+1), so one number, the largest ρ, decides
+what fits.
+
+Guarantees:
+    Every noise is rounded up, and a plan is measured again by the accountant before it is shown.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +17,76 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from pate.accounting import (
-    Guarantee,
-    LogMoments,
-    Neighbours,
-    ReleasePlan,
-    sanitise,
-)
+from pate._validate import check_delta
+from pate.accounting import Conversion, Guarantee, LogMoments, Neighbours, ReleasePlan, sanitise
 from pate.accounting.ledger.terms import moment_for
-from pate.accounting.moments import FloatArray
+from pate.accounting.moments import DEFAULT_MOMENTS, FloatArray, log_moment_at
 from pate.accounting.smooth import SensitiveCost
 from pate.errors import ConditionsFail, InvalidInput
 from pate.mechanisms import AggregateSpec, Mechanism, Plan, make_mechanism, plan_caps
-from pate.planner.noise import Budget
-from pate.planner.profile import Profile
-from pate.planner.winning import leads
+from pate.planner.profile import Profile, leads
+
+_DIGITS = 4  # of a noise, in a recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """(ε, δ), and how it is worked out."""
+
+    epsilon: float
+    delta: float
+    conversion: Conversion = Conversion.IMPROVED
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon < math.inf:
+            raise InvalidInput(f"epsilon is {self.epsilon:g}; it must be finite and above zero")
+        check_delta(self.delta)
+        if not self.rho > 0:
+            raise InvalidInput(
+                f"epsilon {self.epsilon:g} at delta {self.delta:g} pays for nothing; raise one"
+            )
+
+    @property
+    def rho(self) -> float:
+        """The largest ρ for which a cost of ρ·λ(λ+1) is within the budget.
+
+        >>> budget = Budget(epsilon=1.0, delta=1e-5)
+        >>> answers = 100
+        >>> round(math.sqrt(answers / budget.rho), 1)  # σ of GNMax, in votes
+        57.2
+        """
+        moments, room = self._room()
+        return float(np.max(room / (moments * (moments + 1))))
+
+    def least_noise(self, kind: type[Mechanism], answers: int) -> float:
+        """The least noise of a mechanism with which so many answers fit."""
+        moments, room = self._room()
+        return kind.least_noise(answers, moments=moments, room=room)
+
+    def gaussian(self, answers: float, *, share: float = 1.0) -> float:
+        """Return the least σ with which so many answers fit into a share of the budget."""
+        return math.sqrt(answers / (share * self.rho))
+
+    def checks(self, queries: int, *, share: float) -> float:
+        """Return the least σ₁ with which so many checks fit into a share of the budget."""
+        return math.sqrt(queries / (2 * share * self.rho))
+
+    def _room(self) -> tuple[FloatArray, FloatArray]:
+        moments = DEFAULT_MOMENTS
+        return moments, log_moment_at(
+            moments, self.epsilon, delta=self.delta, conversion=self.conversion
+        )
+
+
+def rounded_up(noise: float) -> float:
+    """Return a noise with few digits that hides no less.
+
+    >>> rounded_up(67.4812), rounded_up(123456.0)
+    (67.49, 123500.0)
+    """
+    unit = 10.0 ** (math.floor(math.log10(noise)) - _DIGITS + 1)
+    return float(f"{math.ceil(noise * (1 + 1e-9) / unit) * unit:.{_DIGITS + 8}g}")
+
 
 _ROWS = 250  # of a profile, for the sanitised figure: its walk over the votes takes long
 _DRAWS = 201
@@ -72,7 +135,7 @@ def useful_labels(
     evenness: float = 1.0,
     on_all: float | None = None,
 ) -> float:
-    """How many labels without mistakes so many labels of this accuracy are worth, roughly.
+    """Return about how many labels without mistakes so many labels of this accuracy are worth.
 
     A share η of wrong labels leaves the signal s = 1 − η·C/(C−1) of C classes: one for right
     labels, zero for guesses. Labels are worth their number times s¹²: so steep because the next
@@ -93,7 +156,7 @@ def useful_labels(
 
 
 def evenness(chances: FloatArray) -> float:
-    """Of labels that some inputs are likelier to get, the share that counts (Kish 1965).
+    """Return the share that counts of labels that some inputs are likelier to get (Kish 1965).
 
     A check lets the easy inputs through; a student learns less from those alone.
 
@@ -112,7 +175,7 @@ def forecast(
     ledger_budget: float | None = None,
     doubt: float = 0.01,
 ) -> Forecast:
-    """The figures of one setting, every one by the accountant or in expectation over the profile.
+    """Return the values of one setting, each by the accountant or in expectation over the profile.
 
     ``queries`` is the number of public inputs. The profile stands for them: what it holds of one
     input is what is expected of one query.
@@ -160,7 +223,7 @@ def forecast(
 
 
 def expected_answers(chance: float, *, queries: int, most: int) -> tuple[float, float]:
-    """How many queries will be asked and answered, where asking ends with the ``most``-th answer.
+    """Return the expected queries and answers, where asking ends with the ``most``-th answer.
 
     ``chance`` is that of a query drawn from the profile, so that without an end the number of
     answers is binomial; it is taken as normal.
@@ -184,12 +247,12 @@ def expected_answers(chance: float, *, queries: int, most: int) -> tuple[float, 
 
 
 def scaled(total: LogMoments, factor: float) -> LogMoments:
-    """The cost of more or fewer queries of the same kind."""
+    """Return the cost of more or fewer queries of the same kind."""
     return replace(total, values=total.values * factor)
 
 
 def _ledger_order(plan: Plan, budget: Budget, ledger_budget: float | None) -> float:
-    """The Rényi order a new ledger would add up at, as :mod:`pate.pipeline.ledger` opens it."""
+    """Return the Rényi order of a new ledger, as :mod:`pate.pipeline.ledger` opens it."""
     if ledger_budget is None:
         return _set(plan.guarantee.moment) + 1
     whole = Guarantee(
@@ -204,7 +267,7 @@ def _ledger_order(plan: Plan, budget: Budget, ledger_budget: float | None) -> fl
 def _sanitised(
     profile: Profile, mechanism: Mechanism, asked: float, order: float, budget: Budget, doubt: float
 ) -> tuple[float | None, str | None]:
-    """The median ε that publishing would give, its price included; or why there is none."""
+    """Return the median ε that publishing would give, its price included; or why there is none."""
     rows = np.linspace(0, profile.inputs - 1, min(profile.inputs, _ROWS)).astype(np.int64)
     part = Profile(counts=profile.counts[rows], truth=profile.truth[rows])
     try:

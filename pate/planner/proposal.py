@@ -1,4 +1,4 @@
-"""From profiles over k to a proposal: which k and mechanism, how much noise, how many queries."""
+"""From public facts and profiles over k to a proposal: teachers, mechanism, noise, queries."""
 
 from __future__ import annotations
 
@@ -6,22 +6,119 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pate.datasets.catalogue import CATALOGUE, NamedSet
+from pate.datasets.spec import DataSpec
 from pate.errors import InvalidInput
 from pate.mechanisms import AggregateSpec, make_mechanism, plan_caps
-from pate.planner.facts import Facts
-from pate.planner.forecast import Forecast, forecast
-from pate.planner.noise import Budget
-from pate.planner.profile import Profile
-from pate.planner.rehearsal import Rehearsal, shortlist
+from pate.planner.forecast import Budget, Forecast, forecast
+from pate.planner.profile import Profile, right_with_gaussian
 from pate.planner.search import Candidate, Wish, candidates, plannable
-from pate.planner.winning import right_with_gaussian
+from pate.planner.surrogate import Rehearsal, shortlist
+
+_ROUND = (10, 25, 50, 100, 250, 500, 1000, 2000, 4000, 8000)
+_OF_EACH_CLASS = 2  # records of each class that a teacher should see, on average
+_SPREAD = 20  # the most teachers of a grid over the fewest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The public quantities a plan may rest on.
+
+    Guarantees:
+        The number of private records comes from the catalogue, which is public for a named set,
+        or from the user, who thereby makes it public. No file of the data set is opened.
+    """
+
+    records: int  # private ones
+    queries: int  # public inputs
+    classes: int
+
+
+def public_facts(
+    data: DataSpec,
+    *,
+    records: int | None = None,
+    queries: int | None = None,
+    classes: int | None = None,
+) -> Facts:
+    """Return the facts of a recipe's data: as given, else as the catalogue has them.
+
+    >>> public_facts(DataSpec(name="mnist"))
+    Facts(records=60000, queries=9000, classes=10)
+    >>> public_facts(DataSpec(name="digits", public=300, test=300), records=1000)
+    Facts(records=1000, queries=300, classes=10)
+    """
+    known = _own(data) if data.own else _named(data, CATALOGUE[data.name])
+    found: dict[str, int] = {}
+    for name, option, given in (
+        ("records", "--records", records),
+        ("queries", "--public", queries),
+        ("classes", "--classes", classes),
+    ):
+        value = known[name] if given is None else given
+        if value is None:
+            raise InvalidInput(
+                f"how many {_WORDS[name]} {data.name} has is not known without opening it; "
+                f"give it with {option}"
+            )
+        if value < _LEAST[name]:
+            raise InvalidInput(f"{option} is {value}; it must be {_LEAST[name]} or more")
+        found[name] = value
+    return Facts(**found)
+
+
+_WORDS = {"records": "private records", "queries": "public inputs", "classes": "classes"}
+_LEAST = {"records": 2, "queries": 1, "classes": 2}
+
+
+def _own(data: DataSpec) -> dict[str, int | None]:
+    return {
+        "records": data.private if isinstance(data.private, int) else None,
+        "queries": data.public if isinstance(data.public, int) else None,
+        "classes": None if data.classes is None else len(data.classes),
+    }
+
+
+def _named(data: DataSpec, named: NamedSet) -> dict[str, int | None]:
+    """As :func:`pate.datasets.load` divides the set; the default roles make up its test part."""
+    held_out = named.public + named.test
+    training = named.records - held_out if named.official_test else named.records
+    public, test = data.public or named.public, data.test or named.test
+    if named.official_test and data.public_from == "test":
+        queries, left = _amount(public, of=held_out - _amount(test, of=held_out)), training
+    elif named.official_test:
+        queries = _amount(public, of=training)
+        left = training - queries
+    else:
+        rest = training - _amount(test, of=training)
+        queries = _amount(public, of=rest)
+        left = rest - queries
+    private = left if data.private is None else min(left, _amount(data.private, of=left))
+    return {"records": private, "queries": queries, "classes": len(named.class_names)}
+
+
+def _amount(amount: int | float, *, of: int) -> int:
+    return amount if isinstance(amount, int) else round(amount * of)
+
+
+def teacher_counts(facts: Facts, *, own: int) -> list[int]:
+    """Return numbers of teachers worth considering, with the recipe's ``own`` among them.
+
+    >>> teacher_counts(Facts(records=60000, queries=9000, classes=10), own=250)
+    [100, 250, 500, 1000, 2000]
+    """
+    most = facts.records // (_OF_EACH_CLASS * facts.classes)
+    fitting = [count for count in _ROUND if count <= most]
+    fitting = [count for count in fitting if count * _SPREAD >= max(fitting)]
+    return sorted({*fitting, own} if own <= facts.records else fitting) or [2]
+
 
 _INPUTS = 2000  # of a profile, for the search: enough for every mean in a plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """The best setting for each k, the best of all, and what it was chosen by."""
+    """The best setting for each k, the best of all, and what decided it."""
 
     facts: Facts
     budget: Budget
@@ -31,7 +128,7 @@ class Proposal:
     best: Forecast
     trade: Mapping[int, tuple[float, ...]]  # answers → share of right labels, for each k
     met: bool  # whether the best meets the wish
-    rehearsed: bool  # whether a student had a say in it
+    rehearsed: bool  # whether a student decided
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -64,9 +161,9 @@ def propose(
     rehearsal: Rehearsal | None = None,
     ledger_budget: float | None = None,
     doubt: float = 0.01,
-    say: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> Proposal:
-    """Searches every profile and puts the best settings side by side.
+    """Search every profile and put the best settings side by side.
 
     Guarantees:
         Reads profiles and facts, which are public, and nothing else; so the choice costs no
@@ -90,7 +187,7 @@ def propose(
         return replace(figures, student_accuracy=student)
 
     for whole, profile in zip(profiles, short, strict=True):
-        say(f"looking for the best noise with {profile.teachers} teachers")
+        report(f"looking for the best noise with {profile.teachers} teachers")
         found = candidates(profile, budget=budget, queries=facts.queries, mechanisms=mechanisms)
         tried = _rehearsed(rehearsal, whole, wish, found, budget, facts.queries)
         rivals = [
@@ -124,7 +221,7 @@ def _rehearsed(
     budget: Budget,
     queries: int,
 ) -> Tried:
-    """What a student learns from the settings on the short list that meet the wish."""
+    """Try the settings on the short list that meet the wish."""
     if rehearsal is None:
         return []
     meeting = [c for c in found if wish.met_by(answers=c.answers, accuracy=c.accuracy)]
@@ -143,7 +240,7 @@ def _rehearsed(
 def _pick(
     wish: Wish, tried: Tried, found: Sequence[Candidate]
 ) -> tuple[AggregateSpec, float | None] | None:
-    """The setting that taught most; without a rehearsal the one wished for."""
+    """Return the setting that taught most; without a rehearsal the one wished for."""
     own = [each for each in tried if each[0] in found]
     if own:
         candidate, reached = max(own, key=lambda each: each[1])
@@ -164,7 +261,7 @@ def _rank(wish: Wish, found: Forecast) -> tuple[bool, float, float]:
 def _trade(
     profiles: Sequence[Profile], budget: Budget, answers: float, queries: int
 ) -> dict[int, tuple[float, ...]]:
-    """How many labels of GNMax are right over k: as planned, and with 4 times fewer or more."""
+    """Return the share of right GNMax labels over k: as planned, and with 4 times fewer or more."""
     numbers = sorted({min(queries, max(1, round(answers * times))) for times in (0.25, 1.0, 4.0)})
     return {
         number: tuple(

@@ -1,6 +1,6 @@
 """The best setting for one profile: every budget is used up, and the most is made of it.
 
-For a number of answers the noise follows from ε (:mod:`pate.planner.noise`), so that little is left
+For a number of answers the noise follows from ε (:mod:`pate.planner.forecast`), so little is left
 to search: how many answers for LNMax and GNMax; and for Confident-GNMax how many queries to check,
 which consensus to ask for, and what share of the budget the checks get.
 """
@@ -17,10 +17,8 @@ from scipy.special import ndtr
 from pate.accounting.moments import FloatArray
 from pate.mechanisms import MECHANISMS, AggregateSpec, Mechanism
 from pate.mechanisms.mechanism import IntArray
-from pate.planner.forecast import evenness, expected_answers, useful_labels
-from pate.planner.noise import Budget, rounded_up
-from pate.planner.profile import Profile
-from pate.planner.winning import leads, right_with_gaussian
+from pate.planner.forecast import Budget, evenness, expected_answers, rounded_up, useful_labels
+from pate.planner.profile import Profile, leads, right_with_gaussian
 
 _STEPS = 36  # numbers of answers that are looked at
 _SHARES = (0.05, 0.1, 0.2, 0.35, 0.5)  # of the budget, for the checks

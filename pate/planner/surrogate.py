@@ -1,14 +1,18 @@
-"""A profile from another, public data set: its own teachers vote on its own public inputs.
+"""A public data set in place of the private one: its teachers vote, and a student rehearses.
 
 As many teachers as are planned learn from shards as large as the private ones will be, with the
 recipe's encoder and teacher. Where the surrogate has fewer records than the private data, its
-records are dealt out again in another order, and teachers come to share records: they then agree
+records are assigned again in another order, and teachers come to share records: they then agree
 a little more than teachers with shards of their own would.
+
+More labels or better ones: no formula decides which is worth more to a student. On a surrogate it
+can be tried, because its votes and its truth are public: labels are drawn by the mechanism itself,
+a model of the teachers' kind learns from them, and is tested on inputs that nobody voted on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +24,16 @@ from pate.datasets.catalogue import named_set
 from pate.datasets.loading import load
 from pate.datasets.spec import DataSpec
 from pate.errors import InvalidInput, PateError, TeacherError
+from pate.mechanisms import AggregateSpec, Plan, make_mechanism
+from pate.mechanisms.mechanism import IntArray
 from pate.pipeline.recipe import Recipe
 from pate.planner.profile import Profile
+from pate.planner.search import Candidate
 from pate.teachers.adapters import make
 from pate.teachers.families import group_families, predict_many_labels, train_many
+from pate.teachers.protocol import predict_labels, train
 from pate.teachers.spec import TeachersSpec, model_for, seed_for
+from pate.votes import Votes
 
 _POOL = 20_000  # records that teachers learn from, at most: more take long to encode
 _LEDGERS = ("ledger", "dpsgd.ledger")  # of votes, and of training with noise
@@ -53,13 +62,13 @@ def load_surrogate(
     largest_shard: int = 1,
     plugin_path: Path | None = None,
 ) -> Surrogate:
-    """The named set, encoded as the recipe says; the encoder is fitted on its public part.
+    """Return the named set, encoded as in the recipe; the encoder is fitted on its public part.
 
     Of its records so many are kept that a teacher with the ``largest_shard`` has a choice.
 
     Guarantees:
         The private data set itself is refused: votes of its teachers would be private votes. A set
-        that was private elsewhere (:func:`used_as_private`) is the user's to judge, and is told.
+        that was private elsewhere (:func:`used_as_private`) is reported, for the user to judge.
     """
     named = named_set(name)
     if name == recipe.data.name:
@@ -93,14 +102,14 @@ def load_surrogate(
 
 
 def used_as_private(name: str, *, root: Path) -> bool:
-    """Whether a ledger says that something was released from this set as private data."""
+    """Return whether a ledger shows that something was released from this set as private data."""
     return any((root / "ledgers" / f"{name}.{end}").exists() for end in _LEDGERS)
 
 
 def _encoded(
     recipe: Recipe, parts: tuple[NDArray[Any], ...], plugin_path: Path | None
 ) -> tuple[NDArray[Any], ...]:
-    """Records, public inputs and test inputs as the recipe's teachers would see them."""
+    """Return records, public inputs and test inputs as the recipe's teachers would see them."""
     if not recipe.encoder.steps:
         return parts
     from pate.encoders.chain import fit_encoder
@@ -118,7 +127,7 @@ def surrogate_profile(
     equal: bool = False,
     plugin_path: Path | None = None,
 ) -> Profile:
-    """Votes of so many teachers, with ``records`` dealt out among them as the recipe would.
+    """Return the votes of so many teachers, with ``records`` assigned as in the recipe.
 
     ``equal`` is for shards of one size (a shuffle); a hash makes them as even as chance does.
     """
@@ -132,9 +141,9 @@ def surrogate_profile(
         )
     counts = np.zeros((len(surrogate.truth), surrogate.classes), dtype=np.int64)
     rows = np.arange(len(counts))
-    for group in _dealt(len(surrogate.labels), sizes, rng):
-        for said in _predictions(surrogate, wanted, group, plugin_path):
-            counts[rows, said] += 1
+    for group in _assigned(len(surrogate.labels), sizes, rng):
+        for predicted in _predictions(surrogate, wanted, group, plugin_path):
+            counts[rows, predicted] += 1
     return Profile(counts=counts, truth=surrogate.truth)
 
 
@@ -150,8 +159,8 @@ def _sizes(
     return np.maximum(drawn, 1).astype(np.int64)
 
 
-def _dealt(pool: int, sizes: NDArray[np.int64], rng: np.random.Generator) -> Iterator[Group]:
-    """Records for each teacher from shuffled decks; a teacher never gets one record twice."""
+def _assigned(pool: int, sizes: NDArray[np.int64], rng: np.random.Generator) -> Iterator[Group]:
+    """Yield records for each teacher from shuffled decks; a teacher never gets one record twice."""
     deck = rng.permutation(pool)
     group: Group = []
     for number, size in enumerate(map(int, sizes)):
@@ -188,9 +197,72 @@ def _predictions(
         for error in train_many(kin, shards, private=False):
             if error is not None:
                 raise error
-        for said in predict_many_labels(
+        for predicted in predict_many_labels(
             kin, surrogate.inputs, classes=surrogate.classes, private=False
         ):
-            if said is None or isinstance(said, PateError):
-                raise said or TeacherError("a teacher of the surrogate cast no vote")
-            yield said
+            if predicted is None or isinstance(predicted, PateError):
+                raise predicted or TeacherError("a teacher of the surrogate cast no vote")
+            yield predicted
+
+
+_DRAWS = 3
+_WORTH = 0.05  # a setting is tried if its labels are worth this share of the most useful ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rehearsal:
+    """A surrogate, ready to try settings on. PUBLIC."""
+
+    surrogate: Surrogate
+    spec: TeachersSpec
+    plugin_path: Path | None = None
+
+    def room(self) -> int:
+        """Return the most queries that can be tried; other inputs test the student."""
+        return len(self.surrogate.truth)
+
+    def accuracy(self, profile: Profile, setting: AggregateSpec, plan: Plan) -> float | None:
+        """Return a student's accuracy, averaged over draws; None where there are too few inputs.
+
+        ``profile`` holds the votes on all inputs of the surrogate.
+        """
+        if plan.queries > self.room():
+            return None
+        mechanism = make_mechanism(setting)
+        reached = []
+        for draw in range(_DRAWS):
+            rng = np.random.default_rng([draw, profile.teachers])  # the votes are public
+            order = rng.permutation(profile.inputs)
+            asked = order[: plan.queries]
+            release = mechanism.release(
+                Votes(counts=profile.counts[asked]), rng=rng, most_answers=plan.answers
+            )
+            if len(release.labels):
+                rows = asked[release.answered]
+                reached.append(self._trained_accuracy(rows, release.labels, order[plan.queries :]))
+        return float(np.mean(reached)) if reached else None
+
+    def _trained_accuracy(self, rows: IntArray, labels: IntArray, unasked: IntArray) -> float:
+        known = self.surrogate
+        student = make(
+            model_for(self.spec, 0),
+            classes=known.classes,
+            seed=seed_for(self.spec, 0),
+            plugin_path=self.plugin_path,
+        )
+        train(student, known.inputs[rows], labels, private=False)
+        inputs = np.concatenate([known.inputs[unasked], known.test])
+        truth = np.concatenate([known.truth[unasked], known.test_truth])
+        predicted = predict_labels(student, inputs, classes=known.classes, private=False)
+        return float((predicted == truth).mean())
+
+
+def shortlist(found: Sequence[Candidate]) -> list[Candidate]:
+    """Return the most useful setting of each mechanism and size (answers within a factor √2)."""
+    best: dict[tuple[str, int], Candidate] = {}
+    for each in found:
+        place = each.spec.mechanism, round(2 * float(np.log2(max(each.answers, 1.0))))
+        if place not in best or each.useful > best[place].useful:
+            best[place] = each
+    top = max((each.useful for each in best.values()), default=0.0)
+    return [each for each in best.values() if each.useful >= _WORTH * top]

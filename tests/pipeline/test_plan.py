@@ -153,7 +153,7 @@ def test_a_surrogate_decides_by_rehearsal(project: Any) -> None:
         ((*SIMULATED,), "give --epsilon, what the labels may cost"),
         (("--epsilon", "1"), "give --surrogate NAME"),
         (("--epsilon", "1", *SIMULATED, "--surrogate", "digits"), "not both"),
-        (("--epsilon", "1", "--accuracy", "0.9"), "say so with --records"),
+        (("--epsilon", "1", "--accuracy", "0.9"), "give it with --records"),
         (("--epsilon", "1", *SIMULATED, "--delta", "2"), "delta is 2.0"),
         (("--epsilon", "1", *SIMULATED, "--teachers", "some"), "not a list of whole numbers"),
         (("--epsilon", "1", *SIMULATED, "--teachers", "91"), "more than the 90 private records"),
@@ -163,7 +163,7 @@ def test_a_surrogate_decides_by_rehearsal(project: Any) -> None:
         (("--epsilon", "1", *SURROGATE[2:], "--surrogate", "mnits"), "did you mean mnist?"),
         (("--epsilon", "1", *SIMULATED, "--out", "tiny.toml"), "add --force to replace it"),
         (("--epsilon", "1", *SIMULATED, "--out", "no/where.toml"), "cannot write no/where.toml"),
-        (("--epsilon", "1", *SIMULATED, "--plot", "no/where.png"), "cannot draw no/where.png"),
+        (("--epsilon", "1", *SIMULATED, "--plot", "no/where.png"), "cannot plot no/where.png"),
     ],
 )
 def test_mistakes_are_one_line(project: Any, words: tuple[str, ...], says: str) -> None:

@@ -146,16 +146,34 @@ def test_a_lost_ledger_is_noticed(place):
         aggregate_votes(VOTES, NOISE, **place)
 
 
-def test_what_is_published_names_no_votes(place):
-    """The digest of votes is under a key of the data set: nobody can try out votes."""
+def test_what_is_published_does_not_tell_whether_votes_changed(place):
+    """Two releases of equal and of different votes differ in the random name and the labels."""
+    other = pate.Votes(counts=COUNTS[:, ::-1].copy())
+    published = []
+    for number, votes in enumerate((VOTES, VOTES, other)):
+        out = place["out"].with_name(f"labels-{number}.npy")
+        aggregate_votes(votes, NOISE, **place | {"out": out}, spend=True)
+        published.append(json.loads(out.with_suffix(".json").read_text()))
+        assert {path.name for path in out.parent.glob(f"*labels-{number}*")} == {
+            out.name,
+            out.with_suffix(".json").name,
+        }
+    names = {each.pop("release") for each in published}
+    assert len(names) == 3
+    assert published[0] == published[1] == published[2]
+    assert set(published[0]) == {"events", "queries", "answers", "guarantee"}
+    digests = [charge.settings for charge in charges(place)]  # these stay in the ledger
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_the_ledgers_digest_of_votes_is_under_a_key(place):
+    """Whoever sees a ledger cannot try out votes."""
     aggregate_votes(VOTES, NOISE, **place)
     elsewhere = place["out"].parent / "elsewhere"
     elsewhere.mkdir()
     twin = {"delta": 1e-5, "ledger": elsewhere / "x.ledger", "out": elsewhere / "labels.npy"}
     aggregate_votes(VOTES, NOISE, **twin)
-    digests = [json.loads(p["out"].with_suffix(".json").read_text())["settings"]
-               for p in (place, twin)]  # fmt: skip
-    assert digests[0] != digests[1]
+    assert charges(place)[0].settings != charges(twin)[0].settings
     assert (place["ledger"].with_suffix(".key").stat().st_mode & 0o077) == 0
 
 

@@ -17,10 +17,10 @@ EXPORTED = {
     "AggregatedVotes", "BudgetExceeded", "ConfidentGnmax", "Ensemble", "GaussianNoisyMax",
     "Guarantee", "InteractiveGnmax", "InvalidInput", "LaplaceNoisyMax", "Ledger", "PATEClassifier",
     "PateError", "Run", "Votes", "aggregate_votes", "compare", "compose", "load_student",
-    "open_run", "plan", "run", "secure_generator", "sweep", "train_teachers", "vote",
+    "open_run", "plan", "release", "run", "secure_generator", "sweep", "train_teachers", "verify",
+    "vote",
 }  # fmt: skip
 FUNCTIONS = sorted(name for name in EXPORTED if inspect.isfunction(getattr(pate, name)))
-FUNCTIONS.remove("load_student")
 
 
 def test_the_exports_are_these_and_listed_once():
@@ -131,6 +131,17 @@ def test_a_run_is_opened_again_by_its_folder(done):
     opened = pate.open_run(done.folder)
     assert opened.guarantee == done.guarantee
     assert (opened.labels.values == done.labels.values).all()
+
+
+def test_a_release_is_verified_and_its_student_loaded(done, place):
+    made = pate.release(done, place / "given")
+    assert made.epsilon == done.guarantee.epsilon
+    checked = pate.verify(place / "given")
+    assert checked.ok, checked.problems
+    assert checked.epsilon == pytest.approx(made.epsilon)
+    student = pate.load_student(place / "given")
+    assert len(student.predict(np.zeros((2, 8, 8)))) == 2
+    assert callable(pate.release)  # also after its modules were imported
 
 
 def test_seeded_runs_are_marked(settings, place):

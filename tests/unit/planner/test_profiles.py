@@ -8,9 +8,14 @@ import pytest
 from pate.accounting.moments import FloatArray
 from pate.errors import InvalidInput
 from pate.mechanisms import LaplaceNoisyMax
-from pate.planner.profile import Profile
-from pate.planner.simulated import accuracy_at, parse_accuracies, simulated
-from pate.planner.winning import leads, right_with_gaussian
+from pate.planner.profile import (
+    Profile,
+    accuracy_at,
+    leads,
+    parse_accuracies,
+    right_with_gaussian,
+    simulated,
+)
 
 
 def _right_with_laplace(profile: Profile, scale: float) -> FloatArray:

@@ -10,11 +10,16 @@ import pytest
 
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
-from pate.planner.noise import Budget
+from pate.planner.forecast import Budget
 from pate.planner.profile import Profile
-from pate.planner.rehearsal import Rehearsal, shortlist
 from pate.planner.search import candidates
-from pate.planner.surrogate import Surrogate, load_surrogate, surrogate_profile
+from pate.planner.surrogate import (
+    Rehearsal,
+    Surrogate,
+    load_surrogate,
+    shortlist,
+    surrogate_profile,
+)
 from pate.teachers.spec import TeachersSpec
 
 SECTIONS = {

@@ -1,4 +1,4 @@
-"""All of planning in one call: recipe and public figures in, proposal and its assumptions out."""
+"""Planning in one call: a recipe and public values in, a proposal and its assumptions out."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ from pathlib import Path
 from pate.datasets.catalogue import named_set
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
-from pate.planner.facts import Facts, public_facts, teacher_counts
-from pate.planner.noise import Budget
-from pate.planner.profile import Profile
-from pate.planner.proposal import Proposal, propose
-from pate.planner.rehearsal import Rehearsal
+from pate.planner.forecast import Budget
+from pate.planner.profile import RIVAL, Profile, accuracy_at, parse_accuracies, simulated
+from pate.planner.proposal import Facts, Proposal, propose, public_facts, teacher_counts
 from pate.planner.search import plannable
-from pate.planner.simulated import RIVAL, accuracy_at, parse_accuracies, simulated
-from pate.planner.surrogate import load_surrogate, surrogate_profile, used_as_private
+from pate.planner.surrogate import Rehearsal, load_surrogate, surrogate_profile, used_as_private
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What was asked for; nothing in here may come from private votes."""
+    """The request; nothing in it may come from private votes."""
 
     budget: Budget
     surrogate: str | None = None  # a named public data set
@@ -69,9 +66,9 @@ def plan(
     *,
     root: Path,
     plugin_path: Path | None = None,
-    say: Say = lambda text: None,
+    report: Report = lambda text: None,
 ) -> Planned:
-    """Proposes teachers, mechanism, noise and queries for a recipe.
+    """Propose teachers, mechanism, noise and queries for a recipe.
 
     Guarantees:
         No file of the recipe's data set is opened, nor any run's folder or ledger: a plan is a
@@ -90,11 +87,17 @@ def plan(
             "lower --teachers"
         )
     if request.surrogate:
-        profiles, told, rehearsal = _on_surrogate(
-            recipe, request.surrogate, facts, counts, root=root, plugin_path=plugin_path, say=say
+        profiles, assumptions, rehearsal = _on_surrogate(
+            recipe,
+            request.surrogate,
+            facts,
+            counts,
+            root=root,
+            plugin_path=plugin_path,
+            report=report,
         )
     else:
-        profiles, told = _simulated(recipe, request.accuracies, facts, counts)
+        profiles, assumptions = _simulated(recipe, request.accuracies, facts, counts)
         rehearsal = None
     proposal = propose(
         profiles,
@@ -106,7 +109,7 @@ def plan(
         rehearsal=rehearsal if request.rehearse else None,
         ledger_budget=recipe.privacy.budget,
         doubt=recipe.privacy.doubt,
-        say=say,
+        report=report,
     )
     known = "the catalogue's figures" if not recipe.data.own else "as given"
     first = (
@@ -115,7 +118,7 @@ def plan(
         f"{recipe.data.name} was opened."
     )
     return Planned(
-        recipe=recipe, proposal=proposal, assumptions=(first, *told, *_reasons(proposal))
+        recipe=recipe, proposal=proposal, assumptions=(first, *assumptions, *_reasons(proposal))
     )
 
 
@@ -127,9 +130,9 @@ def _on_surrogate(
     *,
     root: Path,
     plugin_path: Path | None,
-    say: Say,
+    report: Report,
 ) -> tuple[list[Profile], list[str], Rehearsal]:
-    say(f"reading and encoding {name}")
+    report(f"reading and encoding {name}")
     surrogate = load_surrogate(
         name,
         recipe,
@@ -139,7 +142,7 @@ def _on_surrogate(
     )
     profiles = []
     for count in counts:
-        say(f"training {count} teachers of {name}")
+        report(f"training {count} teachers of {name}")
         profiles.append(
             surrogate_profile(
                 surrogate,
@@ -150,25 +153,27 @@ def _on_surrogate(
                 plugin_path=plugin_path,
             )
         )
-    told = [
+    assumptions = [
         f"How teachers agree was seen on {name}: the recipe's teachers, on shards of {name} as "
         f"large as the private ones will be, voted on {len(surrogate.truth)} of its inputs. Your "
         "data may be easier or harder: then more or fewer labels are right than predicted."
     ]
     if used_as_private(name, root=root):
-        told.append(
+        assumptions.append(
             f"{name} was used as private data before: there is a ledger of it. This plan looked at "
             "its records without noise, and no guarantee given for them covers that."
         )
     if surrogate.classes != facts.classes:
-        told.append(f"{name} has {surrogate.classes} classes, and your data {facts.classes}.")
+        assumptions.append(
+            f"{name} has {surrogate.classes} classes, and your data {facts.classes}."
+        )
     if len(surrogate.labels) < facts.records:
-        told.append(
+        assumptions.append(
             f"{len(surrogate.labels)} records of {name} stood for {facts.records}: its teachers "
             "share records, and agree a little more than teachers with shards of their own."
         )
     rehearsal = Rehearsal(surrogate=surrogate, spec=recipe.teachers, plugin_path=plugin_path)
-    return profiles, told, rehearsal
+    return profiles, assumptions, rehearsal
 
 
 def _simulated(
@@ -184,13 +189,13 @@ def _simulated(
         for count in counts
     ]
     given = ", ".join(f"{100 * known[count]:g} % among {count}" for count in sorted(known))
-    told = [
+    assumptions = [
         f"How teachers agree was simulated: one teacher is right on {given} (as given); elsewhere "
         "its error grows with the square root of their number. Inputs differ in difficulty (a Beta "
         f"distribution), and {100 * RIVAL:g} % of the wrong votes fall on one class. Your data may "
         "differ from this in every way: a surrogate data set is a better guide."
     ]
-    return profiles, told
+    return profiles, assumptions
 
 
 def _reasons(proposal: Proposal) -> list[str]:
@@ -214,16 +219,16 @@ def _reasons(proposal: Proposal) -> list[str]:
             "count as n·(1 − η·C/(C−1))¹² right ones (C classes), and as fewer where a check lets "
             "the easy inputs through. With a surrogate, a rehearsal would decide."
         )
-    told = [chosen]
+    assumptions = [chosen]
     if not proposal.met:
-        told.append("No plan within this ε does that; this is the one that comes nearest.")
-    told.append(
+        assumptions.append("No plan within this ε does that; this is the one that comes nearest.")
+    assumptions.append(
         "The data-independent ε holds whatever the private votes are. All else is a prediction: "
         "the real data-dependent ε will be private, and a run that is held to an ε "
         "(privacy.epsilon) publishes no sanitised one, because its price would come on top."
     )
-    told.append(
+    assumptions.append(
         "Settings that are changed after a look at private votes, or at figures marked private, "
         "are tuned on private data, and no ε accounts for that."
     )
-    return told
+    return assumptions

@@ -9,7 +9,7 @@ import pytest
 from pate.datasets.loading import load
 from pate.datasets.spec import DataSpec
 from pate.errors import InvalidInput
-from pate.planner.facts import Facts, public_facts, teacher_counts
+from pate.planner.proposal import Facts, public_facts, teacher_counts
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_own_data_are_as_given_or_unknown() -> None:
         ("--records", {"classes": 3}),
         ("--classes", {"records": 90}),
     ):
-        with pytest.raises(InvalidInput, match=f"say so with {missing}"):
+        with pytest.raises(InvalidInput, match=f"give it with {missing}"):
             public_facts(spec, **rest)
     assert public_facts(spec, records=90, classes=3) == Facts(records=90, queries=30, classes=3)
     with pytest.raises(InvalidInput, match="--classes is 1"):

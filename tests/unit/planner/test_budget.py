@@ -10,7 +10,7 @@ from pate.accounting import Conversion, Repeated, ThresholdCheck, compose
 from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon, smallest_noise
 from pate.errors import InvalidInput
 from pate.mechanisms import GaussianNoisyMax, LaplaceNoisyMax
-from pate.planner.noise import Budget, rounded_up
+from pate.planner.forecast import Budget, rounded_up
 
 CASES = [
     (epsilon, delta, conversion)
