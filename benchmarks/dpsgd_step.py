@@ -4,8 +4,8 @@
     OMP_NUM_THREADS=1 python benchmarks/dpsgd_step.py [--rounds 30] [--only cnn]
 
 One thread. Methods take turns within a round, and the least time of each counts. A step is:
-forward, backward, clipping, noise and the optimiser (SGD), on a batch that is there already. Memory
-is the peak of the process beyond what it had with the model in it, each method in its own process.
+forward, backward, clipping, noise and the optimiser (SGD), on a batch in memory. Memory is the
+peak of the process beyond its size with the model loaded, each method in its own process.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class _Record:
 
 @final
 class _Begin(torch.autograd.Function):
-    """Makes a layer's output require a gradient where nothing before it did."""
+    """The identity, with an output that requires a gradient."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:

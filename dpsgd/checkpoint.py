@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dpsgd.plan import Plans
+from dpsgd.plan import FitPlans
 from pate._files import error_reason, exclusive_lock, write_atomically
 from pate.artifacts import StoreError
 from pate.errors import InvalidInput
@@ -69,7 +69,7 @@ def revision(path: Path) -> str | None:
 
 def releases(path: Path) -> set[str]:
     """Return the names of the charges for what a checkpoint holds."""
-    return Plans.from_json(_noted(path, "plans")).releases
+    return FitPlans.from_json(_noted(path, "plans")).releases
 
 
 def _noted(path: Path, key: str) -> Any:

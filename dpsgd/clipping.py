@@ -233,7 +233,7 @@ def choose_multiplier(noise_multiplier: float | Schedule | None, rule: Clipping)
 
 @dataclass(kw_only=True)
 class _Shorten:
-    """Clips to norms that are fixed or follow a schedule."""
+    """Clipping to norms that are fixed or follow a schedule."""
 
     norms: tuple[Schedule, ...]
     per_layer: bool
@@ -267,7 +267,7 @@ class _Shorten:
 
 @dataclass(kw_only=True)
 class _Normalise(_Shorten):
-    """Scales every gradient to a length just below the bound."""
+    """Scaling of every gradient to a length just below the bound."""
 
     stability: float
 
@@ -277,7 +277,7 @@ class _Normalise(_Shorten):
 
 @dataclass(kw_only=True)
 class _Adapt:
-    """Clips to a norm that follows a quantile."""
+    """Clipping to a norm that follows a quantile."""
 
     rule: AdaptiveQuantile
     max_norm: float

@@ -12,9 +12,8 @@ from typing import final
 
 from pate._files import write_atomically
 from pate._format import format_epsilon
+from pate._plots import COLOURS, new_figure, plain_axes, render_figure
 from pate.errors import InvalidInput
-
-_BLUE, _ORANGE = "#1f5fa8", "#c4570b"
 
 
 @final
@@ -89,38 +88,33 @@ def _table(history: Sequence[Row]) -> bytes:
 
 
 def _plot(history: Sequence[Row]) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure  # the object API: nothing global is touched
     from matplotlib.ticker import MaxNLocator
 
     epochs = [row.epoch for row in history]
     measured = [(row.epoch, 100 * row.accuracy) for row in history if row.accuracy is not None]
     panels = 2 if measured else 1
-    figure = Figure(figsize=(6.4, 1.2 + 2.4 * panels), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
-    dots = "o" if len(history) <= 40 else None
-    lines = [(axes[-1], epochs, [row.epsilon for row in history], _ORANGE, "ε of the run so far")]
-    if measured:
-        xs, ys = zip(*measured, strict=True)
-        lines.append((axes[0], list(xs), list(ys), _BLUE, "test accuracy, %"))
-    for axis, xs_, ys_, colour, name in lines:
-        axis.plot(xs_, ys_, color=colour, marker=dots, markersize=3.5, linewidth=1.6)
-        axis.set_ylabel(name)
-        axis.grid(color="#dddddd", linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.annotate(
-            format_epsilon(ys_[-1]) if axis is axes[-1] else f"{ys_[-1]:.4g}",
-            (xs_[-1], ys_[-1]),
-            xytext=(5, 0),
-            textcoords="offset points",
-            color=colour,
-            va="center",
-            fontsize=9,
-        )
-    axes[-1].set_ylim(bottom=0)
-    axes[-1].set_xlabel("epoch")
-    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=150)
-    return image.getvalue()
+    with new_figure(6.4, 1.2 + 2.4 * panels) as figure:
+        axes = figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
+        dots = "o" if len(history) <= 40 else None
+        lines = [
+            (axes[-1], epochs, [row.epsilon for row in history], COLOURS[1], "ε of the run so far")
+        ]
+        if measured:
+            xs, ys = zip(*measured, strict=True)
+            lines.append((axes[0], list(xs), list(ys), COLOURS[0], "test accuracy, %"))
+        for axis, xs_, ys_, colour, name in lines:
+            axis.plot(xs_, ys_, color=colour, marker=dots, markersize=3.5, linewidth=1.6)
+            plain_axes(axis, y=name)
+            axis.annotate(
+                format_epsilon(ys_[-1]) if axis is axes[-1] else f"{ys_[-1]:.4g}",
+                (xs_[-1], ys_[-1]),
+                xytext=(5, 0),
+                textcoords="offset points",
+                color=colour,
+                va="center",
+                fontsize=9,
+            )
+        axes[-1].set_ylim(bottom=0)
+        axes[-1].set_xlabel("epoch")
+        axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        return render_figure(figure, "png")

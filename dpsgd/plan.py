@@ -235,7 +235,7 @@ def noise_for(
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class FitPlan:
     """Steps ``first`` … ``end`` − 1, as requested by ``request`` = ``value``."""
 
     request: str  # "epochs", "steps", "until_epsilon" or "step"
@@ -279,7 +279,7 @@ def make_plan(
     steps_per_epoch: int,
     spending: Spending,
     max_epsilon: float | None,
-) -> Plan:
+) -> FitPlan:
     """Compute the number of steps of a request, from public numbers only and before the first.
 
     Guarantees:
@@ -302,36 +302,36 @@ def make_plan(
         fits = max(first, spending.most_steps(max_epsilon, at_most=end))
         if fits < end:
             end, why = fits, f"one more step would pass ε = {max_epsilon:g}"
-    return Plan(
+    return FitPlan(
         request=kind, value=value, first=first, end=end, name=secrets.token_hex(12), why=why
     )
 
 
 @final
-class Plans:
+class FitPlans:
     """The plans of one run, in order; the last may be unfinished.
 
     After a resume, calls of ``fit`` are matched with the recorded plans as long as they are made as
     before, so that a program which is simply started again ends as it would have.
     """
 
-    def __init__(self, plans: tuple[Plan, ...] = ()) -> None:
+    def __init__(self, plans: tuple[FitPlan, ...] = ()) -> None:
         self._all = list(plans)
         self._to_replay = [each for each in plans if each.request != BARE]
 
     @classmethod
     def from_json(cls, rows: list[dict[str, Any]]) -> Self:
-        return cls(tuple(Plan(**row) for row in rows))
+        return cls(tuple(FitPlan(**row) for row in rows))
 
     def as_json(self) -> list[dict[str, Any]]:
         return [asdict(each) for each in self._all]
 
     @property
-    def last(self) -> Plan | None:
+    def last(self) -> FitPlan | None:
         return self._all[-1] if self._all else None
 
     @property
-    def first(self) -> Plan | None:
+    def first(self) -> FitPlan | None:
         return self._all[0] if self._all else None
 
     @property
@@ -344,7 +344,7 @@ class Plans:
         """The names of their charges in the ledger."""
         return {each.release for each in self._all}
 
-    def known(self, request: tuple[str, float], *, steps: int) -> Plan | None:
+    def known(self, request: tuple[str, float], *, steps: int) -> FitPlan | None:
         """Return the plan that a call of ``fit`` continues; None if it requests something new."""
         if self._to_replay:
             plan = self._to_replay.pop(0)
@@ -356,7 +356,7 @@ class Plans:
             return last
         return None
 
-    def add(self, plan: Plan) -> None:
+    def add(self, plan: FitPlan) -> None:
         self._all.append(plan)
 
     def drop_last(self) -> None:

@@ -237,7 +237,7 @@ def require_ledger(private: Path, ledger_file: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Outcome:
+class TrainingOutcome:
     """The outcome of a run; everything in it was released."""
 
     artifact: Artifact
@@ -289,7 +289,7 @@ def find_outcome(
     data_root: Path,
     insecure_seed: int | None = None,
     new: bool = False,
-) -> Outcome | None:
+) -> TrainingOutcome | None:
     """Return the outcome of a recipe in a folder, its files checked; None if it is incomplete."""
     store, name = Store(root=folder), name_of_run(recipe, insecure_seed)
     if store.find(STAGE, name) is None:
@@ -307,4 +307,4 @@ def find_outcome(
             f"the ledger at {path} lacks the charge of the model that is released in {folder}, so "
             "what was spent is not known: restore the ledger from a backup that was made after that"
         )
-    return Outcome(artifact=artifact, new=new, ledger=line)
+    return TrainingOutcome(artifact=artifact, new=new, ledger=line)

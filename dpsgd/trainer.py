@@ -23,7 +23,7 @@ from dpsgd.data import as_records, first_inputs, optional_count
 from dpsgd.gradients import ClippedGradients, mode
 from dpsgd.losses import Loss, per_example_loss
 from dpsgd.noise import choose_noise, seeded_dropout
-from dpsgd.plan import BARE, Plan, Plans, Spending, make_plan, requested
+from dpsgd.plan import BARE, FitPlan, FitPlans, Spending, make_plan, requested
 from dpsgd.resume_guard import Mark, ResumeGuard
 from dpsgd.sampling import choose_lots, largest_batch
 from dpsgd.schedules import Schedule, as_schedule
@@ -269,7 +269,7 @@ class Trainer:
             "prior_events": [event_to_json(event) for event in self.spending.prior],
         }
         self._settings |= {"data set": len(data)} if records is None else {"records": records}
-        self._plans = Plans()
+        self._plans = FitPlans()
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._checkpoint_every = checkpoint_every or self.steps_per_epoch
         self._revision: str | None = None  # of the checkpoint on disk
@@ -353,7 +353,7 @@ class Trainer:
             with mode(self.model, training=True), self._saving():
                 self._take()
 
-    def _plan(self, request: tuple[str, float]) -> Plan:
+    def _plan(self, request: tuple[str, float]) -> FitPlan:
         plan = make_plan(
             request,
             first=self.steps,
@@ -368,7 +368,7 @@ class Trainer:
             self._plans.add(plan)
         return plan
 
-    def _plan_one(self) -> Plan:
+    def _plan_one(self) -> FitPlan:
         if self.max_epsilon is not None:
             needed = self.spending.guarantee(self.steps + 1).epsilon
             if needed > self.max_epsilon:
@@ -385,11 +385,11 @@ class Trainer:
         else:
             name = secrets.token_hex(12)
             end = self.steps + 1
-            self._plans.add(Plan(request=BARE, value=1, first=self.steps, end=end, name=name))
+            self._plans.add(FitPlan(request=BARE, value=1, first=self.steps, end=end, name=name))
         assert self._plans.last is not None
         return self._plans.last
 
-    def _paid(self, plan: Plan) -> bool:
+    def _paid(self, plan: FitPlan) -> bool:
         if self.ledger is None:
             return False
         return any(charge.release == plan.release for charge in self.ledger.charges())
@@ -429,7 +429,7 @@ class Trainer:
                 "made; make a new trainer"
             )
 
-    def _carry_out(self, plan: Plan, evaluate: Evaluate | None, report: Report | None) -> None:
+    def _carry_out(self, plan: FitPlan, evaluate: Evaluate | None, report: Report | None) -> None:
         started = time.perf_counter()
         with mode(self.model, training=True), self._saving():
             while True:
@@ -534,7 +534,7 @@ class Trainer:
             finally:
                 self._mark = None
 
-    def _hold(self, plan: Plan) -> None:
+    def _hold(self, plan: FitPlan) -> None:
         """Lock the record of a plan until fit or step ends; an unfinished plan must be ours."""
         if self._guard is None or (self._mark is not None and self._mark.path.name == plan.name):
             return
@@ -605,7 +605,7 @@ class Trainer:
             raise InvalidInput(
                 f"the run in {path} was charged to a ledger; give that ledger to resume it"
             )
-        plans = Plans.from_json(record["plans"])
+        plans = FitPlans.from_json(record["plans"])
         last = plans.last
         if self._guard is not None and last is not None and record["steps"] < last.end:
             self._guard.admit(

@@ -27,8 +27,8 @@ from dpsgd.recipe import ClippingSpec, Recipe
 from dpsgd.runs import (
     CHECKPOINT,
     STAGE,
-    Outcome,
     RunPlan,
+    TrainingOutcome,
     bind_to_ledger,
     digest_of_settings,
     discard,
@@ -52,7 +52,7 @@ from pate.untrusted import contained, run_untrusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class TrainingOptions:
     """Options of a run; of these, only the insecure seed is part of its fingerprint."""
 
     data_root: Path
@@ -64,7 +64,7 @@ class Options:
     show: Callable[[dict[str, Any]], None] = lambda row: None  # each epoch, once on disk
 
 
-def train(recipe: Recipe, folder: Path, options: Options) -> Outcome:
+def train(recipe: Recipe, folder: Path, options: TrainingOptions) -> TrainingOutcome:
     """Train a recipe, resume its killed run, or return its finished outcome.
 
     Guarantees:
@@ -141,7 +141,7 @@ def _paid_elsewhere(ledger: Path) -> str:
     )
 
 
-def _audible(options: Options, unsilenced: Unsilenced) -> Options:
+def _audible(options: TrainingOptions, unsilenced: Unsilenced) -> TrainingOptions:
     """Return options whose output is printed while the model's own is suppressed."""
 
     def say(text: str) -> None:
@@ -155,7 +155,7 @@ def _audible(options: Options, unsilenced: Unsilenced) -> Options:
     return dataclasses.replace(options, say=say, show=show)
 
 
-def _announce(recipe: Recipe, plan: RunPlan, trainer: Trainer, options: Options) -> None:
+def _announce(recipe: Recipe, plan: RunPlan, trainer: Trainer, options: TrainingOptions) -> None:
     """Report what is about to be done and spent."""
     other = options.data_root / "ledgers" / f"{recipe.data.name}.ledger"
     if other.exists():
@@ -189,7 +189,7 @@ def _trainer(
     recipe: Recipe,
     plan: RunPlan,
     inputs: Inputs,
-    options: Options,
+    options: TrainingOptions,
     model: nn.Module,
     ledger: Ledger,
     private: Path,
@@ -218,7 +218,9 @@ def _trainer(
     )
 
 
-def _fit(trainer: Trainer, recipe: Recipe, plan: RunPlan, inputs: Inputs, options: Options) -> None:
+def _fit(
+    trainer: Trainer, recipe: Recipe, plan: RunPlan, inputs: Inputs, options: TrainingOptions
+) -> None:
     """Train to the end of the plan; show each epoch's row once a checkpoint holds it."""
     for row in trainer.history:  # of the killed run: these are on disk
         options.show(as_public(row))

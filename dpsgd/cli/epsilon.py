@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pate.accounting import Event, Guarantee
 
 
-class AccountantName(StrEnum):
+class _AccountantName(StrEnum):
     abadi = "abadi"
     moments = "moments"
     pld = "pld"
@@ -34,10 +34,10 @@ def epsilon(
                      "lots it allows.", show_default=False),
     ] = None,
     accountant: Annotated[
-        AccountantName,
+        _AccountantName,
         typer.Option(help="abadi: whole λ ≤ 32, classic; moments: fine grid; pld: tightest; "
                      "strong: strong composition, to compare with."),
-    ] = AccountantName.moments,
+    ] = _AccountantName.moments,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:  # fmt: skip
     """Print ε of a training run; or the noise, or the number of lots, for an ε."""
@@ -76,10 +76,10 @@ def epsilon(
     )
 
 
-_NAMES = {AccountantName.strong: "strong composition; the other accountants are tighter"}
+_NAMES = {_AccountantName.strong: "strong composition; the other accountants are tighter"}
 
 
-def _guarantee(events: list[Event], accountant: AccountantName, delta: float) -> Guarantee:
+def _guarantee(events: list[Event], accountant: _AccountantName, delta: float) -> Guarantee:
     """Return the cost of steps of one kind."""
     from pate._validate import check_delta
     from pate.accounting import Guarantee, SampledGaussian
@@ -88,7 +88,7 @@ def _guarantee(events: list[Event], accountant: AccountantName, delta: float) ->
     from pate.accounting.events import tally
 
     check_delta(delta)
-    if accountant is not AccountantName.strong:
+    if accountant is not _AccountantName.strong:
         return DpsgdAccountant(delta=delta, method=Method(accountant.value)).guarantee(events)
     ((step, count),) = tally(events).items()
     assert isinstance(step, SampledGaussian)

@@ -11,7 +11,7 @@ import typer
 from pate._format import describe_neighbours, format_epsilon, format_epsilon_fixed
 
 if TYPE_CHECKING:
-    from dpsgd.runs import Outcome
+    from dpsgd.runs import TrainingOutcome
 
 
 class Epochs:
@@ -31,7 +31,7 @@ class Epochs:
         typer.echo(f"{row['epoch']:>5}  {spent:>8}  {_percent(row['accuracy']):>13}")
 
 
-def show_outcome(outcome: Outcome, *, json: bool) -> None:
+def show_outcome(outcome: TrainingOutcome, *, json: bool) -> None:
     """Print the guarantee, the accuracy, the data set's total cost, and the files."""
     report = outcome.report
     if json:
@@ -72,7 +72,7 @@ def _guarantee(report: dict[str, Any]) -> list[str]:
     if "study" in report:
         lines.append(
             f"It is one run of the study “{report['study']}”: this ε holds if it was fixed before "
-            "any result was seen; whoever chose it by its result has spent what all of them cost."
+            "any result was seen; if it was chosen by its result, all runs of the study count."
         )
     if guarantee["caveats"]:
         lines.append(f"NOT TO BE PUBLISHED AS PRIVATE: {'; '.join(guarantee['caveats'])}.")
@@ -144,7 +144,7 @@ def train(
     if outcome is None:
         from dpsgd import training
 
-        options = training.Options(
+        options = training.TrainingOptions(
             data_root=root,
             plugin_path=None if plugin_path is None else plugin_path.absolute(),
             insecure_seed=insecure_seed,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from dpsgd.convex.estimator import PrivateLinearClassifier, PrivateWeights, rounded
 from dpsgd.convex.inputs import (
+    BoundedRecords,
     FloatArray,
-    Records,
 )
 from dpsgd.convex.losses import MarginLoss, ScoreLoss, as_loss, score_loss
 from pate._validate import check_delta, check_not_negative, check_positive, check_whole
@@ -234,7 +234,7 @@ class NoisyGradientDescent(PrivateLinearClassifier):
             gradient_norm=gradient_norm, noise_multiplier=multiplier, learning_rate=rate
         )
 
-    def _learn(self, records: Records, rng: np.random.Generator) -> PrivateWeights:
+    def _learn(self, records: BoundedRecords, rng: np.random.Generator) -> PrivateWeights:
         given, (_, delta) = self._descent(), self._target()
         loss = score_loss(records, as_loss(self.loss, smooth=False))
         shape = (loss.outputs, records.rows.shape[1])

@@ -21,8 +21,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 
 from dpsgd.convex.inputs import (
+    BoundedRecords,
     FloatArray,
-    Records,
     as_table,
     scaled_rows,
 )
@@ -113,7 +113,7 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     insecure_seed: int | None
 
     @abstractmethod
-    def _learn(self, records: Records, rng: np.random.Generator) -> PrivateWeights:
+    def _learn(self, records: BoundedRecords, rng: np.random.Generator) -> PrivateWeights:
         """Learn from checked records; draw all noise from ``rng``."""
 
     def _check_parameters(self) -> None:
@@ -151,7 +151,7 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         """
         self._check_parameters()
         column = self._intercept_column()
-        records = Records.read(
+        records = BoundedRecords.read(
             X,
             y,
             classes=self.classes,

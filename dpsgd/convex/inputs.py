@@ -112,7 +112,7 @@ def _kind(labels: NDArray[Any]) -> str:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Records:
+class BoundedRecords:
     """The input of a learner: rows with the intercept's column, and labels as 0 … classes − 1."""
 
     rows: FloatArray

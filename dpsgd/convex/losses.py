@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
-from dpsgd.convex.inputs import FloatArray, Records
+from dpsgd.convex.inputs import BoundedRecords, FloatArray
 from pate._validate import LARGEST, SMALLEST, check_positive
 from pate.errors import ConditionsFail, InvalidInput
 
@@ -285,14 +285,14 @@ class Softmax:
         return product
 
 
-def signs_of(records: Records) -> FloatArray:
+def signs_of(records: BoundedRecords) -> FloatArray:
     """Return ±1 labels: one column for two classes, else one for each class."""
     if len(records.classes) == 2:
         return np.where(records.labels == 1, 1.0, -1.0)[:, None]
     return np.where(records.labels[:, None] == np.arange(len(records.classes)), 1.0, -1.0)
 
 
-def score_loss(records: Records, loss: MarginLoss) -> ScoreLoss:
+def score_loss(records: BoundedRecords, loss: MarginLoss) -> ScoreLoss:
     """Return one margin for two classes; for more, softmax if logistic, else one against rest."""
     if len(records.classes) > 2 and isinstance(loss, Logistic):
         return Softmax(records.labels, len(records.classes))

@@ -42,7 +42,7 @@ from dpsgd.convex.estimator import (
     rounded,
     spherical_noise,
 )
-from dpsgd.convex.inputs import FloatArray, Records
+from dpsgd.convex.inputs import BoundedRecords, FloatArray
 from dpsgd.convex.losses import Margins, as_loss, signs_of
 from dpsgd.convex.solver import RELATIVE_TOLERANCE, RegularisedRisk, minimise
 from pate.accounting import ApproximateDP, Event, Guarantee, Neighbours, PureDP, Repeated
@@ -198,7 +198,7 @@ class ObjectivePerturbation(PerturbedClassifier):
     (True, 0.0)
     """
 
-    def _learn(self, records: Records, rng: np.random.Generator) -> PrivateWeights:
+    def _learn(self, records: BoundedRecords, rng: np.random.Generator) -> PrivateWeights:
         loss, signs = as_loss(self.loss, smooth=True), signs_of(records)
         outputs = signs.shape[1]
         whole_epsilon, whole_delta = self._target()
@@ -234,7 +234,11 @@ class ObjectivePerturbation(PerturbedClassifier):
 
 
 def _perturbed(
-    records: Records, margins: Margins, noise: ObjectiveCalibration, *, rng: np.random.Generator
+    records: BoundedRecords,
+    margins: Margins,
+    noise: ObjectiveCalibration,
+    *,
+    rng: np.random.Generator,
 ) -> FloatArray:
     """Return the weights of one margin: tilt, minimise, cover the solver's distance, round."""
     count, columns = records.rows.shape

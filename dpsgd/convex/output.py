@@ -14,7 +14,7 @@ from dpsgd.convex.estimator import (
     rounded,
     spherical_noise,
 )
-from dpsgd.convex.inputs import Records
+from dpsgd.convex.inputs import BoundedRecords
 from dpsgd.convex.losses import as_loss, score_loss
 from dpsgd.convex.solver import RELATIVE_TOLERANCE, RegularisedRisk, minimise
 from pate.accounting import Event, Gaussian, Guarantee, Neighbours, PureDP
@@ -126,7 +126,7 @@ class OutputPerturbation(PerturbedClassifier):
     (True, 'replace-one')
     """
 
-    def _learn(self, records: Records, rng: np.random.Generator) -> PrivateWeights:
+    def _learn(self, records: BoundedRecords, rng: np.random.Generator) -> PrivateWeights:
         loss = score_loss(records, as_loss(self.loss, smooth=True))
         (epsilon, delta), regularisation = self._target(), self._regularisation()
         noise = calibrate_output(

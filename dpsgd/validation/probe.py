@@ -95,7 +95,7 @@ class Recorder:
 @final
 @dataclass(slots=True)
 class Kept:
-    """Compares one kept example with an earlier run, and corrects what differs."""
+    """A comparison of one kept example with an earlier run, which corrects what differs."""
 
     row: int
     reference: Recorder

@@ -64,9 +64,6 @@ def sweep(
     them together: the command prints that ε. --private-selection pays for the choice instead.
     """
     mean = _mean_tries(private_selection, tries, json)
-    from pate.studies.grid import read_grid
-
-    grid = read_grid(recipe, over or [], settings or [])
     options = shared.make_options(
         data_root=data_root,
         engine=engine,
@@ -80,7 +77,9 @@ def sweep(
     if private_selection:
         from pate.cli.summary import show_summary
         from pate.studies import selection
+        from pate.studies.grid import read_grid
 
+        grid = read_grid(recipe, over or [], settings or [])
         folder = out or Path("runs") / f"{grid.name}-sweep"
         candidates = [point.recipe for point in grid.points]
         show_summary(selection.select(candidates, folder=folder, options=options, tries=mean))

@@ -22,7 +22,7 @@ class Options:
     plugin_path: Path | None = None
     insecure_seed: int | None = None
     spend: bool = False
-    study: str | None = None  # the set of runs this one was made for: a mark on all it pays for
+    study: str | None = None  # the tag of the study that this run belongs to, on all its charges
     say: Callable[[str], None] = print
     progress: Show
 

@@ -10,15 +10,14 @@ new release format (:mod:`pate.releases.documents`).
 
 from __future__ import annotations
 
-import contextlib
 import io
 import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from pate._plots import plot_style
 from pate.metrics import Share
 from pate.report.facts import Facts
 from pate.report.templates import escape_html
@@ -35,6 +34,20 @@ _VARIABLES = {
 }  # fmt: skip
 _WIDE, _NARROW = (9.2, 4.3), (4.6, 4.3)  # inches; both in one scale, so that text is of one size
 _LONGEST = 18  # of a class's name in a plot
+
+_SETTINGS = {
+    "svg.fonttype": "none",
+    "font.size": 11.5,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": GRID,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "legend.frameon": False,
+}
 
 Plotter = Callable[["Axes", bool], None]
 
@@ -55,43 +68,13 @@ def _svg(
 ) -> str:
     from matplotlib.figure import Figure
 
-    with _style(name):
+    with plot_style(name, **_SETTINGS):
         width, tall = _NARROW if narrow else _WIDE
         canvas = Figure(figsize=(width, tall * height), layout="constrained")
         axes = canvas.subplots()
         _plain(axes)
         plotter(axes, narrow)
         return _inline(name, _save(canvas), title, description)
-
-
-@contextlib.contextmanager
-def _style(name: str) -> Iterator[None]:
-    """Plot alike on every machine: nothing of the user's own settings, names by hash."""
-    import matplotlib
-
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        # The browser has the glyph or not; matplotlib only measures with its own font.
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing")
-        warnings.filterwarnings("ignore", message=r".*constrained_layout.*")
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(
-            {
-                "svg.fonttype": "none",
-                "svg.hashsalt": name,
-                "text.parse_math": False,  # a class may be called $a$
-                "font.size": 11.5,
-                "text.color": INK,
-                "axes.labelcolor": MUTED,
-                "axes.edgecolor": GRID,
-                "xtick.color": MUTED,
-                "ytick.color": MUTED,
-                "figure.facecolor": "none",
-                "axes.facecolor": "none",
-                "savefig.facecolor": "none",
-                "legend.frameon": False,
-            }
-        )
-        yield
 
 
 def _plain(axes: Axes) -> None:

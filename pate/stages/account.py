@@ -56,6 +56,7 @@ from pate.artifacts.results import (
     PrivateCosts,
     SanitisedGuarantee,
     StatedGuarantee,
+    charge_name,
     drawn_for,
 )
 from pate.errors import BudgetExceeded, ConditionsFail, InvalidInput, SpendNeeded
@@ -213,6 +214,7 @@ def _release(
             stated = replace(stated, guarantee=whole)
         stated.save(draft)
 
+    drawn = str(drawn_for(context.inputs["aggregate"]))
     release_once(
         context,
         kind=SANITISED,
@@ -221,9 +223,8 @@ def _release(
         events=price,
         prepare=prepare,
         publish=publish,
-        builds_on=charges_behind(
-            context.store, LABELS, str(drawn_for(context.inputs["aggregate"]))
-        ),
+        # Of a draw that is gone, what is known of its name: its studies must not miss this price.
+        builds_on=charges_behind(context.store, LABELS, drawn) or [charge_name(LABELS, drawn)],
     )
 
 

@@ -293,7 +293,7 @@ def _tags(ledger: Ledger, own: str | None, builds_on: Collection[str]) -> list[s
     inherited = [
         study
         for each in (ledger.charges() if builds_on else [])
-        if each.release in builds_on
+        if each.release.startswith(tuple(builds_on))
         for study in each.studies
     ]
     return list(dict.fromkeys([*([] if own is None else [own]), *inherited]))

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.checkpoint import releases
-from dpsgd.runs import CHECKPOINT, STAGE, Outcome, find_outcome, name_of_run, private_folder
+from dpsgd.runs import CHECKPOINT, STAGE, TrainingOutcome, find_outcome, name_of_run, private_folder
 from dpsgd.runs import ledger_path as dpsgd_ledger_path
-from dpsgd.training import Options as DpsgdOptions
-from dpsgd.training import train
+from dpsgd.training import TrainingOptions, train
 from pate.accounting import Event, Guarantee, Ledger
 from pate.accounting.events import tally
 from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost
@@ -129,42 +128,14 @@ def compare(
 ) -> Comparison:
     """Compare PATE with DP-SGD on the same data at the same ε; what is done is skipped.
 
-    Parameters
-    ----------
-    recipe
-        The name of a shipped recipe, or the path of a ``.toml`` file, with ``kind = "compare"``.
-    epsilons
-        The ε to compare at; by default those of the recipe.
-    seeds
-        The number of repetitions of either method; by default that of the recipe.
-    set
-        Settings that override the recipe: ``{"pate.teachers.count": 50}``, or texts
-        ``"pate.teachers.count=50"``.
-    out
-        The folder; by default ``runs/NAME``. It is the comparison's own.
-    options
-        How to run: data root, engine, plug-ins, noise.
+    The arguments are those of :func:`pate.compare`, with ready ``options``. The folder, by default
+    ``runs/NAME``, is the comparison's own; in the end it holds ``compare.json``, ``.csv``, ``.png``
+    and ``.svg``.
 
-    Returns
-    -------
-    Comparison
-        A row for each method and ε, then the baselines. The folder then holds ``compare.json``,
-        ``.csv``, ``.png`` and ``.svg``.
-
-    Raises
-    ------
-    InvalidInput
-        If the recipe is invalid, or the folder holds results of another study or run.
-    BudgetExceeded
-        If a budget has no room for all points; then nothing was charged.
-    SpendNeeded
-        If a result was paid for and lost, unless ``options.spend``.
-
-    Guarantees
-    ----------
-    Nothing is charged before all points are planned, both ledgers have recorded the plan, and both
-    budgets have room for what is not paid yet. Every charge carries the study's tag. What is done
-    is never charged again.
+    Guarantees:
+        Nothing is charged before all points are planned, both ledgers have recorded the plan, and
+        both budgets have room for what is not paid yet. Every charge carries the study's tag. What
+        is done is never charged again.
     """
     changes = as_settings(set)
     if epsilons is not None:
@@ -358,7 +329,7 @@ class CompareRuns:
         name = name_of_run(point.dpsgd, self._seed(point.seed))[:8]
         return self.folder / "dpsgd" / f"epsilon-{point.epsilon:g}-seed-{point.seed}-{name}"
 
-    def _trained(self, point: ComparePoint) -> Outcome | None:
+    def _trained(self, point: ComparePoint) -> TrainingOutcome | None:
         return find_outcome(
             point.dpsgd,
             self._home(point),
@@ -368,7 +339,7 @@ class CompareRuns:
 
     def _train(self, point: ComparePoint) -> None:
         seed = self._seed(point.seed)
-        options = DpsgdOptions(
+        options = TrainingOptions(
             data_root=self.options.data_root,
             plugin_path=self.options.plugin_path,
             insecure_seed=seed,

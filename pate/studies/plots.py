@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pate._plots import COLOURS, MARKERS, new_figure, plain_axes, render_figure
 from pate.studies.grid import as_setting
 from pate.studies.tables import METHODS, ComparisonRow, SweepRow, write_private_file
 
@@ -21,57 +19,13 @@ if TYPE_CHECKING:
     from pate.metrics import Share
     from pate.studies.sweep import Sweep
 
-# Distinct to colour-blind readers, and in grey by the markers that go with them.
-COLOURS = ("#1f5fa8", "#c4570b", "#2e8b57", "#8e3b8e", "#6b6b6b", "#b08a00")
-MARKERS = "osD^vP"
-
-
-@contextmanager
-def new_figure(width: float = 7.5, height: float = 4.6) -> Iterator[Figure]:
-    """Yield an empty figure of this size in inches; no global state or user setting is used.
-
-    Plot and :func:`save_figure` within the block.
-    """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        # A key may hold a dollar sign; identifiers inside the file are the same every time.
-        matplotlib.rcParams.update({"text.parse_math": False, "svg.hashsalt": "pate"})
-        figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        yield figure
-
 
 def save_figure(figure: Figure, folder: Path, stem: str) -> tuple[Path, Path]:
     """Write ``STEM.png`` and ``STEM.svg`` atomically, without a date."""
-    metadata = {
-        "png": {"Software": None},
-        "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
-    }
     files = folder / f"{stem}.png", folder / f"{stem}.svg"
-    for file in files:
-        kind = file.suffix.removeprefix(".")
-        image = io.BytesIO()
-        with warnings.catch_warnings():
-            # A font may lack a glyph: it is a box then, and no warning helps.
-            warnings.filterwarnings("ignore", message=r"Glyph .* missing")
-            figure.savefig(image, format=kind, dpi=150, metadata=metadata[kind])
-        write_private_file(file, image.getvalue())
+    write_private_file(files[0], render_figure(figure, "png"))
+    write_private_file(files[1], render_figure(figure, "svg"))
     return files
-
-
-def _plain_axes(figure: Figure, *, title: str, x: str, y: str) -> Axes:
-    axes = figure.subplots()
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(title, fontsize=10, loc="left")
-    return axes
 
 
 # --- a sweep --------------------------------------------------------------------------------------
@@ -95,8 +49,8 @@ def plot_sweep(sweep: Sweep) -> None:
     if not rows:
         return
     with new_figure(8.6, 5.2) as figure:
-        axes = _plain_axes(
-            figure,
+        axes = plain_axes(
+            figure.subplots(),
             title=_sweep_title(sweep),
             x=f"ε of the point alone, at δ = {sweep.deltas}; points of about one ε stand side by "
             "side",
@@ -234,8 +188,8 @@ def plot_comparison(
 ) -> None:
     """Write ``compare.png`` and ``compare.svg``: both methods with the spread of repetitions."""
     with new_figure(7.8, 4.9) as figure:
-        axes = _plain_axes(
-            figure, title=title, x="ε of one run", y="accuracy on the test records, %"
+        axes = plain_axes(
+            figure.subplots(), title=title, x="ε of one run", y="accuracy on the test records, %"
         )
         targets: set[float] = set()
         for place, method in enumerate(("pate", "dpsgd")):

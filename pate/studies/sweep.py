@@ -91,38 +91,14 @@ def sweep(
 ) -> Sweep:
     """Run every combination of some settings in one folder; what points share is made once.
 
-    Parameters
-    ----------
-    recipe
-        The name of a shipped recipe, or the path of a ``.toml`` file.
-    over
-        The settings to vary: ``{"aggregate.scale": [10, 20]}``, or texts
-        ``"aggregate.scale=10,20"``.
-    set
-        Settings for all points: ``{"teachers.count": 50}``, or texts ``"teachers.count=50"``.
-    out
-        The folder; by default ``runs/NAME-sweep``. It is the sweep's own.
-    options
-        How to run: data root, engine, plug-ins, noise.
+    The arguments are those of :func:`pate.sweep`, with ready ``options``. The folder, by default
+    ``runs/NAME-sweep``, is the sweep's own; in the end it holds ``sweep.json``, ``.csv``, ``.png``
+    and ``.svg``, and is the run folder of the first point.
 
-    Returns
-    -------
-    Sweep
-        The rows of all points, and what choosing by them costs. The folder then holds
-        ``sweep.json``, ``.csv``, ``.png`` and ``.svg``, and is the run folder of the first point.
-
-    Raises
-    ------
-    InvalidInput
-        If a point is not a valid recipe, or the folder holds labels of another study or run.
-    BudgetExceeded
-        If the budget has no room for all points; then nothing was charged.
-
-    Guarantees
-    ----------
-    Nothing is charged before all points are planned, the ledger has recorded the plan, and the
-    budget has room for all of it. Every charge carries the study's tag; a point that is done is
-    never charged again.
+    Guarantees:
+        Nothing is charged before all points are planned, the ledger has recorded the plan, and the
+        budget has room for all of it. Every charge carries the study's tag; a point that is done is
+        never charged again.
     """
     grid = read_grid(recipe, over, as_settings(set))
     folder = Path("runs") / f"{grid.name}-sweep" if out is None else Path(out)

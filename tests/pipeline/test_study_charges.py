@@ -209,7 +209,7 @@ def read_training(project: Any, noise: float) -> TrainingRecipe:
 def train(project: Any, noise: float, study: str | None) -> None:
     recipe = read_training(project, noise)
     with contextlib.chdir(project.folder):
-        options = dpsgd.training.Options(
+        options = dpsgd.training.TrainingOptions(
             data_root=project.folder / "data", study=study, say=lambda text: None
         )
         dpsgd.training.train(recipe, project.folder / "runs" / "tiny" / "dpsgd", options)
@@ -408,6 +408,17 @@ def test_what_builds_on_a_study_is_of_it(project: Any, how: str) -> None:
     assert charged[1].release.startswith("labels" if how == "more queries" else "sanitised")
     assert (cost.releases, cost.in_advance) == (2, False)
     assert whole_ledger(project) in let_out(project, "runs/tiny", code=2).stderr
+
+
+def test_a_sanitised_figure_is_of_the_study_though_its_draw_is_gone(project: Any) -> None:
+    """The charge of the labels is then known by the beginning of its name alone."""
+    plan_votes(project, 3.0)
+    finish(project, "aggregate.scale=3.0")
+    shutil.rmtree(project.run_folder / "private" / "pending-labels")
+    finish(project, "aggregate.scale=3.0", "privacy.sanitise=true", study=None)
+    labels, sanitised = charges(project, "")
+    assert sanitised.release.startswith("sanitised ")
+    assert sanitised.studies == labels.studies == (STUDY,)
 
 
 def test_settings_of_a_study_drawn_before_it_are_of_none(project: Any) -> None:

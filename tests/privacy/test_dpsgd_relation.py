@@ -21,7 +21,7 @@ from dpsgd import checkpoint as checkpoints
 from dpsgd.cli import main
 from dpsgd.pca import PrivatePCA
 from dpsgd.recipe import Recipe
-from dpsgd.runs import Outcome, name_of_run
+from dpsgd.runs import TrainingOutcome, name_of_run
 from pate.accounting import (
     Guarantee,
     Ledger,
@@ -253,7 +253,7 @@ def test_an_old_ledger_takes_charges_of_both_relations(tmp_path, mode):
 def test_an_old_run_claims_no_more_than_its_events_allow():
     stored = {"guarantee": {"neighbours": "add-remove"}, "events": [OLD]}
     artifact = SimpleNamespace(json=lambda name: stored)
-    assert Outcome(artifact=artifact, new=False, ledger=None).report["guarantee"] == {
+    assert TrainingOutcome(artifact=artifact, new=False, ledger=None).report["guarantee"] == {
         "neighbours": "zero-out"
     }
 

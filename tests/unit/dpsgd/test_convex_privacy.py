@@ -18,7 +18,7 @@ from scipy.stats import multivariate_normal
 
 from dpsgd.convex import Huber, Logistic, NoisyGradientDescent
 from dpsgd.convex.descent import gradient_sum
-from dpsgd.convex.inputs import Records, scaled_rows
+from dpsgd.convex.inputs import BoundedRecords, scaled_rows
 from dpsgd.convex.losses import Margins, score_loss
 from dpsgd.convex.objective import calibrate_objective, tilt_delta
 from dpsgd.convex.output import calibrate_output
@@ -30,7 +30,7 @@ LOSSES = {"logistic": Logistic(), "huber": Huber(width=0.3)}
 
 
 def records(rows, labels, classes):
-    return Records(
+    return BoundedRecords(
         rows=np.asarray(rows, dtype=float),
         labels=np.asarray(labels),
         classes=np.arange(classes),

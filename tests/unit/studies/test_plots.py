@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pate._plots import new_figure
 from pate.accounting import Guarantee
 from pate.accounting.ledger.study_costs import StudyCost
 from pate.metrics import Share
@@ -117,7 +118,7 @@ def test_what_looks_alike_stands_apart() -> None:
 
 
 def test_a_missing_glyph_is_a_box_and_no_warning(tmp_path: Path) -> None:
-    with plots.new_figure() as figure:
+    with new_figure() as figure:
         figure.subplots().set_title("\u05d0\u4e00")  # pytest makes an error of any warning
         plots.save_figure(figure, tmp_path, "picture")
 
@@ -125,7 +126,7 @@ def test_a_missing_glyph_is_a_box_and_no_warning(tmp_path: Path) -> None:
 def test_figures_are_the_same_every_time_and_undated(tmp_path: Path) -> None:
     made = []
     for name in ("one", "two"):
-        with plots.new_figure() as figure:
+        with new_figure() as figure:
             figure.subplots().plot([1, 2], [3, 4], label="$a")
             made.append(plots.save_figure(figure, tmp_path / name, "picture"))
     (png, svg), (png_again, svg_again) = made
