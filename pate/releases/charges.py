@@ -20,6 +20,7 @@ from pate.accounting import (
 )
 from pate.accounting.events import tally
 from pate.artifacts import Artifact, Level, Store, StoreError
+from pate.artifacts.results import charge_name, drawn_for
 from pate.errors import InvalidInput, LedgerError
 from pate.releases.guarantee import (
     agrees,
@@ -179,7 +180,7 @@ class _Charges:
             made_from = str(each.manifest["made_from"])
             with undamaged(each.path / _CHARGE):
                 name = each.json(_CHARGE)["name"]
-            if charge == _charge_id("labels", made_from, name):
+            if charge == charge_name("labels", made_from, name):
                 return made_from
         raise StoreError(f"the answers that {file} builds on are not in {self.run.run.folder}")
 
@@ -234,7 +235,7 @@ class _Charges:
 
     def _drawn_for(self, stage: str) -> str:
         """Return what an answer was drawn for; that is kept apart from what is released."""
-        return str(self.run.run.artifact(stage).facts["drawn"])
+        return str(drawn_for(self.run.run.artifact(stage)))
 
     def _drawn(self, kind: str, made_from: str) -> Artifact:
         return self._private().open(kind, made_from)
@@ -242,7 +243,7 @@ class _Charges:
     def _own(self, kind: str, answer: Artifact, file: Path) -> Charge:
         with undamaged(answer.path / _CHARGE):
             name = str(answer.json(_CHARGE)["name"])
-        charge = self.paid.get(_charge_id(kind, str(answer.manifest["made_from"]), name))
+        charge = self.paid.get(charge_name(kind, str(answer.manifest["made_from"]), name))
         if charge is None:
             raise self._unpaid(file)
         self.names.append(f"{kind} {name}")
@@ -295,8 +296,3 @@ class _Charges:
             f"{self._report()} does not agree with the charges in the ledger ({how}); remove its "
             "folder and run the recipe again"
         )
-
-
-def _charge_id(kind: str, made_from: str, name: str) -> str:
-    """Return the ledger's name of the charge of one draw (:mod:`pate.stages.exactly_once`)."""
-    return f"{kind} {made_from[:40]} {name}"

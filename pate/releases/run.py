@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pate.artifacts import Artifact, Level, Store, StoreError, fingerprint
+from pate.artifacts.results import is_seeded
 from pate.datasets.catalogue import data_root as default_root
 from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput, LedgerError, PateError
@@ -94,7 +95,7 @@ def open_finished_run(
     made_from = _all_done(run)
     artifacts = {name: store.open(name, made_from[producer(name)]) for name in _READ}
     for name in ("aggregate", "distill"):
-        if artifacts[name].facts["randomness"] != "private":
+        if is_seeded(artifacts[name]):
             raise _seeded(artifacts[name])
     return FinishedRun(run=run, ledger=ledger_path(recipe, root), artifacts=artifacts)
 
@@ -102,7 +103,7 @@ def open_finished_run(
 def _require_unseeded(store: Store) -> None:
     """Name seeded noise as such; it would otherwise look like a stage that is stale."""
     drawn = store.all("aggregate")
-    seeded = [each for each in drawn if each.facts["randomness"] != "private"]
+    seeded = [each for each in drawn if is_seeded(each)]
     if seeded and len(seeded) == len(drawn):
         raise _seeded(seeded[0])
 

@@ -34,8 +34,9 @@ LAYERS = [
     ["partition", "teachers", "mechanisms", "encoders", "datasets"],
     ["artifacts", "console", "engines", "plugins", "recipes", "vision", "votes"],
     ["accounting", "devices", "metrics", "nearest_neighbours", "randomness", "untrusted"],
-    ["_files", "_format", "_plots", "_validate", "silence"],
+    ["_files", "_plots", "_validate", "silence"],
     ["errors"],
+    ["_format"],
 ]
 HEIGHT = {name: -level for level, names in enumerate(LAYERS) for name in names}
 OPEN_TO_DPSGD = {
