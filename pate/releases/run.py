@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pate.artifacts import Artifact, Level, Store, StoreError, fingerprint
+from pate.artifacts.results import is_seeded
 from pate.datasets.catalogue import data_root as default_root
 from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput, LedgerError, PateError
@@ -23,7 +24,7 @@ from pate.pipeline.stage import producer
 from pate.releases.files import ENCODER
 from pate.releases.guarantee import agrees
 from pate.releases.schema import HEADER_FORMAT
-from pate.report.facts import without_folder, without_places
+from pate.report.facts import finished_stages, without_folder, without_places
 from pate.stages.catalogue import open_run
 
 _READ = ("aggregate", "account", "distill", "evaluate", "encoder", "data-public")
@@ -91,10 +92,10 @@ def open_finished_run(
     _require_unseeded(store)
     root = _root_of(folder, recipe, data_root)
     run = open_run(folder, data_root=root, plugin_path=plugin_path)
-    made_from = _all_done(run)
+    made_from = finished_stages(run)
     artifacts = {name: store.open(name, made_from[producer(name)]) for name in _READ}
     for name in ("aggregate", "distill"):
-        if artifacts[name].facts["randomness"] != "private":
+        if is_seeded(artifacts[name]):
             raise _seeded(artifacts[name])
     return FinishedRun(run=run, ledger=ledger_path(recipe, root), artifacts=artifacts)
 
@@ -102,7 +103,7 @@ def open_finished_run(
 def _require_unseeded(store: Store) -> None:
     """Name seeded noise as such; it would otherwise look like a stage that is stale."""
     drawn = store.all("aggregate")
-    seeded = [each for each in drawn if each.facts["randomness"] != "private"]
+    seeded = [each for each in drawn if is_seeded(each)]
     if seeded and len(seeded) == len(drawn):
         raise _seeded(seeded[0])
 
@@ -135,20 +136,6 @@ def _root_of(folder: Path, recipe: Recipe, given: Path | None) -> Path:
     if fingerprint("key", naming_key(recipe, root)) != home:
         raise LedgerError(f"{folder} belongs to another ledger than {ledger}; give its --data-root")
     return root
-
-
-def _all_done(run: Run) -> dict[str, str]:
-    """Return the fingerprint of each stage, where all are done."""
-    made_from = {}
-    for state in run.states():
-        if not state.done or state.made_from is None:
-            hint = " (if it has plug-ins, give its --plugin-path)" if "plugin" in state.why else ""
-            raise InvalidInput(
-                f"{run.folder} is not finished: {state.stage} is {state.why}{hint}; run the recipe "
-                "to its end first"
-            )
-        made_from[state.stage] = state.made_from
-    return made_from
 
 
 @contextmanager

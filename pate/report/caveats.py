@@ -114,10 +114,11 @@ def _trained(ledger: Ledger) -> list[str]:
 
 def _own_names(run: Run) -> list[str]:
     """Return the names of the charges of the run's labels, or their beginning if they are gone."""
+    from pate.artifacts.results import charge_name, drawn_for
     from pate.stages.exactly_once import charges_behind
 
-    drawn = str(run.artifact("aggregate").facts["drawn"])
-    return charges_behind(run.store, "labels", drawn) or [f"labels {drawn[:40]} "]
+    drawn = str(drawn_for(run.artifact("aggregate")))
+    return charges_behind(run.store, "labels", drawn) or [charge_name("labels", drawn)]
 
 
 def _earlier_releases(run: Run, ledger: Ledger) -> int:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from pate.accounting import Conversion, Ledger, event_from_json
+from pate.accounting import Conversion, Ledger
 from pate.artifacts import Artifact, Level
+from pate.artifacts.results import Costs, Evaluation, Labels, StatedGuarantee
 from pate.errors import InvalidInput
 from pate.mechanisms import make_mechanism
 from pate.metrics import Share
@@ -228,55 +229,52 @@ def gather_facts(run: Run) -> Facts:
     """
     shown = ShownArtifacts(run)
     recipe = run.recipe
-    released, costs = shown.open("aggregate"), shown.open("account").json("guarantees.json")
-    evaluation = shown.open("evaluate").json("evaluation.json")
-    plan = released.json("plan.json")
+    released, costs = Labels.load(shown.open("aggregate")), Costs.load(shown.open("account"))
+    evaluation, plan = Evaluation.load(shown.open("evaluate")), released.plan
     delta, conversion = recipe.privacy.delta, Conversion(recipe.privacy.conversion)
-    sanitised = costs.get("sanitised") or None
-    labels = np.bincount(released.array("labels.npy"), minlength=len(evaluation["classes"]))
+    sanitised = costs.sanitised
+    labels = np.bincount(released.labels, minlength=len(evaluation.classes))
     total, notes = _of_the_ledger(run)
     return Facts(
         recipe=recipe,
         recipe_text=recipe_text(recipe),
-        protects=costs["protects"],
-        guarantee=publishable_cost(costs["guarantee"]),
-        plan={name: publishable_cost(each) for name, each in costs["plan"].items()},
+        protects=costs.protects,
+        guarantee=publishable_cost(costs.guarantee),
+        plan={name: publishable_cost(each) for name, each in costs.plan.items()},
         sanitised=None if sanitised is None else publishable_cost(sanitised),
-        confidence=None if sanitised is None else sanitised["confidence"],
-        price=None if sanitised is None else sanitised["price"],
-        why_not=without_paths(costs.get("why_not")),
-        queries=plan["queries"],
-        answers=plan["answers"],
-        asked=released.facts["asked"],
-        answered=released.facts["answered"],
-        kept=released.facts["kept"],
+        confidence=None if sanitised is None else sanitised.confidence,
+        price=None if sanitised is None else sanitised.price,
+        why_not=without_paths(costs.why_not),
+        queries=plan.queries,
+        answers=plan.answers,
+        asked=len(released.asked),
+        answered=len(released.answered),
+        kept=len(released.kept),
         curves=cost_curves(
             make_mechanism(recipe.aggregate),
-            queries=plan["queries"],
-            answers=plan["answers"],
+            queries=plan.queries,
+            answers=plan.answers,
             delta=delta,
             conversion=conversion,
         ),
-        profile=moment_profile(
-            [event_from_json(text) for text in plan["events"]], delta=delta, conversion=conversion
-        ),
+        profile=moment_profile(plan.events, delta=delta, conversion=conversion),
         classes=tuple(
             ClassRow(
-                name=str(row["class"]),
+                name=str(row.name),
                 labels=int(count),
-                records=row["records"],
-                correct=row["right"],
-                predicted=row["said"],
+                records=row.records,
+                correct=row.right,
+                predicted=row.predicted,
             )
-            for row, count in zip(evaluation["classes"], labels, strict=True)
+            for row, count in zip(evaluation.classes, labels, strict=True)
         ),
-        confusion=tuple(map(tuple, evaluation["confusion"])),
-        student=Share.of(evaluation["student"]),
-        labels=_share(evaluation["labels"]),
-        agreement=_share(evaluation["agreement"]),
+        confusion=evaluation.confusion,
+        student=evaluation.student,
+        labels=evaluation.labels,
+        agreement=evaluation.agreement,
         all_releases=total,
-        seeded=released.facts["randomness"] != "private",
-        extended=bool(released.facts["extended"]),
+        seeded=released.seeded,
+        extended=released.extended,
         notes=tuple(notes),
         digests=tuple(
             Digest(what=title, level=artifact.level.name.lower(), sha256=artifact.digest)
@@ -288,15 +286,11 @@ def gather_facts(run: Run) -> Facts:
     )
 
 
-def publishable_cost(record: Mapping[str, Any]) -> Cost:
+def publishable_cost(stated: StatedGuarantee) -> Cost:
     """Return a cost of the public report; one that is marked otherwise never gets on the page."""
-    if not record["publishable"]:
-        raise InvalidInput("a figure among the released ones may not be published; run it again")
-    return Cost.of(record)
-
-
-def _share(record: Mapping[str, Any] | None) -> Share | None:
-    return None if record is None else Share.of(record)
+    if not stated.publishable:
+        raise InvalidInput("an ε among the released ones may not be published; run it again")
+    return Cost.of(stated.as_json())
 
 
 def _of_the_ledger(run: Run) -> tuple[Cost | None, list[str]]:
@@ -309,7 +303,7 @@ def _of_the_ledger(run: Run) -> tuple[Cost | None, list[str]]:
             "same data is not known."
         ]
     with Ledger.open(place) as ledger:
-        whole = None if seeded else publishable_cost(ledger.guarantee().as_json())
+        whole = None if seeded else publishable_cost(StatedGuarantee.of(ledger.guarantee()))
         return whole, tuning_caveats(run, ledger)
 
 

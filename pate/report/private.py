@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.accounting import Conversion
+from pate.artifacts.results import Costs, PrivateCosts, load_reference
 from pate.mechanisms import make_mechanism
 from pate.metrics import Share
 from pate.pipeline.runner import Run
@@ -40,9 +41,9 @@ def gather_private(run: Run) -> PrivateFacts:
     """Return the private facts of a run, for the owner of the data."""
     recipe = run.recipe
     conversion = Conversion(recipe.privacy.conversion)
-    costs_private = run.artifact("account-private").json("guarantees.json")
-    dependent = None if recipe.selection is not None else Cost.of(costs_private[conversion.value])
-    costs = run.artifact("account").json("guarantees.json")
+    costs = Costs.load(run.artifact("account"))
+    found = PrivateCosts.load(run.artifact("account-private")).guarantees.get(conversion.value)
+    dependent = None if found is None else Cost.of(found.as_json())
     counts, answered, teachers = _votes(run)
     follows = recipe.aggregate.cost_follows_answers
     fixed = [_set(dependent.moment)] if dependent is not None and follows else None
@@ -56,8 +57,7 @@ def gather_private(run: Run) -> PrivateFacts:
     ]
     reference = None
     if recipe.evaluate.reference:
-        found = run.artifact("evaluate-reference").json("evaluation.json")["reference"]
-        reference = Share.of(found)
+        reference = load_reference(run.artifact("evaluate-reference"))
     return PrivateFacts(
         dependent=dependent,
         dependent_queries=steps,
@@ -65,7 +65,7 @@ def gather_private(run: Run) -> PrivateFacts:
             total.guarantee(delta=recipe.privacy.delta, conversion=conversion).epsilon
             for total in totals
         ),
-        reading=Cost.of(costs["odometer"][conversion.value]),
+        reading=Cost.of(costs.odometer[conversion.value].as_json()),
         winners=_winners(counts, teachers),
         reference=reference,
         shards=run.artifact("partition").json("report.json"),

@@ -8,6 +8,7 @@ import math
 import re
 import tomllib
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import jinja2
 import numpy as np
@@ -29,6 +30,7 @@ from pate.accounting import (
     compose,
 )
 from pate.accounting.composition import advanced, gaussian_delta, gaussian_epsilon
+from pate.artifacts.results import StatedGuarantee
 from pate.errors import InvalidInput
 from pate.mechanisms import AggregateSpec, make_mechanism
 from pate.metrics import Share
@@ -291,6 +293,7 @@ def test_a_damaged_comparison_is_refused(tmp_path):
 
 def test_a_figure_that_may_not_be_published_stops_the_page():
     figure = {"epsilon": 1.0, "delta": 1e-5, "moment": 2.0, "conversion": "improved"}
-    assert publishable_cost(figure | {"publishable": True}).epsilon == 1.0
+    stated = StatedGuarantee(**figure, neighbours="add-remove", publishable=True)
+    assert publishable_cost(stated).epsilon == 1.0
     with pytest.raises(InvalidInput, match="may not be published"):
-        publishable_cost(figure | {"publishable": False})
+        publishable_cost(replace(stated, publishable=False))
