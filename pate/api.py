@@ -9,14 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pate.accounting import Conversion, Guarantee, Neighbours
+from pate.artifacts.results import Costs, Evaluation, Labels
 from pate.errors import InvalidInput
 from pate.studies.grid import as_settings
 
@@ -122,29 +119,6 @@ def _ignore(text: str) -> None:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Labels:
-    """Released labels of public inputs.
-
-    Parameters
-    ----------
-    rows : ndarray of shape (n_labels,)
-        The public inputs that have a label, by their row.
-    values : ndarray of shape (n_labels,)
-        Their labels, as class numbers.
-    asked : int
-        How many inputs the teachers were asked about.
-    """
-
-    rows: NDArray[np.int64]
-    values: NDArray[np.int64]
-    asked: int
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-
-@final
 class Run:
     """A run in its folder: what it released, and what that costs.
 
@@ -175,24 +149,29 @@ class Run:
     @property
     def guarantee(self) -> Guarantee:
         """What the labels cost, data-independently, and between whom it holds."""
-        stated = self._pipeline.artifact("account").json("guarantees.json")
-        return _guarantee(stated["guarantee"], private=stated["randomness"] == "private")
-
-    @property
-    def labels(self) -> Labels:
-        """The released labels."""
-        released = self._pipeline.artifact("aggregate")
-        return Labels(
-            rows=np.array(released.array("answered.npy")),
-            values=np.array(released.array("labels.npy")),
-            asked=int(released.facts["asked"]),
+        costs = Costs.load(self._pipeline.artifact("account"))
+        stated = costs.guarantee
+        seeded = (
+            ("the noise was drawn from a seed: this run is not private",) if costs.seeded else ()
+        )
+        return Guarantee(
+            epsilon=stated.epsilon,
+            delta=stated.delta,
+            moment=stated.moment,
+            neighbours=Neighbours(stated.neighbours),
+            conversion=None if stated.conversion is None else Conversion(stated.conversion),
+            caveats=(*stated.caveats, *seeded),
         )
 
     @property
-    def evaluation(self) -> dict[str, Any]:
-        """How often the student and the labels are right, with 95 % intervals."""
-        found: dict[str, Any] = self._pipeline.artifact("evaluate").json("evaluation.json")
-        return found
+    def labels(self) -> Labels:
+        """The released labels: ``labels`` of the public inputs ``answered``, of those ``asked``."""
+        return Labels.load(self._pipeline.artifact("aggregate"))
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The accuracy of the ``student`` and of the ``labels``, with 95 % intervals."""
+        return Evaluation.load(self._pipeline.artifact("evaluate"))
 
     @property
     def student(self) -> Teacher:
@@ -221,20 +200,6 @@ class Run:
         from pate.report.page import write_report
 
         return write_report(self._pipeline, None if file is None else Path(file), private=private)
-
-
-def _guarantee(stated: Mapping[str, Any], *, private: bool) -> Guarantee:
-    caveats = tuple(stated.get("caveats", ()))
-    if not private:
-        caveats += ("the noise was drawn from a seed: this run is not private",)
-    return Guarantee(
-        epsilon=stated["epsilon"],
-        delta=stated["delta"],
-        moment=stated["moment"],
-        neighbours=Neighbours(stated["neighbours"]),
-        conversion=None if stated["conversion"] is None else Conversion(stated["conversion"]),
-        caveats=caveats,
-    )
 
 
 def prepare_run(
@@ -307,7 +272,7 @@ def run(
     ... )
     >>> run.guarantee.publishable  # the noise is seeded here, so that the example repeats
     False
-    >>> len(run.labels) <= run.labels.asked
+    >>> len(run.labels.answered) <= len(run.labels.asked)
     True
     >>> folder.cleanup()
     """
@@ -592,7 +557,7 @@ def plan(
     possible = plannable()
     chosen = possible if mechanisms is None else tuple(mechanisms)
     found = tuple(each for each in possible if each in chosen)
-    if not found or len(found) < len(builtin_set(chosen)):
+    if not found or len(found) < len(frozenset(chosen)):
         raise InvalidInput(
             f"--mechanism {','.join(chosen)}: those one can plan for are {', '.join(possible)}"
         )
@@ -620,9 +585,6 @@ def plan(
         plugin_path=None if plugin_path is None else Path(plugin_path).absolute(),
         report=report or _ignore,
     )
-
-
-builtin_set = frozenset  # the argument ``set`` hides the built-in in this module's functions
 
 
 def _accuracies(given: float | Mapping[int, float] | Sequence[str] | None) -> tuple[str, ...]:

@@ -1,12 +1,12 @@
 """Record → teacher: disjoint shards that cover everything.
 
-The default assigns a record by a keyed hash of its id (or of its user's id): no other record has a
-say in it. So adding or removing a record, or replacing what stands under its id, moves no other
+The default assigns a record by a keyed hash of its id (or of its user's id): no other record
+influences it. So adding or removing a record, or replacing what stands under its id, moves no other
 record to another teacher, and one teacher changes at most. A record without an id of its own is
 named by what it holds; then to replace it is to remove one and add another, and two teachers may
-change: the guarantee speaks of records added or removed.
+change: the guarantee is stated for records added or removed.
 
-A shuffled equal split goes by a record's place in the data. It is valid only for one record
+A shuffled equal split assigns a record by its place in the data. It is valid only for one record
 *replaced* by another in the same place, whatever their ids: adding one would shift all others.
 """
 
@@ -56,7 +56,7 @@ class PartitionSpec(BaseModel):
         return Neighbours.ADD_REMOVE if self.method == "hash" else Neighbours.REPLACE_ONE
 
     def protects(self, *, named: bool) -> str:
-        """In words, whom the guarantee speaks of; ``named`` where records have ids of their own.
+        """Return in words whom the guarantee protects; ``named`` if records have their own ids.
 
         Without ids a record is known by its content, so that a replaced one is one record removed
         and another one added: two teachers change.
@@ -70,7 +70,7 @@ class PartitionSpec(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shards:
-    """Which teacher has which records. PRIVATE."""
+    """The records of each teacher. PRIVATE."""
 
     order: NDArray[np.int64]  # records, shard after shard
     offsets: NDArray[np.int64]  # shard i is order[offsets[i] : offsets[i + 1]]
@@ -86,13 +86,13 @@ class Shards:
 def partition(
     ids: list[str], *, teachers: int, spec: PartitionSpec, groups: list[str] | None = None
 ) -> Shards:
-    """Splits records into one shard for each teacher.
+    """Split records into one shard for each teacher.
 
     Guarantees:
         Every record is in exactly one shard. With ``hash``, a record's shard is a function of the
         key and its own (or its group's) id alone; with ``shuffle``, of the key, the number of
         records (or of groups) and its place among them. With ``hash`` a shard may be empty, and its
-        teacher abstains: to refuse would tell of one record whether it is there.
+        teacher abstains: to refuse would reveal of one record whether it is there.
 
     >>> spec = PartitionSpec()
     >>> shards = partition([str(i) for i in range(100)], teachers=4, spec=spec)
@@ -118,13 +118,13 @@ Assigned = tuple[NDArray[np.int64], NDArray[Any]]  # each record's teacher, and 
 
 
 def _by_hash(ids: list[str], groups: list[str] | None, *, teachers: int, key: str) -> Assigned:
-    """Records stand in the order of their hashed ids, not of the file."""
+    """Assign records by their hashed ids; they stand in the order of these, not of the file."""
     named = _hashed(ids if groups is None else groups, key)
     return (named % np.uint64(teachers)).astype(np.int64), _hashed(ids, f"{key}/order")
 
 
 def _by_place(ids: list[str], groups: list[str] | None, *, teachers: int, key: str) -> Assigned:
-    """Places are numbered, and users as they first appear: nothing hangs on what they are called.
+    """Assign records by their place, and users as they first appear, whatever their names.
 
     (Were ids sorted first, a record replaced by one of another name would shift all between them.)
     """

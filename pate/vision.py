@@ -1,11 +1,11 @@
-"""The one door to torchvision.
+"""The import of torchvision, which also works beside a CPU-only torch.
 
-The wheel of torchvision on PyPI is built beside a CUDA torch. Next to a CPU-only torch its compiled
-operators do not load, and ``import torchvision`` stops at «operator torchvision::nms does not
-exist». Its Python parts (datasets, transforms, models) need no such operator, only that the two
-schemas exist. :func:`torchvision` declares them, and only where the plain import fails.
+The wheel of torchvision on PyPI is built for a CUDA torch. Beside a CPU-only torch its compiled
+operators do not load, and ``import torchvision`` fails with "operator torchvision::nms does not
+exist". Its Python parts (datasets, transforms, models) need no such operator, only that the two
+schemas exist. :func:`torchvision` declares them, and only if the plain import fails.
 
-The operators themselves stay without an implementation: calling ``torchvision.ops.nms`` raises.
+The operators themselves have no implementation: calling ``torchvision.ops.nms`` raises.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _declared: list[Any] = []  # a torch Library forgets its schemas when it is coll
 
 
 def torchvision() -> ModuleType:
-    """The torchvision package, importable beside any torch.
+    """Import and return torchvision, beside any torch.
 
     >>> transforms = torchvision().transforms
     >>> type(transforms.ToTensor()).__name__

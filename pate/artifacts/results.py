@@ -134,7 +134,7 @@ class Labels(Answers):
 
     @property
     def seeded(self) -> bool:
-        """Whether the noise was seeded, so that nothing here is private."""
+        """True if the noise was seeded, so that nothing here is private."""
         return self.randomness != _PRIVATE
 
     @classmethod
@@ -245,7 +245,7 @@ class Costs:
 
     @property
     def seeded(self) -> bool:
-        """Whether the noise was seeded, so that nothing here is a guarantee."""
+        """True if the noise was seeded, so that nothing here is a guarantee."""
         return self.randomness != _PRIVATE
 
     @classmethod
@@ -412,7 +412,7 @@ def charge_name(kind: str, made_from: str, name: str = "") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChargeNote:
-    """What is charged for a drawing, written down with it, before it is charged."""
+    """The note of a charge, written down with the drawing before it is charged."""
 
     kind: str  # LABELS or SANITISED
     made_from: str  # the fingerprint that it is drawn for

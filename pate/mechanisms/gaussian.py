@@ -36,6 +36,11 @@ class GaussianNoisyMax(NoisyMax):
 
     Examples
     --------
+    >>> import pate
+    >>> votes = pate.Votes(counts=np.array([[990, 5, 5], [3, 995, 2]]))
+    >>> answer = GaussianNoisyMax(sigma=40.0).release(votes, rng=pate.secure_generator())
+    >>> answer.labels, round(pate.compose(answer.events).guarantee(delta=1e-5).epsilon, 3)
+    (array([0, 1]), 0.178)
     >>> GaussianNoisyMax(sigma=40.0).caps(queries=100, answers=100)
     (Repeated(event=GaussianNoisyMaxAnswer(sigma=40.0), count=100),)
     """

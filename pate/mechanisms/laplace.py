@@ -36,10 +36,9 @@ class LaplaceNoisyMax(NoisyMax):
 
     Examples
     --------
-    >>> from pate.randomness import secure_generator
-    >>> from pate.votes import Votes
-    >>> votes = Votes(counts=np.array([[990, 5, 5], [3, 995, 2]]))
-    >>> answer = LaplaceNoisyMax(scale=20.0).release(votes, rng=secure_generator())
+    >>> import pate
+    >>> votes = pate.Votes(counts=np.array([[990, 5, 5], [3, 995, 2]]))
+    >>> answer = LaplaceNoisyMax(scale=20.0).release(votes, rng=pate.secure_generator())
     >>> answer.labels
     array([0, 1])
     >>> LaplaceNoisyMax(scale=20.0).caps(queries=100, answers=50)

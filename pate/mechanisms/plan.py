@@ -14,6 +14,7 @@ from typing import final
 
 from numpy.typing import ArrayLike
 
+from pate._format import format_epsilon
 from pate._validate import check_whole
 from pate.accounting import Conversion, Event, Guarantee, compose
 from pate.errors import BudgetExceeded, InvalidInput
@@ -56,7 +57,32 @@ def plan_caps(
     * neither given: the most queries, where every one may be answered. This is also done where
       checking all the ``queries`` would leave no room for a single answer.
 
-    Raises :class:`~pate.errors.BudgetExceeded` where not even one answer fits.
+    Parameters
+    ----------
+    mechanism : Mechanism
+        The mechanism that answers.
+    spec : AggregateSpec
+        The recipe's section, for its caps ``queries`` and ``answers``.
+    epsilon : float or None
+        The most that the release may cost.
+    delta : float
+        The δ of that cost.
+    available_queries : int
+        The number of public inputs.
+    moments : array_like, optional
+        The λ to account at; the accountant's grid if left out.
+    conversion : Conversion
+        The conversion of log-moments to ε.
+
+    Returns
+    -------
+    Plan
+        The caps, their events and their guarantee.
+
+    Raises
+    ------
+    BudgetExceeded
+        If not even one answer fits.
 
     Guarantees:
         Reads public numbers only: no vote, and no number of answers given so far.
@@ -102,8 +128,8 @@ def plan_caps(
             needed=needed,
             spent=0.0,
             budget=epsilon,
-            why=f"one answer alone costs ε {needed:.6g} at δ {delta:g}, past the budget of "
-            f"{epsilon:.6g}; raise the noise in [aggregate] or epsilon in [privacy]",
+            why=f"one answer alone costs ε {format_epsilon(needed, 6)} at δ {delta:g}, past the "
+            f"budget of {epsilon:.6g}; raise the noise in [aggregate] or epsilon in [privacy]",
         )
     if checks and spec.queries is not None and fits(most_queries, 1):
         return plan(most_queries, _largest(lambda n: fits(most_queries, n), most=most_answers))

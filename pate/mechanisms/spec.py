@@ -122,12 +122,12 @@ class AggregateSpec(BaseModel):
 
     @property
     def in_rounds(self) -> bool:
-        """Whether answers are looked at before all queries were asked."""
+        """True if answers are looked at before all queries were asked."""
         return self.kind.uses_student or self.choose == "uncertain"
 
     @property
     def cost_follows_answers(self) -> bool:
-        """Whether answers decide what the rest costs, on given votes: no λ may be chosen by it.
+        """True if answers decide what the rest costs, on given votes: no λ may be chosen by it.
 
         A check that lets a query through, or not, decides whether an answer is paid for; rounds
         decide what is asked next.

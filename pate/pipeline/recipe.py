@@ -108,7 +108,7 @@ class Recipe(BaseModel):
 
     @property
     def asked(self) -> str:
-        """What is asked of whom, in a line: it distinguishes the runs of one folder."""
+        """The teachers, the mechanism and the caps in a line: it distinguishes runs in a folder."""
         spec = self.aggregate
         noise = [f"{key} {getattr(spec, key):g}" for key in spec.kind.required_keys()]
         told = [f"{self.teachers.count} teachers", f"{spec.mechanism} ({', '.join(noise)})"]

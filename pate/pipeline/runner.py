@@ -1,4 +1,4 @@
-"""Runs stages in order, skips what is done, says what is stale and why."""
+"""The runner of stages: in order, without those that are done, and why a stage is stale."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HOME = "home.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Where a stage stands."""
+    """The state of a stage in a run."""
 
     stage: str
     done: bool
@@ -32,23 +32,39 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A recipe in a folder."""
+    """A recipe in a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of its artifacts.
+    recipe : Recipe
+        What to do with which data.
+    stages : sequence of Stage
+        All stages, in an order in which each finds what it needs.
+    options : Options
+        How to run.
+    """
 
     folder: Path
     recipe: Recipe
     stages: Sequence[Stage]
     options: Options
-    _inputs: dict[str, dict[str, str]] = field(default_factory=dict, init=False, repr=False)
+    # What each stage is made from and its fingerprint, computed once while stages run.
+    _origins: dict[str, tuple[dict[str, str], str]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @property
     def store(self) -> Store:
+        """The store of the run's artifacts."""
         return Store(root=self.folder)
 
     def execute(self, until: str | None = None) -> list[str]:
-        """Runs what is not done, up to a stage; returns the names of the stages that ran."""
+        """Run what is not done, up to a stage, and return the names of the stages that ran."""
         self._write_recipe()
         self.store.sweep()
-        self._inputs.clear()
+        self._origins.clear()
         ran = []
         for stage in self.stages:
             made_from = self._made_from(stage)
@@ -63,7 +79,7 @@ class Run:
         return ran
 
     def is_at_home(self) -> bool:
-        """Whether the folder is new, or belongs to the ledger in the data root that is given."""
+        """Return whether the folder is new, or belongs to the ledger in the data root given."""
         recorded, root = _home(self.folder), self.options.data_root
         if recorded is None:
             return True
@@ -71,13 +87,13 @@ class Run:
         return known and fingerprint("key", naming_key(self.recipe, root)) == recorded["key"]
 
     def artifact(self, name: str) -> Artifact:
-        """A finished artifact of this recipe."""
+        """Return a finished artifact of this recipe."""
         stage = self._stage(producer(name))
         return self.store.cleared(stage.name, stage.clearance).open(name, self._made_from(stage))
 
     def states(self) -> Iterator[State]:
-        """Each stage in order: done, stale or missing, and why."""
-        self._inputs.clear()
+        """Yield the state of each stage in order: done, stale or missing, and why."""
+        self._origins.clear()
         undone: set[str] = set()
         for stage in self.stages:
             first = next((n for n in map(producer, stage.needs) if n in undone), None)
@@ -98,7 +114,7 @@ class Run:
         return State(stage=stage.name, done=False, why=text, made_from=made_from)
 
     def _what_changed(self, stage: Stage) -> str:
-        """Which input or setting differs from the newest earlier result."""
+        """Return which input or setting differs from the newest earlier result."""
         newest = max(self.store.earlier(stage.name), key=lambda p: p.stat().st_mtime, default=None)
         if newest is None:
             return "not made yet"
@@ -106,12 +122,12 @@ class Run:
             before = dict(json.loads(newest.read_text())["inputs"])
         except (OSError, ValueError, KeyError, TypeError):
             return f"{newest} cannot be read"
-        now = self._inputs_now(stage)
+        now = self._origin(stage)[0]
         names = sorted(n for n in {**before, **now} if before.get(n) != now.get(n))
         return f"{', '.join(names)} changed" if names else "its code changed"
 
-    def _inputs_now(self, stage: Stage) -> dict[str, str]:
-        """What a result is made from, under the data set's key; worked out once while stages run.
+    def _origin(self, stage: Stage) -> tuple[dict[str, str], str]:
+        """Return what a result is made from, under the data set's key, and its fingerprint.
 
         Guarantees:
             Something PRIVATE counts by how it was made, not by what came out. Otherwise whether
@@ -119,17 +135,17 @@ class Run:
             votes are the same, which nobody has paid for. (That records changed is told by labels
             drawn anew: docs/sharp-edges.md.) All of it stays on the private side of the store.
         """
-        if stage.name not in self._inputs:
+        if stage.name not in self._origins:
             inputs = {need: self._open_for(stage, need).key for need in stage.needs}
             inputs |= dict(_leaves(stage.settings(self.recipe, self.options)))
             key = naming_key(self.recipe, self.options.data_root)
-            self._inputs[stage.name] = {
-                name: fingerprint(key, value) for name, value in inputs.items()
-            }
-        return self._inputs[stage.name]
+            keyed = {name: fingerprint(key, value) for name, value in inputs.items()}
+            made_from = fingerprint(stage.name, stage.version, keyed)
+            self._origins[stage.name] = keyed, made_from
+        return self._origins[stage.name]
 
     def _made_from(self, stage: Stage) -> str:
-        return fingerprint(stage.name, stage.version, self._inputs_now(stage))
+        return self._origin(stage)[1]
 
     def _open_for(self, stage: Stage, need: str) -> Artifact:
         maker = self._stage(producer(need))
@@ -143,7 +159,7 @@ class Run:
         return next(stage for stage in self.stages if stage.name == name)
 
     def context(self, name: str) -> Context:
-        """What a stage would be given now: its inputs, which must be done, and a cleared store."""
+        """Return the context of a stage: its inputs, which must be done, and a cleared store."""
         stage = self._stage(name)
         return self._context(stage, self._made_from(stage))
 
@@ -158,7 +174,7 @@ class Run:
             store=reader,
             made_from=made_from,
             inputs=inputs,
-            provenance=self._inputs_now(stage),
+            provenance=self._origin(stage)[0],
             options=self.options,
         )
 
@@ -166,7 +182,7 @@ class Run:
         stage.run(self._context(stage, made_from))
 
     def _write_recipe(self) -> None:
-        """The recipe with every default spelt out, so that the run explains itself."""
+        """Write the recipe with every default spelt out, so that the run explains itself."""
         resolved: dict[str, Any] = self.recipe.model_dump(mode="json")
         home = {
             "data_root": str(self.options.data_root.absolute()),
@@ -190,7 +206,7 @@ class Run:
 
 
 def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Every setting by its name, as a fingerprint: what changed can then be told.
+    """Yield every setting by its name, as a fingerprint, to find out what changed.
 
     >>> [name for name, _ in _leaves({"aggregate": {"scale": 2.0, "queries": None}, "seed": 1})]
     ['aggregate.scale', 'aggregate.queries', 'seed']
@@ -203,7 +219,7 @@ def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def find_data_root(folder: Path, recipe: Recipe, default: Path) -> Path:
-    """Where the data and the ledger of a run are: here, or where the run was begun."""
+    """Return where the data and the ledger of a run are: here, or where the run was begun."""
     home = _home(folder)
     if home is not None:
         for root in (default, Path(home["data_root"])):
@@ -224,7 +240,7 @@ def _home(folder: Path) -> dict[str, str] | None:
 
 
 def read_resolved(folder: Path) -> Recipe:
-    """The recipe of an earlier run."""
+    """Return the recipe of an earlier run."""
     path = folder / _RESOLVED
     if not path.is_file():
         raise InvalidInput(f"there is no run in {folder}")

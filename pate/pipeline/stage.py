@@ -1,4 +1,4 @@
-"""What a stage is, and what it is given."""
+"""A stage, the context in which it runs, and the options of a run."""
 
 from __future__ import annotations
 
@@ -15,21 +15,41 @@ from pate.pipeline.recipe import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to run: nothing in here is part of a fingerprint, except the insecure seed."""
+    """The options of a run; none is part of a fingerprint, except the insecure seed.
+
+    Parameters
+    ----------
+    data_root : Path
+        The folder of data sets and ledgers.
+    engine : Engine
+        Where teachers are trained.
+    plugin_path : Path, optional
+        A folder of the user's own modules.
+    insecure_seed : int, optional
+        Seeds all noise, for tests: the run is then not private.
+    spend : bool
+        Pay again for what was paid for before.
+    study : str, optional
+        The tag of the study that the run belongs to, on all it pays for.
+    say : callable
+        Prints a line about progress.
+    progress : callable
+        Opens a progress bar.
+    """
 
     data_root: Path
     engine: Engine
     plugin_path: Path | None = None
     insecure_seed: int | None = None
     spend: bool = False
-    study: str | None = None  # the tag of the study that this run belongs to, on all its charges
+    study: str | None = None
     say: Callable[[str], None] = print
     progress: Show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What one stage sees: its recipe, its inputs, and a store that knows its clearance."""
+    """The surroundings of one stage: its recipe, its inputs, and a store with its clearance."""
 
     recipe: Recipe
     store: Store
@@ -45,7 +65,7 @@ class Context:
         part: str = "",
         only_for: tuple[str, ...] = (),
     ) -> AbstractContextManager[Draft]:
-        """A draft of the stage's artifact, or of a named part of it."""
+        """Open a draft of the stage's artifact, or of a named part of it."""
         name = f"{self.store.reader}-{part}" if part else self.store.reader
         return self.store.draft(
             name, self.made_from, level=level, inputs=self.provenance, only_for=only_for
@@ -65,7 +85,7 @@ class Stage:
 
 
 def producer(artifact: str) -> str:
-    """The stage that makes an artifact.
+    """Return the stage that makes an artifact.
 
     >>> producer("data-public")
     'data'

@@ -107,7 +107,7 @@ def shipped_recipes(kind: str | None = None) -> dict[str, Path]:
 
 
 def summary(path: Path) -> str:
-    """Return the first line of a recipe's ``notes``, which says in a sentence what it is for."""
+    """Return the first line of a recipe's ``notes``, which describes it in a sentence."""
     lines = str(_load(path)[1].get("notes", "")).strip().splitlines()
     return lines[0].strip() if lines else ""
 

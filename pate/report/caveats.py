@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pate.artifacts.results import LABELS, SANITISED, Labels, charge_name, drawn_for
+
 if TYPE_CHECKING:
     from pate.accounting import Ledger, Neighbours
     from pate.accounting.ledger.study_costs import TotalStudyCost
@@ -26,7 +28,8 @@ def tuning_caveats(run: Run, ledger: Ledger) -> list[str]:
     That of the study, where the labels belong to one, is the last.
     """
     found = []
-    earlier = 0 if run.artifact("aggregate").facts["extended"] else _earlier_releases(run, ledger)
+    extended = Labels.load(run.artifact("aggregate")).extended
+    earlier = 0 if extended else _earlier_releases(run, ledger)
     if earlier:
         found.append(
             f"{_times(earlier, 'other release was', 'other releases were')} drawn from this data "
@@ -114,11 +117,10 @@ def _trained(ledger: Ledger) -> list[str]:
 
 def _own_names(run: Run) -> list[str]:
     """Return the names of the charges of the run's labels, or their beginning if they are gone."""
-    from pate.artifacts.results import charge_name, drawn_for
     from pate.stages.exactly_once import charges_behind
 
     drawn = str(drawn_for(run.artifact("aggregate")))
-    return charges_behind(run.store, "labels", drawn) or [charge_name("labels", drawn)]
+    return charges_behind(run.store, LABELS, drawn) or [charge_name(LABELS, drawn)]
 
 
 def _earlier_releases(run: Run, ledger: Ledger) -> int:
@@ -132,7 +134,7 @@ def _earlier_releases(run: Run, ledger: Ledger) -> int:
     # If the draw is gone, the last one that it can be.
     own = [each.number for each in charges if each.release.startswith(name)]
     before = [each.release for each in charges if not own or each.number < own[-1]]
-    return sum(not release.startswith("sanitised ") for release in before)
+    return sum(not release.startswith(f"{SANITISED} ") for release in before)
 
 
 def _seeded_releases(run: Run) -> int:
@@ -148,7 +150,7 @@ def _seeded_releases(run: Run) -> int:
         if each.exists():
             with Ledger.open(each) as ledger:
                 names = [charge.release for charge in ledger.charges()]
-            count += sum(not name.startswith("sanitised ") for name in names)
+            count += sum(not name.startswith(f"{SANITISED} ") for name in names)
     return count
 
 

@@ -229,8 +229,8 @@ def gather_facts(run: Run) -> Facts:
     """
     shown = ShownArtifacts(run)
     recipe = run.recipe
-    released, costs = Labels.load(shown.open("aggregate")), Costs.load(shown.open("account"))
-    evaluation, plan = Evaluation.load(shown.open("evaluate")), released.plan
+    released = Labels.load(shown.open("aggregate"))
+    costs, evaluation = Costs.load(shown.open("account")), Evaluation.load(shown.open("evaluate"))
     delta, conversion = recipe.privacy.delta, Conversion(recipe.privacy.conversion)
     sanitised = costs.sanitised
     labels = np.bincount(released.labels, minlength=len(evaluation.classes))
@@ -245,22 +245,22 @@ def gather_facts(run: Run) -> Facts:
         confidence=None if sanitised is None else sanitised.confidence,
         price=None if sanitised is None else sanitised.price,
         why_not=without_paths(costs.why_not),
-        queries=plan.queries,
-        answers=plan.answers,
+        queries=released.plan.queries,
+        answers=released.plan.answers,
         asked=len(released.asked),
         answered=len(released.answered),
         kept=len(released.kept),
         curves=cost_curves(
             make_mechanism(recipe.aggregate),
-            queries=plan.queries,
-            answers=plan.answers,
+            queries=released.plan.queries,
+            answers=released.plan.answers,
             delta=delta,
             conversion=conversion,
         ),
-        profile=moment_profile(plan.events, delta=delta, conversion=conversion),
+        profile=moment_profile(released.plan.events, delta=delta, conversion=conversion),
         classes=tuple(
             ClassRow(
-                name=str(row.name),
+                name=row.name,
                 labels=int(count),
                 records=row.records,
                 correct=row.right,
@@ -289,8 +289,12 @@ def gather_facts(run: Run) -> Facts:
 def publishable_cost(stated: StatedGuarantee) -> Cost:
     """Return a cost of the public report; one that is marked otherwise never gets on the page."""
     if not stated.publishable:
-        raise InvalidInput("an ε among the released ones may not be published; run it again")
+        raise InvalidInput("a figure among the released ones may not be published; run it again")
     return Cost.of(stated.as_json())
+
+
+def _share(record: Mapping[str, Any] | None) -> Share | None:
+    return None if record is None else Share.of(record)
 
 
 def _of_the_ledger(run: Run) -> tuple[Cost | None, list[str]]:

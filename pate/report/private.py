@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.accounting import Conversion
-from pate.artifacts.results import Costs, PrivateCosts, load_reference
+from pate.artifacts.results import Costs, Labels, PrivateCosts, load_reference
 from pate.mechanisms import make_mechanism
 from pate.metrics import Share
 from pate.pipeline.runner import Run
@@ -41,9 +41,9 @@ def gather_private(run: Run) -> PrivateFacts:
     """Return the private facts of a run, for the owner of the data."""
     recipe = run.recipe
     conversion = Conversion(recipe.privacy.conversion)
-    costs = Costs.load(run.artifact("account"))
     found = PrivateCosts.load(run.artifact("account-private")).guarantees.get(conversion.value)
     dependent = None if found is None else Cost.of(found.as_json())
+    costs = Costs.load(run.artifact("account"))
     counts, answered, teachers = _votes(run)
     follows = recipe.aggregate.cost_follows_answers
     fixed = [_set(dependent.moment)] if dependent is not None and follows else None
@@ -74,10 +74,9 @@ def gather_private(run: Run) -> PrivateFacts:
 
 def _votes(run: Run) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:
     """Return the counts of the queries asked, in order, which were answered, and the teachers."""
-    votes, released = run.artifact("vote"), run.artifact("aggregate")
-    asked = np.array(released.array("asked.npy"))
-    counts = votes.array("counts.npy")[asked].astype(np.int64)
-    return counts, np.isin(asked, released.array("answered.npy")), int(votes.facts["teachers"])
+    votes, released = run.artifact("vote"), Labels.load(run.artifact("aggregate"))
+    counts = votes.array("counts.npy")[np.array(released.asked)].astype(np.int64)
+    return counts, np.isin(released.asked, released.answered), int(votes.facts["teachers"])
 
 
 def _winners(counts: NDArray[np.int64], teachers: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from pate.pipeline.stage import Context, Options, Stage
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
-    """The section, and for the user's own data what the files hold; named sets never change."""
+    """Return the section, and for the user's own data a digest; named sets never change."""
     content = _own_data(recipe.data, options)[1] if recipe.data.own else None
     return {"data": recipe.data.model_dump(mode="json"), "content": content}
 
@@ -25,7 +25,7 @@ _read: tuple[Options, DataSpec, tuple[Splits, str]] | None = None
 
 
 def _own_data(spec: DataSpec, options: Options) -> tuple[Splits, str]:
-    """The user's data and their digest, read once for a run: many fingerprints ask for it."""
+    """Return the user's data and their digest, read once for a run."""
     global _read
     if _read is None or _read[0] is not options or _read[1] != spec:
         splits = load(spec, root=options.data_root, plugin_path=options.plugin_path)
@@ -45,7 +45,7 @@ def _digest(splits: Splits) -> str:
 
 
 def _run(context: Context) -> None:
-    """Labels of public inputs and the test set are put where only ``evaluate`` may look."""
+    """Write the splits; only ``evaluate`` may open labels of public inputs and the test set."""
     spec, options = context.recipe.data, context.options
     if spec.own:
         splits, _ = _own_data(spec, options)

@@ -21,7 +21,7 @@ def _settings(recipe: Recipe, options: Options) -> Any:
 
 
 def _run(context: Context) -> None:
-    """Encodes one shard at a time, into a memory-mapped array.
+    """Encode one shard at a time, into a memory-mapped array.
 
     Guarantees:
         No batch holds records of two shards. So features of a shard are a function of that shard

@@ -23,7 +23,7 @@ def _settings(recipe: Recipe, options: Options) -> Any:
 
 
 def _run(context: Context) -> None:
-    """Writes what was fitted, and the features of the public inputs, once.
+    """Write what was fitted, and the features of the public inputs, once.
 
     Guarantees:
         The stage's clearance is PUBLIC: the store refuses it anything above. So the encoder is a

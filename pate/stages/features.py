@@ -1,4 +1,4 @@
-"""Where a stage finds features: the encoder's, or the inputs themselves where there is none."""
+"""Features for stages: the encoder's, or the inputs themselves where there is no encoder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _FILE = "features.npy"
 
 
 def public_features_path(context: Context) -> Path:
-    """The features of the public inputs; for a stage that needs ``encoder`` and ``data-public``."""
+    """Return the file of public features, to a stage that needs ``encoder``, ``data-public``."""
     return _public_home(context).path / _FILE
 
 
 def public_features(context: Context) -> NDArray[Any]:
-    """The same as an array, memory-mapped."""
+    """Return the public features, memory-mapped."""
     return _public_home(context).array(_FILE)
 
 
@@ -30,14 +30,14 @@ def _public_home(context: Context) -> Artifact:
 
 
 def private_features_path(context: Context) -> Path:
-    """The features of the private records, in the order of the shards."""
+    """Return the file of private features, in the order of the shards."""
     encoded = context.inputs["encode"]
     home = context.inputs["partition"] if encoded.facts["identity"] else encoded
     return home.path / _FILE
 
 
 def private_records(context: Context) -> tuple[NDArray[Any], NDArray[Any]]:
-    """All private records as the student's model would see them, and their labels. PRIVATE."""
+    """Return all private records as the student's model would see them, and labels. PRIVATE."""
     shards = context.inputs["partition"]
     if context.recipe.student.inputs == "raw" or context.inputs["encode"].facts["identity"]:
         return shards.array(_FILE), shards.array("labels.npy")
@@ -45,14 +45,14 @@ def private_records(context: Context) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def student_inputs(context: Context) -> NDArray[Any]:
-    """The public inputs as the student's model sees them."""
+    """Return the public inputs as the student's model sees them."""
     if context.recipe.student.inputs == "features":
         return public_features(context)
     return context.inputs["data-public"].array(_FILE)
 
 
 def graph_features(context: Context) -> NDArray[Any] | None:
-    """The encoder's features of the public inputs, as (n, d); None where there is no encoder."""
+    """Return the encoder's features of public inputs, as (n, d); None without an encoder."""
     encoder = context.inputs["encoder"]
     if encoder.facts["identity"]:
         return None
@@ -61,7 +61,7 @@ def graph_features(context: Context) -> NDArray[Any] | None:
 
 
 def as_student_sees(context: Context, inputs: NDArray[Any]) -> NDArray[Any]:
-    """Other inputs, such as the test set's, in the form the student's model sees."""
+    """Return other inputs, such as the test set's, in the form the student's model sees."""
     encoder = context.inputs["encoder"]
     if context.recipe.student.inputs == "raw" or encoder.facts["identity"]:
         return inputs

@@ -19,7 +19,7 @@ def _settings(recipe: Recipe, options: Options) -> Any:
 
 
 def _run(context: Context) -> None:
-    """Writes records shard after shard, so that a worker maps its own slice and no other."""
+    """Write records shard after shard, so that a worker maps its own slice and no other."""
     data, recipe = context.inputs["data"], context.recipe
     features, labels = data.array("features.npy"), data.array("labels.npy")
     shards = partition(
@@ -46,7 +46,7 @@ def _run(context: Context) -> None:
 
 
 def _digests(shards: Shards, features: NDArray[Any], labels: NDArray[Any]) -> list[str]:
-    """What each shard holds: a teacher is trained again only if its own shard changed."""
+    """Return a digest of each shard: a teacher is trained again only if its own changed."""
     kind = repr((features.shape[1:], features.dtype.str)).encode()
     digests = []
     for start, stop in zip(shards.offsets, shards.offsets[1:], strict=False):
@@ -58,7 +58,7 @@ def _digests(shards: Shards, features: NDArray[Any], labels: NDArray[Any]) -> li
 
 
 def _report(shards: Shards, features: NDArray[Any], labels: NDArray[Any]) -> dict[str, Any]:
-    """How even the shards are. PRIVATE, like everything that describes them."""
+    """Return how even the shards are. PRIVATE, like everything that describes them."""
     rows = [hashlib.sha256(np.ascontiguousarray(row).tobytes()).digest() for row in features]
     owner = np.repeat(np.arange(shards.count), shards.sizes())
     seen: dict[bytes, set[int]] = {}

@@ -47,10 +47,12 @@ def gan(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
                 fake = made.draw(len(rows), epoch.generator)
             # One pass: BatchNorm then treats real and generated inputs in the same way.
             logits = task.logits(torch.cat([known, real, fake]))
-            said, of_real, of_fake = torch.tensor_split(
+            predicted, of_real, of_fake = torch.tensor_split(
                 logits, [len(known), len(known) + len(real)]
             )
-            supervised = soft_cross_entropy(said, task.targets(places), smoothing=spec.smoothing)
+            supervised = soft_cross_entropy(
+                predicted, task.targets(places), smoothing=spec.smoothing
+            )
             yield supervised + settings.weight * real_or_fake_loss(of_real, of_fake)
 
             with frozen(task.student.module):

@@ -54,10 +54,10 @@ def most_confident(table: Table, *, fraction: float) -> NDArray[np.bool_]:
     >>> most_confident(table, fraction=0.5)
     array([ True,  True, False, False,  True, False])
     """
-    said, sure = table.argmax(axis=1), table.max(axis=1)
+    predicted, sure = table.argmax(axis=1), table.max(axis=1)
     chosen = np.zeros(len(table), dtype=bool)
-    for label in np.unique(said):
-        members = np.flatnonzero(said == label)
+    for label in np.unique(predicted):
+        members = np.flatnonzero(predicted == label)
         count = int(np.ceil(fraction * len(members)))
         chosen[members[np.argsort(-sure[members], kind="stable")[:count]]] = True
     return chosen
@@ -159,8 +159,8 @@ class _Best(Generic[T]):
         """Record a round's model; later ones win among equals."""
         score = self.score
         if len(self._labels):
-            said = guarded("predict", lambda: student.predict(self._inputs), private=False)
-            score = float((np.asarray(said) == self._labels).mean())
+            predicted = guarded("predict", lambda: student.predict(self._inputs), private=False)
+            score = float((np.asarray(predicted) == self._labels).mean())
             self.waited = 0 if score > self.score else self.waited + 1
         if score >= self.score:
             self.score, self.kept = score, what
@@ -316,8 +316,8 @@ class _Labelling:
         score, table = self.score, self.table
         assert table is not None
         if len(stop):
-            said = table[self._data.rows[stop]].argmax(axis=1)
-            score = float((said == self._data.labels[stop]).mean())
+            predicted = table[self._data.rows[stop]].argmax(axis=1)
+            score = float((predicted == self._data.labels[stop]).mean())
             self.waited = 0 if score > self.score else self.waited + 1
         if score >= self.score:
             self.score, self.rounds, self.best = score, number, table

@@ -6,8 +6,8 @@ from predicting one class too often. The returned student has the moving average
 
 MixMatch (Berthelot et al. 2019): the guess for an input is the student's mean over several changes
 of it, sharpened. Labelled and unlabelled inputs are then mixed in pairs, inputs and targets alike
-(mixup, Zhang et al. 2018), which asks the student to be linear between them and to tolerate a wrong
-label.
+(mixup, Zhang et al. 2018), which makes the student linear between them and tolerant of wrong
+labels.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class Task:
 
         def score(module: nn.Module) -> float:
             with torch.no_grad():
-                said = self.student.module(self.seen(self.stop_rows)).argmax(dim=1).cpu()
-                return float((said == self.stop_labels).float().mean())
+                predicted = self.student.module(self.seen(self.stop_rows)).argmax(dim=1).cpu()
+                return float((predicted == self.stop_labels).float().mean())
 
         with self.tools.progress(spec.epochs, 0) as bar:
             run_epochs(
@@ -222,17 +222,17 @@ def fixmatch(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
     strong = task.change(settings.strong, strong_change, noise=settings.noise)
     goal = expected_shares(task, trust=settings.trust)
     learner = Learner(task.student.module)
-    learner.register_buffer("said", goal.clone())
+    learner.register_buffer("said", goal.clone())  # its name in checkpoints
 
     def losses(epoch: Epoch) -> Iterator[Tensor]:
         for rows, places in task.pairs(epoch, labelled=settings.labelled):
             seen = task.seen(rows)
             with torch.no_grad():
                 guess = task.logits(weak(seen, epoch.generator)).softmax(dim=1)
-                said = learner.get_buffer("said")
-                said.lerp_(guess.mean(dim=0), 1 - MEMORY)
+                average = learner.get_buffer("said")
+                average.lerp_(guess.mean(dim=0), 1 - MEMORY)
                 if settings.align:
-                    guess = align_distribution(guess, said=said, goal=goal.to(said.device))
+                    guess = align_distribution(guess, average=average, goal=goal.to(average.device))
             known = weak(task.seen(task.rows[places]), epoch.generator)
             both = task.logits(torch.cat([known, strong(seen, epoch.generator)]))
             supervised = soft_cross_entropy(
@@ -245,14 +245,14 @@ def fixmatch(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
     return task.learn(learner, losses)
 
 
-def align_distribution(guess: Tensor, *, said: Tensor, goal: Tensor) -> Tensor:
+def align_distribution(guess: Tensor, *, average: Tensor, goal: Tensor) -> Tensor:
     """Return probabilities, lowered for classes predicted too often and raised for the others.
 
     >>> guess = torch.tensor([[0.6, 0.4]])
-    >>> align_distribution(guess, said=torch.tensor([0.75, 0.25]), goal=torch.tensor([0.5, 0.5]))
+    >>> align_distribution(guess, average=torch.tensor([0.75, 0.25]), goal=torch.tensor([0.5, 0.5]))
     tensor([[0.3333, 0.6667]])
     """
-    moved = guess * (goal / said.clamp_min(LEAST))
+    moved = guess * (goal / average.clamp_min(LEAST))
     return moved / moved.sum(dim=1, keepdim=True).clamp_min(LEAST)
 
 

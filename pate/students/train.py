@@ -58,8 +58,8 @@ def _fit_torch(spec: StudentSpec, data: StudentData, tools: Tools, student: Torc
 
     def score(module: torch.nn.Module) -> float:
         with torch.no_grad():
-            said = module(inputs[stop].to(device_of(module))).argmax(dim=1).cpu()
-            return float((said == labels[stop]).float().mean())
+            predicted = module(inputs[stop].to(device_of(module))).argmax(dim=1).cpu()
+            return float((predicted == labels[stop]).float().mean())
 
     with tools.progress(spec.epochs, 0) as bar:
         fit_table(

@@ -207,9 +207,9 @@ def fit_agreeing(
             open_ = ~counts
             if open_.any():
                 with torch.no_grad():
-                    said = shadow(seen[open_]).softmax(dim=1)
-                sure, label = said.max(dim=1)
-                wanted[open_] = nn.functional.one_hot(label, said.shape[1]).to(wanted.dtype)
+                    predicted = shadow(seen[open_]).softmax(dim=1)
+                sure, label = predicted.max(dim=1)
+                wanted[open_] = nn.functional.one_hot(label, predicted.shape[1]).to(wanted.dtype)
                 counts[open_] = sure >= least
             changed = seen if augment is None else augment(seen, epoch.generator)
             logits = teacher._checked(student(changed), len(batch))

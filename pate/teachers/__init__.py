@@ -1,10 +1,9 @@
 """Teachers: any object with ``fit(X, y)`` and ``predict(X)``, trained one by one or as a family.
 
-ensemble         train an ensemble on arrays, and count its votes (the public API)
 spec             the ``[teachers]`` section of a recipe
 protocol         the protocol, and the guarded calls through which models are used
 adapters         from a model's name, class or instance to a teacher
-families         teachers that are trained, and asked, all at once
+families         teachers that are trained, and predict, all at once
 linear           the built-in ``ridge``, and what linear teachers share
 logistic         the built-in ``logistic``
 sklearn_teacher  scikit-learn estimators, and their archives on disk

@@ -114,12 +114,12 @@ class LinearTeacher(abc.ABC):
         table = weights.reshape(len(weights), -1)
         rows = max(1, SCORE_BYTES // (4 * len(teachers) * classes))
 
-        def ask(start: int) -> None:
+        def predict(start: int) -> None:
             scores = (records[start : start + rows] @ table).reshape(-1, *intercepts.shape)
             scores += intercepts
             labels[:, start : start + rows] = scores.argmax(axis=2).T
 
-        _side_by_side(ask, range(0, len(records), rows))
+        _side_by_side(predict, range(0, len(records), rows))
         return labels
 
     @abc.abstractmethod

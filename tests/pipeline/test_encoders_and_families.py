@@ -51,13 +51,14 @@ def overlapping(project: Any) -> None:
     np.savez(project.folder / "tiny.npz", X=rng.normal(size=(150, 4)) + np.eye(4)[y], y=y)
 
 
-@pytest.mark.parametrize("model", ["ridge", "logistic", "net:Small"])
-def test_engines_give_the_same_predictions_and_votes(project: Any, model: str) -> None:
+def test_engines_give_the_same_predictions_and_votes(project: Any) -> None:
+    """Three families in one ensemble: ridge, logistic regression and a torch module."""
     project.plugin("net", NET)
     overlapping(project)
+    models = [{"model": name, "epochs": 3} for name in ("ridge", "logistic", "net:Small")]
     project.write(
         encoder={"steps": ["standardise", {"name": "pca", "dimension": 3}]},
-        teachers={"model": model, "epochs": 3},
+        teachers={"count": 12, "model": None, "mix": models},
     )
     found = []
     for engine, command in {"serial": project.call_run, "processes:2": project.run}.items():
@@ -65,12 +66,13 @@ def test_engines_give_the_same_predictions_and_votes(project: Any, model: str) -
         run = project.folder / engine.partition(":")[0]
         command("--out", run, stage="vote")
         found.append([project.array("vote", f"{n}.npy", run) for n in ("predictions", "counts")])
-    (said, counts), (said_again, counts_again) = found
-    np.testing.assert_array_equal(said, said_again)
+    (labels, counts), (labels_again, counts_again) = found
+    np.testing.assert_array_equal(labels, labels_again)
     np.testing.assert_array_equal(counts, counts_again)
-    assert said.shape == (6, 30)
-    assert (said != said[0]).any()  # teachers differ, so that a mix-up would show
-    np.testing.assert_array_equal(counts.sum(axis=1), 6)
+    assert labels.shape == (12, 30)
+    for first in range(3):  # members of each family differ, so that a mix-up would show
+        assert (labels[first::3] != labels[first]).any()
+    np.testing.assert_array_equal(counts.sum(axis=1), 12)
 
 
 def test_other_weights_of_a_backbone_are_noticed(project: Any) -> None:

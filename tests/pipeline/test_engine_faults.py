@@ -10,14 +10,13 @@ import os
 import resource
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from ray_cluster import alive, descendants, new_cluster
 
 from pate.artifacts import Store
 from pate.teachers.spec import TeachersSpec, seed_for
@@ -83,77 +82,10 @@ def segfault():
     ctypes.string_at(0)
 '''
 
-CLUSTER = """
-import json, sys
-from ray.cluster_utils import Cluster
-
-place = dict(node_ip_address="127.0.0.1", num_cpus=1, object_store_memory=80_000_000)
-quick = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500,
-         "health_check_timeout_ms": 1000, "health_check_failure_threshold": 3,
-         "automatic_object_spilling_enabled": False}
-cluster = Cluster(
-    initialize_head=True,
-    head_node_args=place | dict(include_dashboard=False, temp_dir=sys.argv[1],
-                                _system_config=quick),
-)
-node = None
-for line in sys.stdin:
-    if node is not None:
-        cluster.remove_node(node, allow_graceful=False)
-    node = cluster.add_node(**place)
-    cluster.wait_for_nodes()
-    (raylet,) = node.all_processes["raylet"]
-    print(json.dumps([cluster.address, raylet.process.pid]), flush=True)
-cluster.shutdown()
-"""
-
-
-class Cluster:
-    """Two Ray nodes on this machine, one processor each; the second may be killed and replaced."""
-
-    def __init__(self, folder, scratch):
-        self.scratch = scratch  # where tasks have their directories
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CLUSTER, str(folder / "ray")],
-            env=os.environ
-            | {
-                TASKS: str(scratch),
-                "RAY_TMPDIR": str(folder),  # where it notes its address
-                "RAY_USAGE_STATS_ENABLED": "0",
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.address, self.second = "", 0
-        self.complete()
-
-    def complete(self):
-        """There are two nodes: the second is new if it was lost."""
-        if self.second and alive(self.second):
-            return
-        self.process.stdin.write("add\n")
-        self.process.stdin.flush()
-        self.address, self.second = json.loads(self.process.stdout.readline())
-
-    def kill_second(self):
-        """The node is gone, with all that runs on it."""
-        for pid in [self.second, *descendants(self.second)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    def close(self):
-        self.process.communicate(timeout=60)
-
 
 @pytest.fixture(scope="module")
 def cluster():
-    with (
-        tempfile.TemporaryDirectory(prefix="nodes-", ignore_cleanup_errors=True) as folder,
-        tempfile.TemporaryDirectory(prefix="scratch-") as scratch,
-        contextlib.closing(Cluster(Path(folder), Path(scratch))) as made,
-    ):
+    with new_cluster() as made:
         yield made
 
 
@@ -264,26 +196,6 @@ class Clinic:
 
 def contents(folder):
     return {f.name: f.read_bytes() for f in sorted(folder.iterdir())}
-
-
-def descendants(pid):
-    """All processes that this one started, and those that they did."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found[1:]
-
-
-def alive(pid):
-    """Whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def marked(folder):
@@ -416,14 +328,14 @@ def test_no_room_for_a_task_on_a_node(clinic, cluster):
     """The directory of tasks is full: one sentence that names it, and later the run goes on."""
     cluster.complete()
     engine = f"ray:{cluster.address}"
-    with full(cluster.scratch):
+    with full(cluster.tasks):
         (said,) = clinic.teach(engine, code=2).stderr.splitlines()
-    assert f"a worker cannot write the files of its task to {cluster.scratch}: " in said
+    assert f"a worker cannot write the files of its task to {cluster.tasks}: " in said
     assert TASKS in said
     assert not clinic.times("began")
     clinic.teach(engine)
     assert clinic.teachers() == clinic.undisturbed()
-    assert not list(cluster.scratch.iterdir())
+    assert not list(cluster.tasks.iterdir())
 
 
 @contextlib.contextmanager
@@ -458,7 +370,7 @@ def test_ctrl_c_leaves_nothing_running_and_nothing_behind(clinic, engine, reques
     wait_until(lambda: not any(map(alive, workers)), seconds=10)
     wait_until(lambda: not marked(clinic.folder), seconds=10)
     if engine.startswith("ray"):
-        scratch = request.getfixturevalue("cluster").scratch
+        scratch = request.getfixturevalue("cluster").tasks
         wait_until(lambda: not list(scratch.iterdir()), seconds=10)
     clinic.teach(engine)
     assert clinic.teachers() == clinic.undisturbed()

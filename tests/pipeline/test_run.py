@@ -321,7 +321,7 @@ def test_recipes_new_and_data_list(project: Any) -> None:
     project.call("partition", "my.toml", "--engine", "serial")
     assert len(project.json("partition", "shards.json", project.folder / "runs" / "my")) == 100
     there = project.call("new", "my.toml", code=2)
-    assert "my.toml is there already" in there.stderr
+    assert "my.toml exists" in there.stderr
     sets = {line.split()[0]: line for line in project.call("data", "list").stdout.splitlines()}
     assert sets["digits"].endswith("here")
     assert sets["mnist"].endswith("pate data fetch mnist")
@@ -561,5 +561,5 @@ def test_where_the_sanitised_figure_holds_is_said(project: Any, mechanism: str) 
     tells = costs["sanitised"]["epsilon"] < costs["guarantee"]["epsilon"]
     assert ("not below the guarantee: quote that" in said) is not tells
     for text in (said, page) if tells else (page,):
-        assert "holds at the data at hand and in one direction" in text
+        assert "holds for the data at hand and in one direction" in text
         assert ("It is ex post" in text) is (mechanism == "confident")

@@ -111,8 +111,8 @@ def test_a_run_has_what_was_released(done, place):
     assert done.recipe.teachers.count == 20
     assert done.guarantee.publishable
     assert done.guarantee.neighbours.value == "add-remove"
-    assert len(done.labels) == len(done.labels.rows) == 100 == done.labels.asked
-    assert 0 <= done.evaluation["student"]["accuracy"] <= 1
+    assert len(done.labels.labels) == len(done.labels.answered) == 100 == len(done.labels.asked)
+    assert 0 <= done.evaluation.student.accuracy <= 1
     said = done.student.predict(np.zeros((2, 8, 8)))
     assert said.shape == (2,)
     assert done.report(place / "page.html").read_text().startswith("<!")
@@ -121,7 +121,7 @@ def test_a_run_has_what_was_released(done, place):
 
 def test_a_run_resumes_and_pays_once(done, settings, place, capsys):
     again = pate.run("digits", **settings, verbose=True)
-    assert (again.labels.values == done.labels.values).all()
+    assert (again.labels.labels == done.labels.labels).all()
     assert "running" not in capsys.readouterr().out
     with pate.Ledger.open(place / "ledgers" / "digits.ledger") as ledger:
         assert sum(each.release.startswith("labels") for each in ledger.charges()) == 1
@@ -130,7 +130,7 @@ def test_a_run_resumes_and_pays_once(done, settings, place, capsys):
 def test_a_run_is_opened_again_by_its_folder(done):
     opened = pate.open_run(done.folder)
     assert opened.guarantee == done.guarantee
-    assert (opened.labels.values == done.labels.values).all()
+    assert (opened.labels.labels == done.labels.labels).all()
 
 
 def test_a_release_is_verified_and_its_student_loaded(done, place):
@@ -186,18 +186,6 @@ def test_a_budget_holds_across_runs_and_classifiers(tmp_path):
         clf.fit(X, X[:, 0] > 0, public=X[:30], ledger=book)
     with pate.Ledger.open(book) as ledger:
         assert len(ledger.charges()) == 1
-
-
-def test_a_comparison_and_its_rows(place):
-    settings = {
-        "pate.teachers.count": 20,
-        "pate.student.rounds": 1,
-        "dpsgd.training.epochs": 1,
-    }
-    found = pate.compare("compare-digits", epsilons=[8], seeds=1, set=settings, engine="serial",
-                         data_root=place, out=place / "compared", insecure_seed=0)  # fmt: skip
-    assert max(row.epsilon for row in found.rows if row.epsilon) <= 8.0
-    assert found.seeded
 
 
 def test_value_types_cannot_be_changed(done):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ray_cluster import alive, descendants
 
 from pate.devices import current_device
 from pate.engines import Task, make_engine
@@ -54,13 +55,6 @@ def job(name, key="only", *, cpus=1.0, gpus=0.0, **payload):
 def only(outcomes):
     (outcome,) = outcomes
     return outcome
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def wait_until(condition, seconds=20.0):
@@ -270,17 +264,6 @@ def test_a_whole_node_is_lost_in_the_middle(engine, cluster, shard, tmp_path):
     assert sum(o.attempts for o in from_second) >= 3
     cluster.add_second()
     wait_until(lambda: engine.slots == 2)
-
-
-def descendants(pid):
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found[1:]
 
 
 def test_a_node_without_room_for_the_task(engine, cluster, shard, tmp_path):

@@ -24,6 +24,7 @@ from pate.accounting import (
     Conversion,
     Gaussian,
     GaussianNoisyMaxAnswer,
+    Guarantee,
     LaplaceNoisyMaxAnswer,
     Repeated,
     ThresholdCheck,
@@ -292,8 +293,7 @@ def test_a_damaged_comparison_is_refused(tmp_path):
 
 
 def test_a_figure_that_may_not_be_published_stops_the_page():
-    figure = {"epsilon": 1.0, "delta": 1e-5, "moment": 2.0, "conversion": "improved"}
-    stated = StatedGuarantee(**figure, neighbours="add-remove", publishable=True)
-    assert publishable_cost(stated).epsilon == 1.0
+    figure = StatedGuarantee.of(Guarantee(epsilon=1.0, delta=1e-5, moment=2.0))
+    assert publishable_cost(figure).epsilon == 1.0
     with pytest.raises(InvalidInput, match="may not be published"):
-        publishable_cost(replace(stated, publishable=False))
+        publishable_cost(replace(figure, publishable=False))

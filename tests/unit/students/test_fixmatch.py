@@ -35,17 +35,17 @@ def weights(spec, data):
 def test_alignment_brings_the_mean_to_the_goal():
     guess = torch.rand(500, 4, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
     goal = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    moved = align_distribution(guess, said=guess.mean(dim=0), goal=goal)
+    moved = align_distribution(guess, average=guess.mean(dim=0), goal=goal)
     torch.testing.assert_close(moved.sum(dim=1), torch.ones(500))
     torch.testing.assert_close(moved.mean(dim=0), goal, rtol=0, atol=0.01)
-    same = align_distribution(guess, said=goal, goal=goal)
+    same = align_distribution(guess, average=goal, goal=goal)
     torch.testing.assert_close(same, guess)
 
 
 def test_alignment_survives_a_class_that_is_never_said():
     moved = align_distribution(
         torch.tensor([[1.0, 0.0], [0.5, 0.5]]),
-        said=torch.tensor([1.0, 0.0]),
+        average=torch.tensor([1.0, 0.0]),
         goal=torch.tensor([0.5, 0.5]),
     )
     assert torch.isfinite(moved).all()
