@@ -580,7 +580,7 @@ def test_a_winner_is_released_with_the_epsilon_of_the_choice(released: Any) -> N
     assert "Naive sum" not in page
     assert "Papernot &amp; Steinke 2022" in page
     for each in (card, page):  # the best of several shares of the same records looks too good
-        assert "chosen by its share of these very records" in each
+        assert "chosen by its accuracy on these same records" in each
 
 
 TAMPERED: dict[str, Any] = {
