@@ -2,11 +2,15 @@
 
 Parameters are held fixed during the pass, so that autograd computes no gradient of theirs: only the
 gradients at the layers' outputs, which is all that per-example gradients need.
+
+A layer without a rule, and not the rest of the model, is run again on its inputs, one example at a
+time, vectorised by ``torch.func.vmap``; each example's gradient is laid out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +22,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
-from dpsgd.layers import Call, Site, Trace, UnsuitableModel, rule_for
-from dpsgd.layers.fallback import LooseCall, detached, fallback, float_outputs, rows_of
+from dpsgd.layers import Call, Materialised, Site, Trace, UnsuitableModel, rule_for
+from dpsgd.layers.trace import added
 from dpsgd.losses import Loss, checked_losses, require_apart
+from pate.errors import InvalidInput
 
 
 def find_sites(model: nn.Module) -> list[Site]:
@@ -118,7 +123,7 @@ def learn_arguments(
         for record in records:
             leaves = pytree.tree_leaves((record.args, record.kwargs))
             key = id(record.site), record.number
-            found.setdefault(key, []).append(rows_of(leaves, size))
+            found.setdefault(key, []).append(_rows_of(leaves, size))
     for site in sites:
         uses = [(number, rows) for (key, number), rows in found.items() if key == id(site)]
         for number, rows in uses:
@@ -131,13 +136,13 @@ def _trace(site: Site, calls: list[Any]) -> Trace | None:
     if not calls:
         return None
     rule = rule_for(site.module)
-    return fallback(site, calls) if rule is None else rule(site, calls)
+    return _fallback(site, calls) if rule is None else rule(site, calls)
 
 
-def _call(record: _Record, came_back: dict[int, Tensor], examples: int) -> Call | LooseCall:
+def _call(record: _Record, came_back: dict[int, Tensor], examples: int) -> Call | _LooseCall:
     tensors = list(came_back.values())
     if rule_for(record.site.module) is None:
-        call: Call | LooseCall = LooseCall(
+        call: Call | _LooseCall = _LooseCall(
             record.number, record.args, record.kwargs, came_back, examples
         )
     else:
@@ -199,11 +204,11 @@ def _record(
         )
     if rule_for(module) is None:  # it may return its own input
         output = pytree.tree_map(_copied, output)
-    outputs = float_outputs(output)
+    outputs = _float_outputs(output)
     for each in outputs:
         if not each.requires_grad:
             _Begin.apply(each, torch.zeros((), requires_grad=True))  # type: ignore[no-untyped-call]
-    args, kwargs = detached(args), detached(kwargs)
+    args, kwargs = _detached(args), _detached(kwargs)
     records.append(
         _Record(
             site=site,
@@ -211,7 +216,7 @@ def _record(
             args=args,
             kwargs=kwargs,
             edges=[get_gradient_edge(each) for each in outputs],
-            versions=[(each, each._version) for each in float_outputs((args, kwargs))],
+            versions=[(each, each._version) for each in _float_outputs((args, kwargs))],
         )
     )
     return output
@@ -229,3 +234,86 @@ def _require_untouched(records: list[_Record]) -> None:
                 f"the input of layer {record.site} is changed in place later on (x += …, relu_); "
                 "write that without working in place"
             )
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _LooseCall:
+    """One use of a layer with any arguments; gradients of its float outputs, by position."""
+
+    number: int  # of the use, in the order of a forward pass
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    grads: dict[int, Tensor]
+    examples: int
+
+
+def _fallback(site: Site, calls: list[_LooseCall]) -> Trace:
+    """Return the sum of the gradients of all uses."""
+    parts = [_one_by_one(site, call) for call in calls]
+    return Materialised(
+        {
+            parameter: added(part[name] for part in parts)
+            for name, parameter in site.parameters.items()
+        }
+    )
+
+
+def _float_outputs(output: Any) -> list[Tensor]:
+    """Return the floating-point tensors in a layer's output."""
+    return [
+        leaf
+        for leaf in pytree.tree_leaves(output)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+
+
+def _one_by_one(site: Site, call: _LooseCall) -> dict[str, Tensor]:
+    leaves, shape = pytree.tree_flatten((call.args, call.kwargs))
+    now = _rows_of(leaves, call.examples)
+    own = site.per_example.get((site.module.training, call.number))
+    if own is None and call.examples == 1:
+        own = now  # with one example it makes no difference
+    if own is None or len(own) != len(now) or any(a > b for a, b in zip(own, now, strict=True)):
+        raise UnsuitableModel(
+            f"layer {site} is not used in the same way, with the same kind of arguments, every time"
+        )
+    given = [leaf for leaf, each in zip(leaves, own, strict=True) if each]
+    others = {
+        name: parameter.detach()
+        for name, parameter in site.module.named_parameters()
+        if name not in site.parameters
+    }
+    values = {name: parameter.detach() for name, parameter in site.parameters.items()}
+
+    def aligned(
+        values: dict[str, Tensor], own_leaves: list[Tensor], grads: dict[int, Tensor]
+    ) -> Tensor:
+        rest = iter(own_leaves)
+        filled = [next(rest).unsqueeze(0) if o else x for x, o in zip(leaves, own, strict=True)]
+        args, kwargs = pytree.tree_unflatten(filled, shape)
+        output = torch.func.functional_call(site.module, {**others, **values}, args, kwargs)
+        outputs = _float_outputs(output)
+        return added((outputs[place].squeeze(0) * grad).sum() for place, grad in grads.items())
+
+    each = torch.func.vmap(torch.func.grad(aligned), in_dims=(None, 0, 0), randomness="error")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            gradients: dict[str, Tensor] = each(values, given, call.grads)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InvalidInput(f"layer {site} cannot be run one example at a time: {reason}") from error
+    return gradients
+
+
+def _rows_of(leaves: list[Any], examples: int) -> tuple[bool, ...]:
+    """Return for each argument whether it has as many rows as there are examples."""
+    return tuple(
+        isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == examples for leaf in leaves
+    )
+
+
+def _detached(value: Any) -> Any:
+    """Return arguments with all tensors detached."""
+    return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, value)

@@ -109,8 +109,8 @@ def train(recipe: Recipe, folder: Path, options: TrainingOptions) -> TrainingOut
         )
 
         def work() -> None:
-            with contained() as aloud:
-                audible = _audible(options, aloud)
+            with contained() as unsilenced:
+                audible = _audible(options, unsilenced)
                 validate(model)  # before a ledger is created, whose terms never change
                 with open_ledger(recipe, plan, path) as ledger:
                     trainer = _trainer(recipe, plan, inputs, audible, model, ledger, private)
@@ -141,15 +141,15 @@ def _paid_elsewhere(ledger: Path) -> str:
     )
 
 
-def _audible(options: TrainingOptions, aloud: Unsilenced) -> TrainingOptions:
+def _audible(options: TrainingOptions, unsilenced: Unsilenced) -> TrainingOptions:
     """Return options whose output is printed while the model's own is suppressed."""
 
     def say(text: str) -> None:
-        with aloud():
+        with unsilenced():
             options.say(text)
 
     def show(row: dict[str, Any]) -> None:
-        with aloud():
+        with unsilenced():
             options.show(row)
 
     return dataclasses.replace(options, say=say, show=show)

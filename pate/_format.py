@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 _STRONG, _MODERATE = 1.0, 10.0  # the limits of common practice
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -48,6 +48,19 @@ def format_epsilon(epsilon: float, digits: int = 4) -> str:
         return "∞"
     up = round_up(epsilon, digits=digits)
     return f"{float(up):.{digits}g}" if up < 10**digits else f"{up:f}"
+
+
+def format_remaining(epsilon: float, digits: int = 4) -> str:
+    """Format what is left of a budget: rounded down, and never below zero.
+
+    >>> format_remaining(1.99999), format_remaining(0.30000000000000004), format_remaining(-0.5)
+    ('1.999', '0.3', '0')
+    """
+    if not math.isfinite(epsilon):
+        return "∞"
+    exact = Decimal(max(0.0, epsilon)) * (1 + Decimal("1e-12"))
+    down = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(exact)
+    return f"{float(down):.{digits}g}" if down < 10**digits else f"{down:f}"
 
 
 def format_epsilon_fixed(epsilon: float, *, places: int | None = None) -> str:

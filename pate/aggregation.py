@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate._files import create_once, error_reason, write_atomically
+from pate._format import format_epsilon
 from pate._validate import check_delta, check_positive, check_whole
 from pate.accounting import (
     Conversion,
@@ -180,8 +181,8 @@ def _plan(mechanism: Mechanism, most: int, epsilon: float | None, delta: float) 
             needed=one,
             spent=0.0,
             budget=epsilon,
-            why=f"one answer of {mechanism!r} costs ε {one:.6g} at δ {delta:g}, past epsilon "
-            f"{epsilon:.6g}; raise the noise or epsilon",
+            why=f"one answer of {mechanism!r} costs ε {format_epsilon(one, 6)} at δ {delta:g}, "
+            f"past epsilon {epsilon:.6g}; raise the noise or epsilon",
         )
     return plan(_largest(lambda n: plan(n).guarantee.epsilon <= epsilon, most=most))
 

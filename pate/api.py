@@ -557,7 +557,7 @@ def plan(
     possible = plannable()
     chosen = possible if mechanisms is None else tuple(mechanisms)
     found = tuple(each for each in possible if each in chosen)
-    if not found or len(found) < len(builtin_set(chosen)):
+    if not found or len(found) < len(frozenset(chosen)):
         raise InvalidInput(
             f"--mechanism {','.join(chosen)}: those one can plan for are {', '.join(possible)}"
         )
@@ -585,9 +585,6 @@ def plan(
         plugin_path=None if plugin_path is None else Path(plugin_path).absolute(),
         report=report or _ignore,
     )
-
-
-builtin_set = frozenset  # the argument ``set`` hides the built-in in this module's functions
 
 
 def _accuracies(given: float | Mapping[int, float] | Sequence[str] | None) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ PateError
 
 from __future__ import annotations
 
+from pate._format import format_epsilon, format_remaining
+
 
 class PateError(Exception):
     """Root of all errors this project raises on purpose; its text is one clear sentence."""
@@ -73,12 +75,17 @@ class BudgetExceeded(LedgerError):
         self.budget = budget
         self.left = max(0.0, budget - spent)
         self.shares = shares  # of the ledgers of a data set, where there is more than one
-        text = why or (
-            f"this charge would bring ε to {needed:.6g}, past the budget of {budget:.6g} "
-            f"(spent {spent:.6g}, left {self.left:.6g}); nothing was charged"
-        )
+        text = why or f"this charge would {self.excess}; nothing was charged"
         both = f"; with it the data set would come to {shares}" if shares else ""
         super().__init__(f"{text}{both}")
+
+    @property
+    def excess(self) -> str:
+        """The values in words, to follow "would"."""
+        return (
+            f"bring ε to {format_epsilon(self.needed, 6)}, past the budget of {self.budget:.6g} "
+            f"(spent {format_epsilon(self.spent, 6)}, left {format_remaining(self.left, 6)})"
+        )
 
     def with_reason(self, why: str) -> BudgetExceeded:
         """Return the same error with another explanation."""

@@ -18,6 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pate._format import format_epsilon
+from pate.accounting import Neighbours
 from pate.aggregation import charge, opened_ledger, plan_release, stated_guarantee
 from pate.ensemble import Model, Records, encode_labels, is_frame, train_teachers, vote
 from pate.errors import InvalidInput
@@ -253,7 +254,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         if ledger is not None:
             with opened_ledger(ledger, plan) as opened:  # before hours of training
-                opened.require_room(plan.events)
+                opened.require_room(plan.events, records=Neighbours.ADD_REMOVE)
         ensemble = train_teachers(
             self.teacher,
             records,

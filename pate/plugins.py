@@ -189,3 +189,32 @@ def _reason(error: BaseException) -> str:
         return f"{kind}: {lines[0]}"
     place = locate(error)
     return f"{kind} in {place}" if place else kind
+
+
+def object_state(thing: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arrays of an object, and its numbers and texts: what can be saved without pickle.
+
+    Raises
+    ------
+    InvalidInput
+        If the object has other attributes, or keeps them in slots.
+    """
+    import numpy as np
+
+    name = type(thing).__name__
+    advice = "give the class methods save(folder) and load(folder)"
+    if not hasattr(thing, "__dict__"):
+        raise InvalidInput(f"{name} keeps its attributes in slots, which cannot be saved; {advice}")
+    arrays: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    for attribute, value in vars(thing).items():
+        if value is None or type(value) in (bool, int, float, str):
+            values[attribute] = value
+        elif isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+            arrays[attribute] = np.asarray(value)
+        else:
+            raise InvalidInput(
+                f"{name}.{attribute} is a {type(value).__name__}, and only arrays, numbers and "
+                f"text can be saved; {advice}"
+            )
+    return arrays, values

@@ -2,7 +2,7 @@
 
 A rule takes a layer and what one backward pass left at it, and returns a trace: the length of every
 example's gradient, and their sum for given factors. Layers without a rule take the slow path of
-:mod:`dpsgd.layers.fallback`.
+:mod:`dpsgd.backward_pass`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pate.encoders.step import guarded, read_arrays, write_arrays
 from pate.errors import InvalidInput
-from pate.plugins import resolve
+from pate.plugins import object_state, resolve
 from pate.untrusted import make_untrusted
 
 _VALUES = "values.json"
@@ -86,7 +86,8 @@ class Plugin:
             (folder / _OWN).mkdir()
             guarded(f"save of {self.name}", lambda: self.made.save(folder / _OWN))
             return
-        arrays, values = _split_state(self.made)
+        own = not isinstance(self.made, _Function)
+        arrays, values = object_state(self.made) if own else ({}, {})
         write_arrays(folder, arrays)
         (folder / _VALUES).write_text(json.dumps(values, sort_keys=True), encoding="utf-8")
 
@@ -118,26 +119,3 @@ class _Function:
     def transform(self, X: NDArray[Any]) -> ArrayLike:
         answer: ArrayLike = self.function(X, **self.params)
         return answer
-
-
-def _split_state(made: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return an object's arrays, and its numbers and texts."""
-    if isinstance(made, _Function):
-        return {}, {}
-    name = type(made).__name__
-    advice = "give the class methods save(folder) and load(folder)"
-    if not hasattr(made, "__dict__"):
-        raise InvalidInput(f"{name} keeps its attributes in slots, which cannot be saved; {advice}")
-    arrays: dict[str, NDArray[Any]] = {}
-    values: dict[str, Any] = {}
-    for attribute, value in vars(made).items():
-        if value is None or type(value) in (bool, int, float, str):
-            values[attribute] = value
-        elif isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
-            arrays[attribute] = np.asarray(value)
-        else:
-            raise InvalidInput(
-                f"{name}.{attribute} is a {type(value).__name__}, and only arrays, numbers and "
-                f"text can be saved; {advice}"
-            )
-    return arrays, values

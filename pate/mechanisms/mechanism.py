@@ -170,7 +170,7 @@ class Mechanism(ABC):
         answered : array_like of bool, optional
             Which of the queries were answered. Left out, each pays in expectation: for planning.
         baseline : ndarray of float, optional
-            What was taken off the counts before a check (:func:`~pate.mechanisms.student_baseline`).
+            What checks took off the counts (:func:`~pate.mechanisms.student_baseline`).
         """
 
     @abstractmethod

@@ -14,6 +14,7 @@ from typing import final
 
 from numpy.typing import ArrayLike
 
+from pate._format import format_epsilon
 from pate._validate import check_whole
 from pate.accounting import Conversion, Event, Guarantee, compose
 from pate.errors import BudgetExceeded, InvalidInput
@@ -127,8 +128,8 @@ def plan_caps(
             needed=needed,
             spent=0.0,
             budget=epsilon,
-            why=f"one answer alone costs ε {needed:.6g} at δ {delta:g}, past the budget of "
-            f"{epsilon:.6g}; raise the noise in [aggregate] or epsilon in [privacy]",
+            why=f"one answer alone costs ε {format_epsilon(needed, 6)} at δ {delta:g}, past the "
+            f"budget of {epsilon:.6g}; raise the noise in [aggregate] or epsilon in [privacy]",
         )
     if checks and spec.queries is not None and fits(most_queries, 1):
         return plan(most_queries, _largest(lambda n: fits(most_queries, n), most=most_answers))

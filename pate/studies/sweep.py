@@ -280,9 +280,8 @@ def _require_room(ledger: Ledger, unpaid: Sequence[Sequence[Event]], recipe: Rec
     except BudgetExceeded as error:
         what = "the release" if len(unpaid) == 1 else f"the {len(unpaid)} releases"
         raise error.with_reason(
-            f"{what} of this sweep would bring ε to {error.needed:.6g}, past the budget of "
-            f"{error.budget:.6g} (spent {error.spent:.6g}, left {error.left:.6g}); nothing was "
-            "charged: sweep over fewer values, or with more noise"
+            f"{what} of this sweep would {error.excess}; nothing was charged: sweep over fewer "
+            "values, or with more noise"
         ) from error
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pate.errors import InvalidInput, PateError
+from pate.plugins import object_state
 from pate.teachers.adapters import is_torch_module, make
 from pate.teachers.protocol import Teacher, guarded
 from pate.teachers.sklearn_teacher import SklearnTeacher, pack, unpack
@@ -159,23 +160,10 @@ def _read_tensors(module: Any, file: Path) -> None:
 
 
 def _write_arrays(teacher: Any, file: Path) -> dict[str, Any]:
-    arrays: dict[str, Any] = {}
-    values: dict[str, Any] = {}
-    name = type(teacher).__name__
-    advice = "give the class methods save(folder) and load(folder)"
-    if not hasattr(teacher, "__dict__"):
-        raise InvalidInput(f"{name} keeps its attributes in slots, which cannot be saved; {advice}")
-    for attribute, value in vars(teacher).items():
-        if value is None or type(value) in (bool, int, float, str):
-            values[attribute] = value
-        elif isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
-            arrays[f"a_{attribute}"] = value  # the prefix keeps names off savez's own arguments
-        else:
-            raise InvalidInput(
-                f"{name}.{attribute} is a {type(value).__name__}, and only arrays, numbers and "
-                f"text can be saved; {advice}"
-            )
-    np.savez(file, allow_pickle=False, **arrays)
+    arrays, values = object_state(teacher)
+    # The prefix separates names from savez's own arguments.
+    named: dict[str, Any] = {f"a_{name}": value for name, value in arrays.items()}
+    np.savez(file, allow_pickle=False, **named)
     return values
 
 

@@ -23,7 +23,7 @@ from pate.mechanisms import (
     InteractiveGnmax,
     LaplaceNoisyMax,
     insecure_generator,
-    noisy_argmax,
+    noisy_max,
     secure_generator,
 )
 from pate.votes import Votes
@@ -115,7 +115,7 @@ def test_answers_do_not_depend_on_each_other(mechanism, block, monkeypatch):
 
     Under independence the agreement of a pair of fair answers is Binomial(n, ½).
     """
-    monkeypatch.setattr(noisy_argmax, "BLOCK", block)
+    monkeypatch.setattr(noisy_max, "BLOCK", block)
     labels = mechanism.release(repeated([5, 5]), rng=insecure_generator(14)).labels
     assert deviations(int(labels.sum()), DRAWS, 0.5) < 5
     for lag in (1, 2, 32, 64):

@@ -95,10 +95,10 @@ def test_the_owner_sees_it(monkeypatch):
 
 
 def test_prints_are_dropped_and_ours_are_heard(capfd):
-    with contained() as aloud:
+    with contained() as unsilenced:
         print(SECRET)
         os.write(2, SECRET.encode())
-        with aloud():
+        with unsilenced():
             print("step 1")
             os.write(2, b"by C")
         print(SECRET)

@@ -6,7 +6,7 @@ import contextlib
 import math
 from pathlib import Path
 
-from pate._format import describe_neighbours, format_epsilon
+from pate._format import describe_neighbours, format_epsilon, format_remaining
 from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
 from pate.accounting.ledger.data_set import NOT_PRIVATE, shares_budget, sibling_ledger
@@ -124,7 +124,7 @@ def budget_line(ledger: Ledger, *, own: bool = False) -> str:
         used = total.epsilon
     if math.isinf(limit):
         return f"{text}; no budget was set"
-    return f"{text}; left {max(0.0, limit - used):.4g} of {limit:g}"
+    return f"{text}; left {format_remaining(limit - used)} of {limit:g}"
 
 
 def data_set_line(ledger: Ledger) -> str:
@@ -133,5 +133,5 @@ def data_set_line(ledger: Ledger) -> str:
     total, limit = ledger.data_set_total(), ledger.data_set_budget
     left = "no budget was set"
     if limit < math.inf:
-        left = f"left {max(0.0, limit - total.epsilon):.4g} of {limit:g}"
+        left = f"left {format_remaining(limit - total.epsilon)} of {limit:g}"
     return f"{names[0].removesuffix('.ledger')}, by all ledgers: {total}; {left}"
