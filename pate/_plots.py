@@ -6,7 +6,7 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 COLOURS = ("#1f5fa8", "#c4570b", "#2e8b57", "#8e3b8e", "#6b6b6b", "#b08a00")
 MARKERS = "osD^vP"
 GRID = "#dddddd"
+
+_UNWANTED = {  # metadata with which the same plot would not be the same file
+    "png": ("Software",),
+    "svg": ("Date", "Creator", "Format", "Type"),
+}
 
 
 @contextmanager
@@ -59,9 +64,9 @@ def plain_axes(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> Axes
     return axes
 
 
-def render_figure(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
-    """Return a figure as a file, without a date."""
-    unwanted = ("Software",) if kind == "png" else ("Date", "Creator", "Format", "Type")
+def render_figure(figure: Figure, kind: str) -> bytes:
+    """Return a figure as a file of this kind ("png", "svg", "pdf" …), without a date."""
+    unwanted = _UNWANTED.get(kind, ())
     image = io.BytesIO()
-    figure.savefig(image, format=kind, dpi=150, metadata=dict.fromkeys(unwanted))
+    figure.savefig(image, format=kind, dpi=150, metadata=dict.fromkeys(unwanted) or None)
     return image.getvalue()

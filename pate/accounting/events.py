@@ -42,6 +42,11 @@ class LaplaceNoisyMaxAnswer(Event):
     ----------
     scale
         The Laplace b, in votes.
+
+    >>> from pate.accounting import compose
+    >>> answers = compose([Repeated(LaplaceNoisyMaxAnswer(scale=20.0), 100)])
+    >>> round(answers.guarantee(delta=1e-5).epsilon, 3)
+    4.729
     """
 
     neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
@@ -57,6 +62,11 @@ class GaussianNoisyMaxAnswer(Event):
     ----------
     sigma
         The standard deviation of the noise, in votes.
+
+    >>> from pate.accounting import compose
+    >>> answers = compose([Repeated(GaussianNoisyMaxAnswer(sigma=40.0), 100)])
+    >>> round(answers.guarantee(delta=1e-5).epsilon, 3)
+    1.478
     """
 
     neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
@@ -72,6 +82,11 @@ class ThresholdCheck(Event):
     ----------
     sigma
         The standard deviation of the noise, in votes.
+
+    >>> from pate.accounting import compose
+    >>> checks = compose([Repeated(ThresholdCheck(sigma=150.0), 1000)])
+    >>> round(checks.guarantee(delta=1e-5).epsilon, 3)
+    0.841
     """
 
     neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
@@ -148,6 +163,10 @@ class Gaussian(Event):
     ----------
     noise_multiplier
         σ over the L2 sensitivity of the value.
+
+    >>> from pate.accounting import compose
+    >>> round(compose([Gaussian(noise_multiplier=4.0)]).guarantee(delta=1e-5).epsilon, 3)
+    1.012
     """
 
     noise_multiplier: float
@@ -162,6 +181,10 @@ class Laplace(Event):
     ----------
     noise_multiplier
         b over the L1 sensitivity of the value.
+
+    >>> from pate.accounting import compose
+    >>> round(compose([Laplace(noise_multiplier=2.0)]).guarantee(delta=1e-5).epsilon, 3)
+    0.5
     """
 
     noise_multiplier: float
@@ -212,6 +235,10 @@ class ZeroConcentrated(Event):
     ----------
     rho
         Its ρ.
+
+    >>> from pate.accounting import compose
+    >>> round(compose([ZeroConcentrated(rho=0.1)]).guarantee(delta=1e-5).epsilon, 3)
+    1.914
     """
 
     rho: float

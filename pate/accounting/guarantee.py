@@ -12,7 +12,11 @@ from pate.errors import InvalidInput
 
 
 class Neighbours(StrEnum):
-    """The relation between two data sets that a guarantee is about."""
+    """The relation between two data sets that a guarantee is about.
+
+    >>> Neighbours("add-remove")
+    <Neighbours.ADD_REMOVE: 'add-remove'>
+    """
 
     REPLACE_ONE = "replace-one"  # one record (so one teacher's vote) is another
     ADD_REMOVE = "add-remove"  # one record more or less
@@ -69,6 +73,8 @@ class Guarantee:
         The bound that converted log-moments to ε; None where no log-moment is involved.
     caveats
         Conditions of the theorem that the run did not meet (another sampler, predictable noise).
+    notes
+        Remarks to read with the guarantee, which do not limit it.
 
     Guarantees:
         A data-dependent ε is itself private, and an ε with a caveat is for comparison only:
@@ -80,12 +86,12 @@ class Guarantee:
 
     epsilon: float
     delta: float
-    moment: float | None = None  # the λ that won; None where no moment is involved
+    moment: float | None = None
     data_dependent: bool = False
     neighbours: Neighbours = Neighbours.AS_STATED
     conversion: Conversion | None = None
     caveats: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # to be read with the value; they take nothing from the theorem
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if math.isnan(self.epsilon) or self.epsilon < 0:

@@ -291,6 +291,13 @@ def confident_total(
     Returns
     -------
     LogMoments
+
+    >>> votes = np.array([[240, 5, 5], [130, 100, 20]])
+    >>> total = confident_total(
+    ...     votes, threshold=150, sigma1=100.0, sigma2=40.0, answered=[True, False]
+    ... )
+    >>> total.data_dependent, round(total.guarantee(delta=1e-5).epsilon, 3)
+    (True, 0.115)
     """
     grid = as_moments(moments)
     counts = as_counts(votes)

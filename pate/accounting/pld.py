@@ -70,6 +70,11 @@ def pld_guarantee(
           at most that margin below what another does. Where the rounding is more than half of δ,
           no figure is given. (Measured, the noise moved by 1e-12: δ moves by up to 1e-16 for each
           event. ε moves by 1e-9 for 10 000 steps at δ = 1e-5, by 1e-4 for 100 000 at δ = 1e-8.)
+
+    >>> from pate.accounting import Repeated
+    >>> steps = [Repeated(SampledGaussian(sample_rate=0.01, noise_multiplier=1.0), 100)]
+    >>> round(pld_guarantee(steps, delta=1e-5).epsilon, 2)
+    0.72
     """
     import dp_accounting
     from dp_accounting.pld import PLDAccountant

@@ -170,6 +170,13 @@ def sanitise(
           post-processing of the noised cost (Dwork & Roth 2014, Proposition 2.1).
         * It covers the divergence from the data at hand to its neighbours (the direction of
           Theorem 6 there), as every data-dependent bound does.
+
+    >>> from pate.accounting.smooth import gnmax_cost
+    >>> plan = ReleasePlan.default(order=20.0)
+    >>> cost = gnmax_cost(np.tile([240, 5, 5], (100, 1)), sigma=40.0, order=20.0)
+    >>> result = sanitise(cost, plan=plan, delta=1e-5, rng=np.random.default_rng(0))
+    >>> result.guarantee.epsilon, result.guarantee.publishable
+    (1.491, True)
     """
     if cost.order != plan.order:
         raise InvalidInput(f"the cost is at order {cost.order:g}, the plan at {plan.order:g}")

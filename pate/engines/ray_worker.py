@@ -266,7 +266,7 @@ class RemoteTask:
     """One attempt at one task, as the driver sends it."""
 
     version: str
-    request: bytes
+    request: bytes = field(repr=False)
     inputs: tuple[Input, ...]  # one for each reference of the payload, in its order
     path: tuple[str, ...]  # the driver's search path for modules
     gpus: float
@@ -278,7 +278,7 @@ class RemoteTask:
 class RemoteResult:
     """The report of an attempt, and the files that it made."""
 
-    report: bytes
+    report: bytes = field(repr=False)  # its result may be a metric of private data
     made: tuple[tuple[int, str, Transfer], ...] = ()  # number of the reference, name below it
     lost: bool = False  # the worker process died: another attempt may succeed
     stop: bool = False  # no task's fault: the run stops with the report's message

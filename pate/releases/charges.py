@@ -20,7 +20,7 @@ from pate.accounting import (
 )
 from pate.accounting.events import tally
 from pate.artifacts import Artifact, Level, Store, StoreError
-from pate.artifacts.results import charge_name, drawn_for
+from pate.artifacts.results import ChargeNote, drawn_for
 from pate.errors import InvalidInput, LedgerError
 from pate.releases.guarantee import (
     agrees,
@@ -35,8 +35,6 @@ from pate.releases.guarantee import (
 )
 from pate.releases.run import FinishedRun, undamaged
 from pate.report.caveats import studies_behind
-
-_CHARGE = "charge.json"
 
 
 def statement_of(run: FinishedRun) -> dict[str, Any]:
@@ -156,12 +154,9 @@ class _Charges:
         drawn: str | None = self._drawn_for("aggregate")
         charged: list[Event] = []
         while drawn is not None:
-            answer = self._drawn("pending-labels", drawn)
-            own = self._own("labels", answer, file)
-            charged += own.events
-            with undamaged(answer.path / _CHARGE):
-                earlier = answer.json(_CHARGE)["extends"]
-            drawn = None if earlier is None else self._draw_behind(str(earlier), file)
+            note = ChargeNote.load(self._drawn("pending-labels", drawn))
+            charged += self._own(note, file).events
+            drawn = None if note.extends is None else self._draw_behind(note.extends, file)
         plan = self.run.path("aggregate", "plan.json")
         with undamaged(plan):
             planned = read_events(self.run.json("aggregate", "plan.json")["events"])
@@ -177,11 +172,9 @@ class _Charges:
         if charge not in self.paid:
             raise self._unpaid(file)
         for each in self._private().all("pending-labels"):
-            made_from = str(each.manifest["made_from"])
-            with undamaged(each.path / _CHARGE):
-                name = each.json(_CHARGE)["name"]
-            if charge == charge_name("labels", made_from, name):
-                return made_from
+            note = ChargeNote.load(each)
+            if charge == note.release:
+                return note.made_from
         raise StoreError(f"the answers that {file} builds on are not in {self.run.run.folder}")
 
     # --- the sanitised ε -----------------------------------------------------------------------
@@ -203,10 +196,9 @@ class _Charges:
             order=float(stated["moment"]) + 1, doubt=self.run.recipe.privacy.doubt
         )
         event: Event = plan.event
-        with undamaged(answer.path / _CHARGE):
-            charged = bool(answer.json(_CHARGE)["events"])
-        if charged:
-            ((event, count),) = tally(self._own("sanitised", answer, self._report()).events).items()
+        note = ChargeNote.load(answer)
+        if note.events:
+            ((event, count),) = tally(self._own(note, self._report()).events).items()
             if not isinstance(event, SmoothRelease) or count != 1:
                 raise LedgerError(
                     f"{self.ledger.path} was charged for something else than {self._report()}"
@@ -216,7 +208,7 @@ class _Charges:
         keys = ("epsilon", "delta", "moment", "conversion", "confidence", "price")
         return {key: stated[key] for key in keys} | {
             "event": event_to_json(event),
-            "charged": charged,
+            "charged": bool(note.events),
         }
 
     def _follows_from_events(self, stated: Mapping[str, Any]) -> bool:
@@ -240,13 +232,11 @@ class _Charges:
     def _drawn(self, kind: str, made_from: str) -> Artifact:
         return self._private().open(kind, made_from)
 
-    def _own(self, kind: str, answer: Artifact, file: Path) -> Charge:
-        with undamaged(answer.path / _CHARGE):
-            name = str(answer.json(_CHARGE)["name"])
-        charge = self.paid.get(charge_name(kind, str(answer.manifest["made_from"]), name))
+    def _own(self, note: ChargeNote, file: Path) -> Charge:
+        charge = self.paid.get(note.release)
         if charge is None:
             raise self._unpaid(file)
-        self.names.append(f"{kind} {name}")
+        self.names.append(f"{note.kind} {note.name}")
         self.own.append(charge)
         return charge
 

@@ -13,14 +13,18 @@ from datetime import date
 from typing import Any
 
 from markupsafe import Markup
+from pydantic import ValidationError
 
 from pate._format import format_epsilon, format_factor, strength
 from pate.accounting import BestOfTries, Conversion, Repeated
 from pate.accounting.events import tally
+from pate.datasets.catalogue import CATALOGUE
+from pate.errors import InvalidInput
 from pate.mechanisms import make_mechanism
 from pate.metrics import Share
+from pate.pipeline.recipe import Recipe
 from pate.releases.guarantee import guarantee_of_plan, read_events
-from pate.releases.schema import FORMAT, recipe_of
+from pate.releases.schema import FORMAT
 from pate.report.curves import cost_curves, moment_profile
 from pate.report.facts import ClassRow, Cost, Facts, recipe_text
 from pate.report.page import render_page
@@ -150,3 +154,17 @@ def _facts(statement: Mapping[str, Any], names: list[str], release: Mapping[str,
         versions=release["versions"],
         written=date.fromisoformat(release["date"]),
     )
+
+
+def recipe_of(release: Mapping[str, Any]) -> Recipe:
+    """Return the recipe in ``release.json``, every setting checked; its data are nowhere."""
+    sections = dict(release["recipe"])
+    if sections["data"]["name"] not in CATALOGUE:
+        sections["data"] = sections["data"] | {"source": "-"}
+    try:
+        return Recipe.model_validate(sections)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        raise InvalidInput(
+            f"recipe.{'.'.join(map(str, first['loc']))} is wrong: {first['msg']}"
+        ) from None

@@ -24,7 +24,7 @@ from pate.pipeline.stage import producer
 from pate.releases.files import ENCODER
 from pate.releases.guarantee import agrees
 from pate.releases.schema import HEADER_FORMAT
-from pate.report.facts import without_folder, without_places
+from pate.report.facts import finished_stages, without_folder, without_places
 from pate.stages.catalogue import open_run
 
 _READ = ("aggregate", "account", "distill", "evaluate", "encoder", "data-public")
@@ -92,7 +92,7 @@ def open_finished_run(
     _require_unseeded(store)
     root = _root_of(folder, recipe, data_root)
     run = open_run(folder, data_root=root, plugin_path=plugin_path)
-    made_from = _all_done(run)
+    made_from = finished_stages(run)
     artifacts = {name: store.open(name, made_from[producer(name)]) for name in _READ}
     for name in ("aggregate", "distill"):
         if is_seeded(artifacts[name]):
@@ -136,20 +136,6 @@ def _root_of(folder: Path, recipe: Recipe, given: Path | None) -> Path:
     if fingerprint("key", naming_key(recipe, root)) != home:
         raise LedgerError(f"{folder} belongs to another ledger than {ledger}; give its --data-root")
     return root
-
-
-def _all_done(run: Run) -> dict[str, str]:
-    """Return the fingerprint of each stage, where all are done."""
-    made_from = {}
-    for state in run.states():
-        if not state.done or state.made_from is None:
-            hint = " (if it has plug-ins, give its --plugin-path)" if "plugin" in state.why else ""
-            raise InvalidInput(
-                f"{run.folder} is not finished: {state.stage} is {state.why}{hint}; run the recipe "
-                "to its end first"
-            )
-        made_from[state.stage] = state.made_from
-    return made_from
 
 
 @contextmanager

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
-from pate.datasets.catalogue import CATALOGUE
 from pate.errors import InvalidInput
-from pate.pipeline.recipe import Recipe
 from pate.releases.files import HEADER, RELEASE, STATEMENT
 
 FORMAT = 3  # of release.json, and of the texts of the card and the page
@@ -302,17 +300,3 @@ def unpublishable(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for each in value:
             yield from unpublishable(each)
-
-
-def recipe_of(release: Mapping[str, Any]) -> Recipe:
-    """Return the recipe in ``release.json``, every setting checked; its data are nowhere."""
-    sections = dict(release["recipe"])
-    if sections["data"]["name"] not in CATALOGUE:
-        sections["data"] = sections["data"] | {"source": "-"}
-    try:
-        return Recipe.model_validate(sections)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise InvalidInput(
-            f"recipe.{'.'.join(map(str, first['loc']))} is wrong: {first['msg']}"
-        ) from None

@@ -18,7 +18,7 @@ from pate.accounting import Event, ReleasePlan, event_from_json
 from pate.accounting.events import tally
 from pate.artifacts import digest_of
 from pate.errors import InvalidInput
-from pate.releases.documents import render_card, render_release_page
+from pate.releases.documents import recipe_of, render_card, render_release_page
 from pate.releases.files import (
     CARD,
     HEADER,
@@ -38,7 +38,6 @@ from pate.releases.schema import (
     CodeModel,
     read_header,
     read_json,
-    recipe_of,
     unpublishable,
     value_problems,
 )

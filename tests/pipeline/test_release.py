@@ -803,7 +803,7 @@ def test_verify_ends_with_one_and_a_line_for_each_problem(given: Path, copied: A
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda c: c.update(format=3), "format is wrong"),
+        (lambda c: c.update(format=4), "format is wrong"),
         (lambda c: c.update(format=1), "student.json is of another format than release.json"),
         (lambda c: c.update(public_inputs=0), "public_inputs is wrong"),
         (lambda c: c["recipe"]["teachers"].update(count=0), "recipe.teachers.count is wrong"),

@@ -576,11 +576,11 @@ def test_a_winner_is_released_with_the_epsilon_of_the_choice(released: Any) -> N
     assert "the choice of its settings among 4 candidates" in card
     assert "Papernot & Steinke 2022" in card
     page = (out / "report.html").read_text()
-    assert "What the choice cost" in page
+    assert "The cost of the choice" in page
     assert "Naive sum" not in page
     assert "Papernot &amp; Steinke 2022" in page
     for each in (card, page):  # the best of several shares of the same records looks too good
-        assert "chosen by its share of these very records" in each
+        assert "chosen by its accuracy on these same records" in each
 
 
 TAMPERED: dict[str, Any] = {

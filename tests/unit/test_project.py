@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import enum
+import inspect
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ import pytest
 
 import pate
 import pate.accounting
+from pate.accounting import Ledger
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,6 +141,16 @@ def test_exports_are_there():
         assert set(module.__all__) <= set(dir(module))
     with pytest.raises(AttributeError):
         pate.nonsense  # noqa: B018
+
+
+def test_every_argument_of_the_accounting_api_is_documented():
+    for name in pate.accounting.__all__:
+        exported = getattr(pate.accounting, name)
+        text = inspect.getdoc(exported) or ""
+        assert text, name
+        if not (inspect.isclass(exported) and issubclass(exported, (enum.Enum, Ledger))):
+            for argument in inspect.signature(exported).parameters:
+                assert f"\n{argument}\n" in text, f"{name}: {argument}"
 
 
 def test_versions_agree_and_every_dependency_is_pinned():

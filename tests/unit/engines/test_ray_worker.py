@@ -354,7 +354,9 @@ def test_a_task_runs_on_copies(node, home, tmp_path):
 
 def test_reports_name_the_drivers_files(node, tmp_path):
     (tmp_path / "a").write_text("a")
-    returned = run_task(remote("where", big=reads(tmp_path / "a")))
+    task = remote("where", big=reads(tmp_path / "a"))
+    returned = run_task(task)
+    assert str(tmp_path) not in repr(task) + repr(returned)  # nor any result or parameter
     assert json.loads(returned.report)["result"] == {"path": str(tmp_path / "a")}
 
 

@@ -1,4 +1,4 @@
-"""The machinery of the process engine, where the contract does not reach."""
+"""The queue and the pool of worker processes, beyond the contract of engines."""
 
 from __future__ import annotations
 
