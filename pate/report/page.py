@@ -21,6 +21,7 @@ from pate._files import write_atomically
 from pate._format import (
     compare_neighbours,
     describe_neighbours,
+    format_epsilon,
     format_epsilon_fixed,
     format_factor,
     format_number,
@@ -84,6 +85,7 @@ def render_page(facts: Facts, *, package: str = "pate.report", name: str = "page
         script=Markup(script),
         guess=_best_guess(facts.guarantee.epsilon, facts.guarantee.delta),
         epsilon=format_epsilon_fixed,
+        rounded_up=format_epsilon,
         number=format_number,
         percent=format_percent,
         factor=format_factor,

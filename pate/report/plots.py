@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from pate._format import format_epsilon
 from pate._plots import plot_style
 from pate.metrics import Share
 from pate.report.facts import Facts
@@ -48,6 +49,9 @@ _SETTINGS = {
     "savefig.facecolor": "none",
     "legend.frameon": False,
 }
+
+Shown = Callable[[float], str]
+_NEAREST = "{:.4g}".format  # format 2 described plots so; later ones round ε up
 
 Plotter = Callable[["Axes", bool], None]
 
@@ -114,7 +118,7 @@ def _inline(name: str, svg: str, title: str, description: str) -> str:
 # --- the plots ------------------------------------------------------------------------------------
 
 
-def cost_plot(facts: Facts) -> Markup:
+def cost_plot(facts: Facts, shown: Shown = _NEAREST) -> Markup:
     """Plot ε as queries are answered."""
     curves, private = facts.curves, facts.private
     last = curves.queries[-1]
@@ -138,19 +142,19 @@ def cost_plot(facts: Facts) -> Markup:
             axes.plot([last], [facts.sanitised.epsilon], "D", color=THIRD, markersize=7,
                       clip_on=False, label="sanitised")  # fmt: skip
         # What matters stays in sight where naive sums run far above it.
-        shown = max(facts.guarantee.epsilon, curves.moments[-1], 1e-6)
-        axes.set_ylim(0, min(2.4 * shown, 1.06 * max(*curves.naive, *curves.advanced, shown)))
+        most = max(facts.guarantee.epsilon, curves.moments[-1], 1e-6)
+        axes.set_ylim(0, min(2.4 * most, 1.06 * max(*curves.naive, *curves.advanced, most)))
         axes.set_xlim(0, last * 1.015)
         axes.set_xlabel("queries asked, at the plan’s worst")
         axes.set_ylabel("ε")
         _legend(axes, columns=2 if narrow else 5 if private is None else 3)
 
-    ends = ", ".join(f"{label} {values[-1]:.4g}" for label, values, *_ in lines)
+    ends = ", ".join(f"{label} {shown(values[-1])}" for label, values, *_ in lines)
     description = f"ε grows with the queries asked. After all {last}: {ends}."
     return plot("cost", plotter, title="ε as queries are answered", description=description)
 
 
-def moment_plot(facts: Facts) -> Markup:
+def moment_plot(facts: Facts, shown: Shown = _NEAREST) -> Markup:
     """Plot ε over λ, and mark the best λ."""
     profile = facts.profile
     best = min(range(len(profile.moments)), key=profile.epsilons.__getitem__)
@@ -173,7 +177,7 @@ def moment_plot(facts: Facts) -> Markup:
         axes.set_ylabel("ε of the labels")
 
     description = (
-        f"ε of the planned labels at each λ; the least, {least:.4g}, is at λ = {moment:g}."
+        f"ε of the planned labels at each λ; the least, {shown(least)}, is at λ = {moment:g}."
     )
     return plot("moment", plotter, title="Which λ won", description=description, height=0.8)
 
@@ -288,7 +292,7 @@ def comparison_plot(facts: Facts) -> Markup:
         _legend(axes, columns=2 if narrow else 4, handles=[*curves, *lines])
 
     description = "; ".join(
-        f"{row.name}{'' if row.epsilon is None else f' at ε {row.epsilon:.4g}'}: "
+        f"{row.name}{'' if row.epsilon is None else f' at ε {format_epsilon(row.epsilon)}'}: "
         f"{100 * row.accuracy:.1f} %"
         for row in facts.comparison
     )

@@ -16,6 +16,7 @@ OTHERS = [
     pytest.param("ray", marks=[pytest.mark.campaign, pytest.mark.xdist_group("ray")]),
 ]
 SEED = ("--insecure-seed", "5")
+pytestmark = pytest.mark.xdist_group("engines")  # in one worker: one serial run to compare with
 
 MODELS = '''
 """A teacher in torch, and a plain one that notes how many threads it could have used."""

@@ -20,7 +20,7 @@ import pytest
 from pate.releases.files import SUMS, digests, render_sums
 
 ROOT = Path(__file__).parents[2]
-OLD = ROOT / "tests" / "unit" / "release" / "format-1"
+OLD = ROOT / "tests" / "unit" / "releases" / "format-1"
 PROGRAM = """
 import resource, sys
 import pate
