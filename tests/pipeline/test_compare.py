@@ -393,7 +393,7 @@ def test_the_folder_is_a_run_of_the_largest_epsilon_with_a_report(made):
     made.call("report", "runs/mine")
     text = (made.place / "report.html").read_text()
     assert 'id="comparison"' in text
-    assert "to publish this section costs all of them together" in text
+    assert "publishing this section costs all of them together" in text
     assert "without privacy" not in text
     (reference,) = rows(made, "reference")
     section = text[text.index('id="comparison"') : text.index('id="provenance"')]
@@ -572,8 +572,10 @@ def test_a_model_keeps_its_study_whoever_brings_it_to_its_end(project, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(training, "_release", interrupted)
         project.call(*ONCE, "--epsilon", "4", code=130)
-    options = studies.DpsgdOptions
-    monkeypatch.setattr(studies, "DpsgdOptions", lambda **words: options(**words | {"study": None}))
+    options = studies.TrainingOptions
+    monkeypatch.setattr(
+        studies, "TrainingOptions", lambda **words: options(**words | {"study": None})
+    )
     compared(project, "--epsilon", "4")
     (file,) = project.folder.glob("runs/mine/dpsgd/*/released/training/*/guarantee.json")
     assert json.loads(file.read_text())["study"] == "compare mine"
