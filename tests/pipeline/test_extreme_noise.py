@@ -60,6 +60,7 @@ def test_what_cannot_be_computed_is_found_before_the_charge(
     voted: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the figure: it is worked out on made-up votes first."""
+    from pate.mechanisms import laplace
     from pate.stages import account
 
     project = voted(tmp_path)
@@ -67,9 +68,10 @@ def test_what_cannot_be_computed_is_found_before_the_charge(
     def overflow(*_: Any, **__: Any) -> None:
         raise OverflowError("math range error")
 
-    for name in ("laplace_total", "lnmax_cost", "advanced"):
+    steps = ((laplace, "laplace_total"), (laplace, "lnmax_cost"), (account, "advanced"))
+    for module, name in steps:
         with monkeypatch.context() as broken:
-            broken.setattr(account, name, overflow)
+            broken.setattr(module, name, overflow)
             refused = project.call_run(stage="account", code=2)
         assert "cannot be computed (OverflowError); nothing was charged" in refused.stderr
         assert project.charges() == []

@@ -218,10 +218,10 @@ def test_diverse_costs_are_those_of_the_inputs_asked(project: Any) -> None:
 DIE = {
     "named": "Ledger.charge = die",
     "charged": "charge = Ledger.charge\nLedger.charge = lambda *a, **k: (charge(*a, **k), die())",
-    "stored": "rounds._claim = die",
+    "stored": "exactly_once._claim = die",
     "marked": "Chooser.next = die",
-    "second stored": "claim = rounds._claim\n"
-    "rounds._claim = lambda m, t: die() if m.name.endswith('-1') else claim(m, t)",
+    "second stored": "claim = exactly_once._claim\n"
+    "exactly_once._claim = lambda m, t: die() if m.name.endswith('-1') else claim(m, t)",
     "complete": "publish = store._publish\n"
     "store._publish = lambda w, f, **k: (publish(w, f, **k), f.parent.name == 'pending-labels' "
     "and die())",
@@ -236,7 +236,7 @@ def die_at(project: Any, moment: str, *words: str) -> None:
         "from pate.artifacts import store\n"
         "from pate.cli import main\n"
         "from pate.queries import Chooser\n"
-        "from pate.stages import rounds\n"
+        "from pate.stages import exactly_once\n"
         "def die(*a, **k): os.kill(os.getpid(), signal.SIGKILL)\n"
         f"{DIE[moment]}\n"
         "sys.argv = ['pate', 'run', 'tiny.toml', '--engine', 'serial', '--plugin-path', 'plugins', "
