@@ -277,7 +277,7 @@ def test_data_plugin_with_keys_of_its_own(call, monkeypatch):
     monkeypatch.setenv("HOW", "a key")
     code, said = call(*words("teach"))
     assert code == 2, said
-    told(said, "quoting:load returned a key that means nothing")
+    told(said, "quoting:load returned an unknown key")
 
 
 @pytest.mark.parametrize("source", ["quoting:load", "early:load"])
