@@ -232,13 +232,20 @@ def charge(ledger: Ledger, plan: Plan, *, neighbours: Neighbours, name: str | No
 
 
 def stated_guarantee(
-    plan: Plan, *, neighbours: Neighbours, secure: bool, recorded: bool, notes: tuple[str, ...] = ()
+    plan: Plan,
+    *,
+    neighbours: Neighbours,
+    secure: bool,
+    recorded: bool,
+    caveats: tuple[str, ...] = (),
 ) -> Guarantee:
-    """Return the plan's guarantee, said of the records behind the teachers."""
-    caveats = () if secure else ("the noise was drawn from a seed: this release is not private",)
-    remembered = () if recorded else (NO_LEDGER,)
+    """Return the plan's guarantee, stated for the records behind the teachers."""
+    seeded = () if secure else ("the noise was drawn from a seed: this release is not private",)
     return replace(
-        plan.guarantee, neighbours=neighbours, caveats=caveats, notes=(*remembered, *notes)
+        plan.guarantee,
+        neighbours=neighbours,
+        caveats=(*seeded, *caveats),
+        notes=() if recorded else (NO_LEDGER,),
     )
 
 

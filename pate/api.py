@@ -129,7 +129,9 @@ class Run:
         self._pipeline = pipeline
 
     def __repr__(self) -> str:
-        return f"<Run of {self._pipeline.recipe.asked} in {self.folder}>"
+        seeded = self._pipeline.options.insecure_seed is not None
+        private = ", NOT PRIVATE" if seeded else ""
+        return f"<Run of {self._pipeline.recipe.asked} in {self.folder}{private}>"
 
     @property
     def folder(self) -> Path:
@@ -148,7 +150,15 @@ class Run:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the labels cost, data-independently, and between whom it holds."""
+        """What the labels cost, data-independently, and between whom it holds.
+
+        Its notes state what this ε does not cover: other releases of the data set, a study.
+        """
+        from pate.pipeline.ledger import open_ledger
+        from pate.report.caveats import tuning_caveats
+
+        with open_ledger(self._pipeline.recipe, self._pipeline.options) as ledger:
+            notes = tuple(tuning_caveats(self._pipeline, ledger))
         costs = Costs.load(self._pipeline.artifact("account"))
         stated = costs.guarantee
         seeded = (
@@ -161,6 +171,7 @@ class Run:
             neighbours=Neighbours(stated.neighbours),
             conversion=None if stated.conversion is None else Conversion(stated.conversion),
             caveats=(*stated.caveats, *seeded),
+            notes=notes,
         )
 
     @property

@@ -316,20 +316,21 @@ def vote(
     jobs = (
         ([teachers[n] for n in group], array, width, [seeds[n] for n in group]) for group in groups
     )
-    heard = 0
+    voting = 0
     with _bar("vote", len(teachers), verbose) as bar:
-        for group, (said, failed) in zip(groups, _parallel(_ask_group, jobs, n_jobs), strict=True):
+        for group, (predicted, failed) in zip(
+            groups, _parallel(_ask_group, jobs, n_jobs), strict=True
+        ):
             for place, why in failed.items():
                 if on_error == "raise":
                     raise TeacherError(f"teacher {group[place]} could not vote: {why}")
-                said[place] = _ABSTAINS
-            heard += sum(bool((each != _ABSTAINS).any()) for each in said)
-            cells = np.arange(len(array)) * width + said
-            counts += np.bincount(cells[said != _ABSTAINS], minlength=counts.size).reshape(
-                counts.shape
-            )
+                predicted[place] = _ABSTAINS
+            voting += sum(bool((each != _ABSTAINS).any()) for each in predicted)
+            cells = np.arange(len(array)) * width + predicted
+            cast = cells[predicted != _ABSTAINS]
+            counts += np.bincount(cast, minlength=counts.size).reshape(counts.shape)
             bar.advance(len(group))
-    if not heard and len(array):
+    if not voting and len(array):
         raise TeacherError("no teacher could vote; use fewer teachers, or another model")
     return Votes(counts=counts)
 
@@ -340,7 +341,12 @@ def vote(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Records:
-    """Records as an array; of a DataFrame also what is needed to make one again."""
+    """Records as an array; of a DataFrame also what is needed to make one again.
+
+    Guarantees:
+        Numbers are doubles and everything else is objects, so that no single record (one fraction
+        among whole numbers, one longer string) decides how the others are stored or named.
+    """
 
     array: NDArray[Any]
     template: Any = None  # a DataFrame's first no rows
@@ -353,6 +359,7 @@ class Records:
             raise InvalidInput(
                 f"records have shape {array.shape}; give an array with a row for each record"
             )
+        array = array.astype(np.float64 if array.dtype.kind in "biuf" else object, copy=False)
         return cls(array=array, template=X.iloc[:0] if is_frame(X) else None)
 
     def fitting(self, model: Model) -> Model:
@@ -416,9 +423,16 @@ class FrameEstimator:
         return np.asarray(self.estimator.predict_proba(self._frame(X)), dtype=np.float64)
 
     def _frame(self, X: NDArray[Any]) -> Any:
+        """Return rows as a DataFrame: columns of numbers are doubles, all others objects."""
         columns = self.template.columns
+        kinds = [np.float64 if is_number(kind) else object for kind in self.template.dtypes]
         frame = type(self.template)(X, columns=columns)
-        return frame.astype(dict(zip(columns, self.template.dtypes, strict=True)))
+        return frame.astype(dict(zip(columns, kinds, strict=True)))
+
+
+def is_number(dtype: Any) -> bool:
+    """Return whether a column of this dtype holds numbers."""
+    return getattr(dtype, "kind", "O") in "biuf"
 
 
 def encode_labels(
@@ -460,12 +474,18 @@ def encode_labels(
 
 
 def _group_names(groups: Any, records: int) -> list[str]:
-    owners = np.asarray(groups)
-    if owners.shape != (records,):
+    """Return the owners' names, each by its own value: 1 and 1.0 are one owner."""
+    owners = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+    if len(owners) != records or any(isinstance(each, list) for each in owners):
         raise InvalidInput(
-            f"groups have shape {owners.shape} for {records} records; give one for each record"
+            f"groups hold {len(owners)} entries for {records} records; give one for each record"
         )
-    return [str(each) for each in owners.tolist()]
+    if any(each is None or each != each for each in owners):
+        raise InvalidInput("groups have missing values; give each record its owner")
+    return [
+        f"{each:.17g}" if isinstance(each, (int, float, np.number)) else str(each)
+        for each in owners
+    ]
 
 
 def _ids(array: NDArray[Any], labels: NDArray[np.int64]) -> list[str]:
@@ -475,10 +495,18 @@ def _ids(array: NDArray[Any], labels: NDArray[np.int64]) -> list[str]:
     seen: Counter[str] = Counter()
     names = []
     for row, label in zip(array, labels.tolist(), strict=True):
-        name = hashlib.sha256(repr((row.tolist(), label)).encode()).hexdigest()
+        cells = [_cell(each) for each in row.ravel().tolist()]
+        name = hashlib.sha256(repr((cells, label)).encode()).hexdigest()
         names.append(f"{name}-{seen[name]}" if seen[name] else name)
         seen[name] += 1
     return names
+
+
+def _cell(value: Any) -> tuple[str, str]:
+    """Return a cell by its value alone: a whole number is the same as an integer or a double."""
+    if isinstance(value, (bool, int, float, np.number, np.bool_)):
+        return "number", float(value).hex()
+    return type(value).__name__, str(value)
 
 
 # --- groups of teachers, in this process or in others ---------------------------------------------
@@ -497,14 +525,14 @@ def _train_group(
         for shard, seed in zip(shards, seeds, strict=True)
     ]
     found: list[Teacher | PateError | None] = list(teachers)
-    for places in _families(teachers):
+    for family in _families(teachers):
         failures = train_many(
-            [teachers[p] for p in places],
-            [shards[p] for p in places],
-            seeds=[seeds[p] for p in places],
+            list(family.values()),
+            [None if each is None else shards[place] for place, each in family.items()],
+            seeds=[seeds[place] for place in family],
         )
-        for place, failure in zip(places, failures, strict=True):
-            if failure is not None and teachers[place] is not None:
+        for (place, teacher), failure in zip(family.items(), failures, strict=True):
+            if failure is not None and teacher is not None:
                 found[place] = failure
     return found
 
@@ -513,39 +541,37 @@ def _ask_group(
     teachers: list[Teacher | None], inputs: NDArray[Any], classes: int, seeds: list[int]
 ) -> tuple[NDArray[np.int64], dict[int, PateError]]:
     """Return the labels of some teachers for all inputs, and who could not predict."""
-    said = np.full((len(teachers), len(inputs)), _ABSTAINS, dtype=np.int64)
+    predicted = np.full((len(teachers), len(inputs)), _ABSTAINS, dtype=np.int64)
     failed: dict[int, PateError] = {}
-    for places in _families(teachers):
-        asked = [teachers[p] for p in places]
+    for family in _families(teachers):
         for start in range(0, len(inputs), _CHUNK):
             answers = predict_many_labels(
-                asked,
+                list(family.values()),
                 inputs[start : start + _CHUNK],
                 classes=classes,
-                seeds=[seeds[p] for p in places],
+                seeds=[seeds[place] for place in family],
             )
-            for n, (place, answer) in enumerate(zip(places, answers, strict=True)):
+            for place, answer in zip(list(family), answers, strict=True):
                 if isinstance(answer, PateError):
                     failed[place] = answer
-                    asked[n] = None
+                    family[place] = None
                 elif answer is not None:
-                    said[place, start : start + _CHUNK] = answer
-    return said, failed
+                    predicted[place, start : start + _CHUNK] = answer
+    return predicted, failed
 
 
-def _families(teachers: Sequence[Teacher | None]) -> Iterator[list[int]]:
-    """Yield places to be taken together. A family keeps all places of the group.
+def _families(teachers: Sequence[Teacher | None]) -> Iterator[dict[int, Teacher | None]]:
+    """Yield teachers to be taken together, by their place in the group.
 
     Guarantees:
-        An empty shard or a failure changes no shape, so it does not change how the others round.
+        A family has all places of the group, None where another teacher or none is, so an empty
+        shard or a failure changes no shape, and no rounding, for the others.
     """
     for places in group_families(teachers):
-        if hasattr(teachers[places[0]], "fit_many") and len(places) == sum(
-            each is not None for each in teachers
-        ):
-            yield list(range(len(teachers)))
+        if hasattr(teachers[places[0]], "fit_many"):
+            yield {p: each if p in places else None for p, each in enumerate(teachers)}
         else:
-            yield from ([place] for place in places)
+            yield from ({place: teachers[place]} for place in places)
 
 
 def _parallel(
@@ -558,7 +584,8 @@ def _parallel(
     from joblib import Parallel, delayed
 
     try:
-        pool = Parallel(n_jobs=n_jobs, return_as="generator")
+        # max_nbytes=None: shards go through pipes, so a kill leaves none of them in files
+        pool = Parallel(n_jobs=n_jobs, return_as="generator", max_nbytes=None)
     except ValueError as error:
         raise InvalidInput(f"n_jobs is {n_jobs!r}: {error}") from None
     yield from pool(delayed(function)(*job) for job in jobs)

@@ -20,7 +20,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from pate._format import format_epsilon
 from pate.accounting import Neighbours
 from pate.aggregation import charge, opened_ledger, plan_release, stated_guarantee
-from pate.ensemble import Model, Records, encode_labels, is_frame, train_teachers, vote
+from pate.ensemble import (
+    Model,
+    Records,
+    encode_labels,
+    is_frame,
+    is_number,
+    train_teachers,
+    vote,
+)
 from pate.errors import InvalidInput
 from pate.mechanisms import Mechanism
 from pate.randomness import Randomness
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
     from pate.accounting import Ledger
 
 _CLASSES_FROM_Y = (
-    "the set of classes was read from y and counts as public; name it with classes= where it is not"
+    "the set of classes was read from the private labels; name all classes with classes="
 )
 
 
@@ -84,8 +92,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         σ ("gnmax") or scale ("lnmax") in votes. By default the least noise with which ``queries``
         fit ``epsilon``; without ``queries`` a fifth of the teachers.
     classes : array-like, optional
-        All labels that exist. By default those in ``y``, which is right only where that set is
-        public knowledge.
+        All labels that exist. By default those in ``y``; the guarantee then carries a caveat and
+        is not publishable, because one record can add a class.
     teacher_params : dict, optional
         Keys of a recipe's ``[teachers]``: ``params`` (arguments of the model), ``epochs``,
         ``batch_size``, ``lr``, ``optimizer``, ``weight_decay``.
@@ -234,6 +242,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_classification_targets(y)
         names, _ = encode_labels(y, self.classes, records=len(y))
         inputs = self._compared(public, "public")
+        if is_frame(X) and is_frame(inputs) and _kinds(X) != _kinds(inputs):
+            raise InvalidInput(
+                "a column holds numbers in X or in public only; give each column one type in both"
+            )
         if isinstance(self.teachers, int | np.integer) and self.teachers > len(y):
             warnings.warn(
                 f"{self.teachers} teachers are more than the records: most have one record or "
@@ -288,7 +300,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             neighbours=ensemble.neighbours,
             secure=randomness.secure,
             recorded=ledger is not None,
-            notes=() if self.classes is not None else (_CLASSES_FROM_Y,),
+            caveats=() if self.classes is not None else (_CLASSES_FROM_Y,),
         )
         self.labels_, self.labelled_ = names[release.labels], rows[release.answered]
         if not len(release.labels):
@@ -439,9 +451,14 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return made, spec
 
 
+def _kinds(frame: Any) -> list[bool]:
+    """Return which columns hold numbers. Column types are the schema of a table, and public."""
+    return [is_number(kind) for kind in frame.dtypes]
+
+
 def _is_mixed(X: Any) -> bool:
     """Return whether X is a DataFrame with columns that are not numbers."""
-    return is_frame(X) and any(getattr(kind, "kind", "O") not in "biuf" for kind in X.dtypes)
+    return is_frame(X) and not all(_kinds(X))
 
 
 _PAGE = """<!DOCTYPE html>

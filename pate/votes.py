@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class Votes:
     (2, 3, 250)
     """
 
-    counts: NDArray[np.int64]
+    counts: NDArray[np.int64] = field(repr=False)
 
     @property
     def queries(self) -> int:
@@ -47,18 +47,16 @@ class Votes:
         return int(self.counts.sum(axis=1).max())
 
     @classmethod
-    def from_labels(
-        cls, labels: ArrayLike, *, classes: int | None = None, abstentions: bool = False
-    ) -> Votes:
+    def from_labels(cls, labels: ArrayLike, *, classes: int, abstentions: bool = False) -> Votes:
         """Count the predictions of teachers.
 
         Parameters
         ----------
         labels : array-like of shape (teachers, queries)
             The class that each teacher predicts for each query, 0 … classes − 1.
-        classes : int, optional
-            The number of classes. By default the largest label decides. Give it where classes
-            exist that no teacher voted for: they count, and leaving them out makes ε too small.
+        classes : int
+            The number of classes. It is public, and never read off the labels: otherwise one
+            teacher's vote could decide it.
         abstentions : bool
             Allow −1, a teacher that casts no vote.
 

@@ -70,6 +70,11 @@ def aggregate_votes(
         spec = AggregateSpec.model_validate({"mechanism": mechanism, **given})
     except ValidationError as error:
         raise InvalidInput(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+    if labels and classes is None:
+        raise InvalidInput(
+            "--labels needs --classes: the number of classes is public and must not be read off "
+            "the votes"
+        )
     cast = read_votes(votes, None, labels, counts, abstentions, classes)
     assert cast is not None
     done = aggregate(

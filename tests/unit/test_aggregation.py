@@ -206,8 +206,11 @@ def test_the_command_reads_labels_of_teachers(place, tmp_path):
     np.save(tmp_path / "labels_in.npy", np.array([[0, 1, 2], [0, 1, -1]] * 50))
     words = (tmp_path / "labels_in.npy", "--mechanism", "lnmax", "--scale", 5, "--delta", 1e-5,
              "--ledger", place["ledger"], "--out", place["out"])  # fmt: skip
-    assert run(*words, "--labels").exit_code != 0
-    done = run(*words, "--labels", "--abstentions")
+    words += ("--labels",)
+    assert run(*words, "--classes", 3).exit_code != 0
+    refused = run(*words, "--abstentions")
+    assert "--labels needs --classes" in str(refused.exception)
+    done = run(*words, "--abstentions", "--classes", 3)
     assert done.exit_code == 0, done.output
     assert np.load(place["out"]).shape == (3,)
 

@@ -65,18 +65,18 @@ def test_a_user_with_votes_needs_three_lines():
 
 
 @pytest.mark.parametrize(
-    ("labels", "settings", "words"),
+    ("labels", "words"),
     [
-        ([0, 1], {}, "a row for each teacher"),
-        ([[0.5, 1]], {}, "fractions"),
-        ([["a", "b"]], {}, "not numbers"),
-        ([[0, 3]], {"classes": 3}, "beyond the 3 classes"),
-        ([[0, -1]], {}, "negative label"),
+        ([0, 1], "a row for each teacher"),
+        ([[0.5, 1]], "fractions"),
+        ([["a", "b"]], "not numbers"),
+        ([[0, 3]], "beyond the 3 classes"),
+        ([[0, -1]], "negative label"),
     ],
 )
-def test_votes_refuse_what_is_no_label(labels, settings, words):
+def test_votes_refuse_what_is_no_label(labels, words):
     with pytest.raises(InvalidInput, match=words):
-        pate.Votes.from_labels(labels, **settings)
+        pate.Votes.from_labels(labels, classes=3)
     counts = pate.Votes.from_labels([[0, -1], [1, 1]], classes=3, abstentions=True).counts
     assert counts.tolist() == [[1, 1, 0], [0, 1, 0]]
 

@@ -75,16 +75,21 @@ def test_what_is_kept_is_released_and_may_be_stored():
 
 
 def test_the_guarantee_is_the_plans():
-    clf = pate.PATEClassifier(teachers=20, epsilon=2.0, queries=30).fit(X, Y, public=U)
-    stated = clf.guarantee_
+    clf = pate.PATEClassifier(teachers=20, epsilon=2.0, queries=30, classes=["no", "yes"])
+    stated = clf.fit(X, Y, public=U).guarantee_
     priced = compose(clf.mechanism_.caps(queries=30, answers=30)).guarantee(delta=1e-5)
     assert stated.epsilon == priced.epsilon <= 2.0
     assert stated.neighbours is Neighbours.ADD_REMOVE
     assert not stated.data_dependent
     assert stated.publishable
     assert any("no ledger" in note for note in stated.notes)
-    assert any("classes" in note for note in stated.notes)
     assert clf.protects_ == "one record added or removed"
+
+
+def test_classes_that_are_read_from_private_labels_are_a_caveat():
+    stated = pate.PATEClassifier(teachers=20, epsilon=2.0).fit(X, Y, public=U).guarantee_
+    assert not stated.publishable
+    assert "classes=" in stated.caveats[0]
 
 
 def test_seeded_noise_is_marked():
@@ -113,7 +118,7 @@ def test_groups_protect_persons():
     people = np.arange(len(X)) // 3
     clf = quick().fit(X, Y, public=U, groups=people)
     assert "user" in clf.protects_
-    with pytest.raises(InvalidInput, match="groups have shape"):
+    with pytest.raises(InvalidInput, match="groups hold"):
         quick().fit(X, Y, public=U, groups=people[1:])
 
 
