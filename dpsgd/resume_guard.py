@@ -46,7 +46,8 @@ class ResumeGuard:
         with contextlib.ExitStack() as stack:
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                stack.enter_context(exclusive_lock(path, busy=busy))
+                # A process that is about to be refused holds the lock for a moment, too.
+                stack.enter_context(exclusive_lock(path, busy=busy, patience=1.0))
                 sync(self._folder)
             except OSError as error:
                 raise _unwritable(path, error) from error

@@ -12,6 +12,7 @@ import glob
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -119,6 +120,7 @@ def exclusive_lock(
     path: Path,
     *,
     busy: Exception | None = None,
+    patience: float = 0.0,
     on_wait: Callable[[], object] | None = None,
     mode: int = 0o600,
 ) -> Iterator[None]:
@@ -131,6 +133,8 @@ def exclusive_lock(
         the process ends, however it ends; the file stays.
     busy
         The error to raise if another process holds the lock. Without it, wait for that process.
+    patience
+        Seconds to wait before ``busy`` is raised.
     on_wait
         Called once before waiting.
     mode
@@ -146,17 +150,27 @@ def exclusive_lock(
     else:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, mode)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if busy is not None:
-                raise busy from None
-            if on_wait is not None:
-                on_wait()
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        deadline = time.monotonic() + patience
+        while not _lock_now(handle):
+            if busy is None:
+                if on_wait is not None:
+                    on_wait()
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                break
+            if time.monotonic() >= deadline:
+                raise busy
+            time.sleep(0.01)
         yield
     finally:
         os.close(handle)
+
+
+def _lock_now(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -301,7 +301,10 @@ def test_encoder(call):
 
 
 def test_reference_model(call):
-    settings = ("evaluate.reference=true", "student.params.how=InvalidInput")
+    # With much noise, so that the labels are not all of one class.
+    settings = (
+        "evaluate.reference=true", "student.params.how=InvalidInput", "aggregate.scale=50"
+    )  # fmt: skip
     code, said = call(*words("run", *settings))
     assert code == 2, said
     told(said, "the reference model failed: fit raised InvalidInput in plugins/quoting.py line")

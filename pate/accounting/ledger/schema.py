@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pate.errors import LedgerError
 
 _APPLICATION_ID = 0x50415445  # "PATE"
 _VERSION = 2
+_PATIENCE_SECONDS = 60.0  # to wait for other processes
 _DRAFT = ".ledger-"
 _ROOM = 1 << 20  # bytes: with less left on the disk, a failure is taken for want of room
 _FIRST = f"""
@@ -142,10 +144,21 @@ def connect(place: Path, *, totals: Callable[[sqlite3.Connection], None]) -> sql
             f"the ledger at {place} has a second name (a hard link); each name would keep "
             "its own journal: remove one"
         )
-    connection: sqlite3.Connection | None = None
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return _open(place, totals)
+        except sqlite3.Error as error:
+            # While the last of several connections closes, SQLite reports "locked" without waiting.
+            if not _is_busy(error) or time.monotonic() > deadline:
+                raise failed(place, error) from error
+            time.sleep(0.02)
+
+
+def _open(place: Path, totals: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
+    uri = f"{place.absolute().as_uri()}?mode=rw"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_PATIENCE_SECONDS)
     try:
-        uri = f"{place.absolute().as_uri()}?mode=rw"
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=60.0)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -164,11 +177,8 @@ def connect(place: Path, *, totals: Callable[[sqlite3.Connection], None]) -> sql
             raise LedgerError(f"the ledger at {place} cannot use a write-ahead log ({journal})")
         if version == 1:
             _migrate(connection, totals)
-    except BaseException as error:
-        if connection is not None:
-            connection.close()
-        if isinstance(error, sqlite3.Error):
-            raise failed(place, error) from error
+    except BaseException:
+        connection.close()
         raise
     return connection
 
@@ -192,12 +202,16 @@ def _migrate(connection: sqlite3.Connection, totals: Callable[[sqlite3.Connectio
         raise
 
 
+def _is_busy(error: sqlite3.Error) -> bool:
+    return "locked" in str(error) or "busy" in str(error)
+
+
 def failed(place: Path, error: sqlite3.Error) -> LedgerError:
     """Return an error of SQLite in words, with a remedy."""
     text = str(error)
     if isinstance(error, sqlite3.ProgrammingError):
         return LedgerError(f"the ledger at {place} was used after closing or by another thread")
-    if "locked" in text or "busy" in text:
+    if _is_busy(error):
         return LedgerError(f"the ledger at {place} is held by another process; try again")
     if "readonly" in text or "read-only" in text:
         return LedgerError(f"the ledger at {place} is read-only; charges could not be recorded")
