@@ -104,7 +104,8 @@ class Opener:
         home = Path.home() / ".cache"
         allowed = [
             folder / "given", folder / "tmp", ROOT / "pate", sys.prefix, sys.base_prefix,
-            os.path.realpath(sys.prefix), Path(np.__file__).parents[1], home / "matplotlib", "/proc/", "/sys/", "/dev/null",
+            os.path.realpath(sys.prefix),
+            Path(np.__file__).parents[1], home / "matplotlib", "/proc/", "/sys/", "/dev/null",
             "/usr/lib", "/usr/share/zoneinfo", "/etc/os-release", "/etc/ld.so",
         ]  # fmt: skip
         environment = {
