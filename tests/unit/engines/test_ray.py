@@ -241,7 +241,7 @@ def test_a_task_that_hangs(engine, shard, tmp_path):
 
 
 def test_a_whole_node_is_lost_in_the_middle(engine, cluster, shard, tmp_path):
-    """Its task is done on the other; what it left is gone too."""
+    """Its task is done on the other; what it left is removed by the next sweep there."""
     task = replace(sick(shard, tmp_path, "hang"), gpus=0.0)
     hold = [job("pass_on", "hold", X=rows(shard, 0, 1), made=makes(tmp_path / "held"),
                 until=str(tmp_path / "go"))]  # fmt: skip
@@ -262,6 +262,7 @@ def test_a_whole_node_is_lost_in_the_middle(engine, cluster, shard, tmp_path):
         from_second += list(engine.run([task, *hold], rescues=3))
     assert {o.key: o.error for o in from_second} == {"only": None, "hold": None}
     assert sum(o.attempts for o in from_second) >= 3
+    sweep(cluster.tasks)  # as the next command or task on that machine does
     cluster.add_second()
     wait_until(lambda: engine.slots == 2)
 
