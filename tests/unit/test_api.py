@@ -148,6 +148,14 @@ def test_seeded_runs_are_marked(settings, place):
     seeded = pate.run("digits", **settings | {"out": place / "seeded"}, insecure_seed=1)
     assert not seeded.guarantee.publishable
     assert "not private" in seeded.guarantee.caveats[-1]
+    assert "NOT PRIVATE" in repr(seeded)
+
+
+def test_a_point_of_a_sweep_notes_that_its_epsilon_is_not_that_of_the_study(settings, place):
+    given = settings | {"out": place / "swept", "data_root": place / "own"}
+    pate.sweep("digits", over={"aggregate.scale": [5, 10]}, **given)
+    point = pate.open_run(place / "swept", data_root=place / "own")
+    assert any("2" in note and "together" in note for note in point.guarantee.notes), point.guarantee
 
 
 def test_a_run_may_stop_at_a_stage(settings, place):
