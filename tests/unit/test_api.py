@@ -155,7 +155,9 @@ def test_a_point_of_a_sweep_notes_that_its_epsilon_is_not_that_of_the_study(sett
     given = settings | {"out": place / "swept", "data_root": place / "own"}
     pate.sweep("digits", over={"aggregate.scale": [5, 10]}, **given)
     point = pate.open_run(place / "swept", data_root=place / "own")
-    assert any("2" in note and "together" in note for note in point.guarantee.notes), point.guarantee
+    assert any("2" in note and "together" in note for note in point.guarantee.notes), (
+        point.guarantee
+    )
 
 
 def test_a_run_may_stop_at_a_stage(settings, place):
