@@ -50,7 +50,7 @@ def _(event: SampledGaussian, moments: FloatArray) -> FloatArray:
     if q == 1:
         return moments * (moments + 1) / (2 * sigma**2)
     whole = moments == np.round(moments)
-    log_excess = np.empty_like(moments)
+    log_excess = np.zeros_like(moments)  # not empty: every entry is read below
     log_excess[whole] = [_log_excess_closed(int(m) + 1, q, sigma) for m in moments[whole]]
     if sigma < _SMALLEST_SIGMA:
         values = np.logaddexp(0.0, log_excess)
