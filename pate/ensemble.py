@@ -359,7 +359,10 @@ class Records:
             raise InvalidInput(
                 f"records have shape {array.shape}; give an array with a row for each record"
             )
-        array = array.astype(np.float64 if array.dtype.kind in "biuf" else object, copy=False)
+        if array.dtype.kind in "biuf":
+            array = array.astype(np.float64, copy=False)
+        else:
+            array = np.frompyfunc(_as_double, 1, 1)(array.astype(object))
         return cls(array=array, template=X.iloc[:0] if is_frame(X) else None)
 
     def fitting(self, model: Model) -> Model:
@@ -502,11 +505,14 @@ def _ids(array: NDArray[Any], labels: NDArray[np.int64]) -> list[str]:
     return names
 
 
+def _as_double(value: Any) -> Any:
+    """Return a number as a double, so that records of equal names are equal; others unchanged."""
+    return float(value) if isinstance(value, (bool, int, float, np.number, np.bool_)) else value
+
+
 def _cell(value: Any) -> tuple[str, str]:
-    """Return a cell by its value alone: a whole number is the same as an integer or a double."""
-    if isinstance(value, (bool, int, float, np.number, np.bool_)):
-        return "number", float(value).hex()
-    return type(value).__name__, str(value)
+    """Return a cell by its type and value alone."""
+    return type(value).__name__, value.hex() if isinstance(value, float) else str(value)
 
 
 # --- groups of teachers, in this process or in others ---------------------------------------------

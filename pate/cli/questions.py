@@ -1,4 +1,4 @@
-"""How a question to the calculator becomes a report."""
+"""Reports of the calculator: from the options of a question to tables and JSON."""
 
 from __future__ import annotations
 

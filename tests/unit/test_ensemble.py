@@ -46,6 +46,14 @@ def test_one_cell_changes_no_other_records_name(record):
     assert _ids(Records.of([*texts, [str(record), "x"]]).array, np.append(labels, 0))[:-1] == before
 
 
+def test_records_of_equal_names_are_equal():
+    rows = np.array([[1, "a"], [1.0, "a"], [True, "a"], ["1", "a"]], dtype=object)
+    array = Records.of(rows).array
+    names = _ids(array, np.zeros(4, dtype=np.int64))
+    assert [each.partition("-")[0] == names[0] for each in names] == [True, True, True, False]
+    assert [type(each) for each in array[:3, 0]] == [float] * 3
+
+
 def test_whole_numbers_and_doubles_are_one_owner_and_missing_ones_are_refused():
     people = np.arange(300) // 3
     assert _group_names(people, 300) == _group_names(people.astype(float), 300)
