@@ -85,7 +85,7 @@ def make_options(
     """
     from pate.datasets.catalogue import data_root as default_root
     from pate.engines import make_engine, terminal_progress
-    from pate.engines.ray import sweep_leftovers
+    from pate.engines.files import sweep_leftovers
     from pate.pipeline.stage import Options
 
     plugins = None if plugin_path is None else Path(plugin_path)

@@ -35,7 +35,7 @@ EngineFactory = Callable[[str | None], Engine]
 
 
 def _serial(option: str | None) -> Engine:
-    from pate.engines.serial import SerialEngine
+    from pate.engines.worker import SerialEngine
 
     if option is not None:
         raise InvalidInput(f"{option!r} after 'serial' means nothing; 'serial' takes no number")
@@ -56,9 +56,9 @@ def _processes(option: str | None) -> Engine:
 
 
 def _gpus(option: str | None) -> Engine:
-    from pate.engines.gpus import from_option
+    from pate.engines.worker_pool import GpuEngine
 
-    return from_option(option)
+    return GpuEngine.from_option(option)
 
 
 def _ray(option: str | None) -> Engine:
