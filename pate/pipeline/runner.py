@@ -31,7 +31,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class PipelineRun:
     """A recipe in a folder.
 
     Parameters

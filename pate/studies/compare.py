@@ -30,7 +30,7 @@ from pate.artifacts.manifest import MANIFEST
 from pate.errors import InvalidInput, LedgerError, SpendNeeded
 from pate.pipeline.ledger import ledger_path
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.runner import Run
+from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Options
 from pate.recipes.read import read_recipe, remarks
 from pate.stages.catalogue import STAGES
@@ -310,15 +310,15 @@ class CompareRuns:
 
     # --- PATE -------------------------------------------------------------------------------------
 
-    def _pate(self, point: ComparePoint) -> Run:
+    def _pate(self, point: ComparePoint) -> PipelineRun:
         return self._run(point.pate, seed=point.seed)
 
-    def _run(self, recipe: Recipe, *, seed: int) -> Run:
+    def _run(self, recipe: Recipe, *, seed: int) -> PipelineRun:
         options, seeded = self.quiet, self._seed(seed)
         if seeded != options.insecure_seed:
             options = replace(options, insecure_seed=seeded)
         stages = [Measures(self.folder).timed(stage) for stage in STAGES]
-        return Run(folder=self.folder, recipe=recipe, stages=stages, options=options)
+        return PipelineRun(folder=self.folder, recipe=recipe, stages=stages, options=options)
 
     def _seed(self, repetition: int) -> int | None:
         """Return the insecure seed of a repetition: seeded noise, too, differs between them."""
