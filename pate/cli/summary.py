@@ -22,12 +22,12 @@ from pate.cli.tables import wide_console
 from pate.datasets.catalogue import data_root as default_root
 from pate.metrics import Share
 from pate.pipeline.ledger import ledger_path, open_ledger
-from pate.pipeline.runner import Run
+from pate.pipeline.runner import PipelineRun
 from pate.report.caveats import sanitised_caveat, tuning_caveats
 from pate.stages.catalogue import open_run
 
 
-def show_summary(run: Run) -> None:
+def show_summary(run: PipelineRun) -> None:
     """Print the table at the end of a run: RELEASED values, and some marked "do not publish"."""
     released, costs = Labels.load(run.artifact("aggregate")), Costs.load(run.artifact("account"))
     private = PrivateCosts.load(run.artifact("account-private"))
@@ -81,7 +81,7 @@ def show_summary(run: Run) -> None:
     console.print(f"Next: pate status {_shell(run)}", soft_wrap=True)
 
 
-def _shell(run: Run) -> str:
+def _shell(run: PipelineRun) -> str:
     """Return the run's folder and the options without which its fingerprints would differ."""
     words = [str(run.folder)]
     if run.options.plugin_path is not None:

@@ -73,7 +73,7 @@ def sweep(
         quiet=quiet,
         json_logs=json_logs,
     )
-    options = replace(options, say=_without_done(options.say, aside=json and not quiet))
+    options = replace(options, report=_without_done(options.report, aside=json and not quiet))
     if private_selection:
         from pate.cli.summary import show_summary
         from pate.studies import selection
@@ -111,18 +111,18 @@ def _mean_tries(selection: bool, tries: float | None, json: bool) -> float:
     return _TRIES if tries is None else tries
 
 
-def _without_done(say: Callable[[str], None], *, aside: bool) -> Callable[[str], None]:
+def _without_done(report: Callable[[str], None], *, aside: bool) -> Callable[[str], None]:
     """Print what happens, not what every point finds done; ``aside``, on standard error."""
 
-    def report(text: str) -> None:
+    def filtered(text: str) -> None:
         if text.endswith(": done before"):
             return
         if aside:
             typer.echo(text, err=True)
         else:
-            say(text)
+            report(text)
 
-    return report
+    return filtered
 
 
 # --- the table ------------------------------------------------------------------------------------
