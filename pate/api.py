@@ -104,7 +104,7 @@ def make_options(
         plugin_path=None if plugins is None else plugins.absolute(),
         insecure_seed=insecure_seed,
         spend=spend,
-        say=report or (print if verbose else _ignore),
+        report=report or (print if verbose else _ignore),
         progress=progress,
     )
 

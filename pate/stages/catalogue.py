@@ -65,7 +65,7 @@ def open_run(
             engine=make_engine("serial"),
             plugin_path=None if plugin_path is None else plugin_path.absolute(),
             insecure_seed=insecure_seed,
-            say=lambda text: None,
+            report=lambda text: None,
             progress=lambda *_: nullcontext(),  # type: ignore[arg-type]
         ),
     )

@@ -184,7 +184,10 @@ class CompareRuns:
         """Return the runs of a comparison whose charges carry the tag of its folder."""
         tagged = replace(options, study=tag_of("compare", folder))
         return cls(
-            recipe=recipe, folder=folder, options=tagged, quiet=replace(tagged, say=_print_nothing)
+            recipe=recipe,
+            folder=folder,
+            options=tagged,
+            quiet=replace(tagged, report=_print_nothing),
         )
 
     @property
@@ -223,7 +226,7 @@ class CompareRuns:
         return finished, cost
 
     def _announce_work(self, what: str, *, done: bool) -> None:
-        self.options.say(f"{what}: done before" if done else what)
+        self.options.report(f"{what}: done before" if done else what)
 
     def _planned(self) -> tuple[list[ComparePoint], str]:
         """Return all points, and whom PATE protects; data are read first, for their counts."""
@@ -293,13 +296,13 @@ class CompareRuns:
         )
 
     def _announce(self, cost: TotalStudyCost, for_pate: str, for_dpsgd: str) -> None:
-        say = self.options.say
-        say(f"PATE: at most {cost.here.describe(why=False)} ({for_pate})")
+        report = self.options.report
+        report(f"PATE: at most {cost.here.describe(why=False)} ({for_pate})")
         if cost.other is not None:
-            say(f"DP-SGD: at most {cost.other.describe(why=False)} ({for_dpsgd})")
-        say(f"both, which a table of all of them costs: at most {cost_in_words(cost.together)}")
+            report(f"DP-SGD: at most {cost.other.describe(why=False)} ({for_dpsgd})")
+        report(f"both, which a table of all of them costs: at most {cost_in_words(cost.together)}")
         if not cost.in_advance:
-            say(
+            report(
                 f"These are {NOT_PLANNED} (study “{self.tag}”); for a study of its own, choose an "
                 "--out of another name."
             )
@@ -343,7 +346,7 @@ class CompareRuns:
             plugin_path=self.options.plugin_path,
             insecure_seed=seed,
             spend=self.options.spend,
-            say=_print_nothing,
+            report=_print_nothing,
             study=self.tag,
         )
         warm_up()

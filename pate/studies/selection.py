@@ -70,7 +70,7 @@ def select(
 ) -> PipelineRun:
     """Choose one of the candidates privately, and return its finished run, in ``folder``.
 
-    Prints the cost through ``options.say`` before anything is charged. A selection that was killed
+    Prints the cost through ``options.report`` before anything is charged. One that was killed
     resumes. Which candidates were tried, how often, and their scores stay private.
 
     Parameters
@@ -136,10 +136,10 @@ class _Selection:
     options: Options  # one object for all candidates: the user's own data are then read once
 
     def execute(self) -> PipelineRun:
-        say, first = self.options.say, self._runs[0]
+        report, first = self.options.report, self._runs[0]
         first.execute(until="data")
         for line in self._announced():
-            say(line)
+            report(line)
         with self._ledger() as ledger:
             if not self._paid(ledger):
                 event, _ = self._cost
@@ -157,7 +157,7 @@ class _Selection:
             forget(first.store, self._made_from)
         winner = replace(first, recipe=self._winner(int(released.facts["candidate"])))
         winner.execute()
-        say(
+        report(
             "How long this took is private: it reveals how many tries there were. So do the times "
             f"of files in {self.folder} and that of the charge in the ledger: keep these to "
             "yourself."
@@ -291,7 +291,7 @@ class _Selection:
             if fresh:
                 with silence():  # also what a model keeps alive for later prints nothing then
                     _rehearse(candidates)
-            self.options.say("selection: trying")
+            self.options.report("selection: trying")
 
             def prepare(draft: Draft, name: str) -> None:
                 tries = Tries(

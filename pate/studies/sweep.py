@@ -183,12 +183,12 @@ class PointRuns:
         After every point the tables in the folder hold all that is finished, and the plot not much
         less.
         """
-        say, points = self.options.say, self.grid.points
+        report, points = self.options.report, self.grid.points
         require_made(points[0].recipe, self.run(points[0]).store)
         require_paid(self.run(points[0]))
         require_same_noise(self.folder, "sweep", seeded=self.seeded)
         for line in self._plan():
-            say(line)
+            report(line)
         rows = [_row(self.run(point), point) for point in points if _finished(self.run(point))]
         result = self._record(rows, new=rows)
         next_plot = 0.0
@@ -196,7 +196,7 @@ class PointRuns:
         for point in self.in_order:
             if point.number in finished:
                 continue
-            say(f"point {point.number} of {len(points)}: {point}")
+            report(f"point {point.number} of {len(points)}: {point}")
             rows.append(_run_point(self.run(point), point))
             result = self._record(rows, new=rows[-1:])
             if time.monotonic() > next_plot:
@@ -299,7 +299,7 @@ def _run_point(run: PipelineRun, point: Point) -> SweepRow:
     if _enough_labels(run):
         run.execute()
     else:
-        run.options.say("its labels are of one class at most, too few for a student")
+        run.options.report("its labels are of one class at most, too few for a student")
     return _row(run, point)
 
 

@@ -102,7 +102,7 @@ def run(folder: Path, engine, until, told, **teachers):
             data_root=folder / "root",
             engine=engine,
             plugin_path=folder / "mean.py",
-            say=lambda _: None,
+            report=lambda _: None,
             progress=told.show,
         ),
     ).execute(until=until)
