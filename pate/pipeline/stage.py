@@ -34,7 +34,7 @@ class Options:
         Pay again for what was paid for before.
     study : str, optional
         The tag of the study that the run belongs to, on all it pays for.
-    say : callable
+    report : callable
         Prints a line about progress.
     progress : callable
         Opens a progress bar.
@@ -46,7 +46,7 @@ class Options:
     insecure_seed: int | None = None
     spend: bool = False
     study: str | None = None
-    say: Callable[[str], None] = print
+    report: Callable[[str], None] = print
     progress: Show
 
     @functools.cached_property

@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.artifacts import Artifact, Level
-from pate.encoders.chain import encoder_content, fit_encoder, load_encoder, save_encoder
-from pate.encoders.step import has_own
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 
@@ -27,7 +25,7 @@ def _encoder_settings(recipe: Recipe, options: Options) -> Any:
     spec = recipe.encoder
     return {
         "encoder": spec.model_dump(mode="json"),
-        "weights": encoder_content(spec, plugin_path=options.plugin_path),
+        "weights": spec.weight_digests(plugin_path=options.plugin_path),
         "plugin": options.plugin_digest if spec.steps else None,
     }
 
@@ -43,6 +41,8 @@ def _fit(context: Context) -> None:
     with context.draft(Level.PUBLIC) as draft:
         draft.facts["identity"] = not spec.steps
         if spec.steps:
+            from pate.encoders.chain import fit_encoder, save_encoder
+
             inputs = context.inputs["data-public"].array(_FILE)
             chain = fit_encoder(spec, inputs, plugin_path=context.options.plugin_path)
             save_encoder(chain, draft.path)
@@ -54,7 +54,7 @@ def _fit(context: Context) -> None:
 
 def _encode_settings(recipe: Recipe, options: Options) -> Any:
     # All else is in the encoder and in the shards; code of the user's runs here once more.
-    return {"plugin": options.plugin_digest if has_own(recipe.encoder) else None}
+    return {"plugin": options.plugin_digest if recipe.encoder.runs_user_code else None}
 
 
 def _encode(context: Context) -> None:
@@ -71,6 +71,8 @@ def _encode(context: Context) -> None:
         draft.facts["identity"] = bool(encoder.facts["identity"])
         if encoder.facts["identity"]:
             return
+        from pate.encoders.chain import load_encoder
+
         spec, plugins = context.recipe.encoder, context.options.plugin_path
         chain = load_encoder(spec, encoder.path, plugin_path=plugins)
         records, offsets = shards.array(_FILE), shards.array("offsets.npy")
@@ -78,7 +80,7 @@ def _encode(context: Context) -> None:
         with context.options.progress("encode", len(offsets) - 1, 0) as shown:
             for start, stop in pairwise(offsets.tolist()):
                 if stop > start:
-                    if start and has_own(spec):
+                    if start and spec.runs_user_code:
                         chain = load_encoder(spec, encoder.path, plugin_path=plugins)
                     out[start:stop] = chain.transform(np.array(records[start:stop]))
                 shown.advance(1)
@@ -138,6 +140,8 @@ def as_student_sees(context: Context, inputs: NDArray[Any]) -> NDArray[Any]:
     encoder = context.inputs["encoder"]
     if context.recipe.student.inputs == "raw" or encoder.facts["identity"]:
         return inputs
+    from pate.encoders.chain import load_encoder
+
     spec, plugins = context.recipe.encoder, context.options.plugin_path
     return load_encoder(spec, encoder.path, plugin_path=plugins).transform(inputs)
 
