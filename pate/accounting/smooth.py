@@ -270,10 +270,11 @@ def gnmax_cost(
     times = _as_weights(weights, len(counts))
     ceiling = float(log_moments(GaussianNoisyMaxAnswer(sigma=sigma), np.array([order - 1]))[0])
     ceiling *= times.sum() / (order - 1)
-    unanimous = np.zeros(counts.shape[1], dtype=np.int64)
-    unanimous[0] = teachers
-    if gaussian_log_q(unanimous, sigma=sigma)[0] >= analysis.log_q0:
-        return _constant_cost(order, ceiling, teachers)  # no votes make it data-dependent
+    sensitivity = np.zeros(teachers + 2)
+    if gaussian_log_q(_unanimous(counts, teachers), sigma=sigma)[0] >= analysis.log_q0:
+        return SensitiveCost(  # no votes make it data-dependent
+            order=order, value=ceiling, ceiling=ceiling, local_sensitivity=sensitivity
+        )
     analysis.require_conditions()
     histograms, inverse = np.unique(np.sort(counts, axis=1), axis=0, return_inverse=True)
     each = np.bincount(inverse.ravel(), weights=times, minlength=len(histograms))
@@ -281,7 +282,6 @@ def gnmax_cost(
     costs = gaussian_from_log_q(
         gaussian_log_q(histograms, sigma=sigma), sigma=sigma, moments=moment
     )
-    sensitivity = np.zeros(teachers + 2)
     for histogram, weight in zip(histograms, each, strict=True):
         if weight:
             at = np.append(analysis.at_distances(histogram, teachers), [analysis.plateau] * 2)
@@ -383,10 +383,9 @@ def lnmax_cost(
 
     # Growth over one step, bounded on every cell of a grid that is the same for all votes and
     # covers what votes can reach: from unanimity to the clamp.
-    unanimous = np.zeros(counts.shape[1], dtype=np.int64)
-    unanimous[0] = teachers
     parts = 64
     width = step / parts
+    unanimous = _unanimous(counts, teachers)
     lowest = math.floor(laplace_log_q(unanimous, scale=scale)[0] / width)
     highest = math.ceil(math.log1p(-1 / counts.shape[1]) / width)
     at = cost(np.minimum(np.arange(lowest, highest + parts + 2) * width, 0.0))
@@ -416,10 +415,10 @@ def _nested_maxima(values: FloatArray, first: Counts, last: Counts) -> FloatArra
     return np.asarray(np.maximum(left[last[0] - first], right[last - first[0]]))
 
 
-def _constant_cost(order: float, ceiling: float, teachers: int) -> SensitiveCost:
-    return SensitiveCost(
-        order=order, value=ceiling, ceiling=ceiling, local_sensitivity=np.zeros(teachers + 2)
-    )
+def _unanimous(counts: Counts, teachers: int) -> Counts:
+    votes = np.zeros(counts.shape[1], dtype=np.int64)
+    votes[0] = teachers
+    return votes
 
 
 def _teachers_of(votes: ArrayLike, teachers: int | None) -> tuple[Counts, int]:
