@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -208,6 +208,12 @@ class GnmaxSensitivity:
 
     def require_conditions(self) -> None:
         """Raise :class:`ConditionsFail` where the published analysis does not apply."""
+        if self.problem is not None:
+            raise ConditionsFail(self.problem)
+
+    @cached_property
+    def problem(self) -> str | None:
+        """Why the published analysis does not apply; None if it does."""
         where = f"at sigma {self.sigma:g}, order {self.order:g}, {self.classes} classes"
         log_q = np.concatenate(
             [np.linspace(-60, -1e-3, _GRID), np.linspace(_LOWEST_LOG_Q, -60, 1000)]
@@ -215,16 +221,23 @@ class GnmaxSensitivity:
         moment = np.array([self.order - 1])
         charged = gaussian_from_log_q(log_q, sigma=self.sigma, moments=moment)[:, 0] / moment
         if not np.allclose(charged, self.cost(log_q), rtol=1e-9, atol=1e-300):
-            raise ConditionsFail(
+            return (
                 f"{where} the sensitivity analysis describes another cost than the one charged "
                 "(σ is too small); publish the data-independent ε instead"
             )
         c5, c6 = self.conditions()
-        if not (c5 and c6):
-            raise ConditionsFail(
-                f"condition {'C6' if c5 else 'C5'} of Papernot et al. 2018 fails {where}: the "
-                "smooth sensitivity can come out too small; choose a lower order or a larger σ"
-            )
+        if c5 and c6:
+            return None
+        return (
+            f"condition {'C6' if c5 else 'C5'} of Papernot et al. 2018 fails {where}: the "
+            "smooth sensitivity can come out too small; choose a lower order or a larger σ"
+        )
+
+
+@lru_cache(maxsize=64)
+def _analysis(sigma: float, order: float, classes: int) -> GnmaxSensitivity:
+    """Return the analysis at public settings, cached with its conditions: they take grids."""
+    return GnmaxSensitivity(sigma=sigma, order=order, classes=classes)
 
 
 def _more_certain(votes: Counts) -> Iterator[Counts]:
@@ -266,7 +279,7 @@ def gnmax_cost(
         an answer) are for planning: they are data-dependent and their change is not covered.
     """
     counts, teachers = _teachers_of(votes, teachers)
-    analysis = GnmaxSensitivity(sigma=sigma, order=order, classes=counts.shape[1])
+    analysis = _analysis(sigma, order, counts.shape[1])
     times = _as_weights(weights, len(counts))
     ceiling = float(log_moments(GaussianNoisyMaxAnswer(sigma=sigma), np.array([order - 1]))[0])
     ceiling *= times.sum() / (order - 1)
