@@ -20,14 +20,13 @@ from pate.artifacts.manifest import MANIFEST
 from pate.encoders.backbone import Backbone, file_digest, find_weights
 from pate.encoders.chain import Chain, load_encoder
 from pate.errors import InvalidInput, PateError
-from pate.releases.files import ENCODER, GRAPH, LABELS, STUDENT, TENSORS, may_leave
+from pate.releases.files import ENCODER, GRAPH, LABELS, STUDENT, TENSORS, Header, may_leave
 from pate.releases.run import FinishedRun
-from pate.releases.schema import Header
 from pate.releases.student import (
     STATE,
     ReleasedStudent,
-    TeacherModel,
     open_student,
+    teacher_model,
     write_tensors,
 )
 from pate.students.spec import NETWORKS
@@ -68,7 +67,7 @@ def export_student(run: FinishedRun, draft: Path, header: dict[str, Any]) -> dic
         written = header | {"encoder": steps, "model": _model(teacher, model, shape, draft)}
         exported = open_student(draft, Header.model_validate(written))
         original = ReleasedStudent(
-            model=TeacherModel(teacher, classes=classes),
+            model=teacher_model(teacher, classes=classes),
             encoder=np.asarray if chain is None else chain.transform,
             class_names=exported.class_names,
             shape=exported.shape,

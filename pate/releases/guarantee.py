@@ -123,12 +123,6 @@ def guarantee_record(guarantee: Guarantee, neighbours: str) -> dict[str, Any]:
     return {key: record[key] for key in _KEYS} | {"neighbours": neighbours}
 
 
-def terms_record(terms: Terms) -> dict[str, Any]:
-    """Return the terms of a ledger as they are in ``guarantee.json``."""
-    record: dict[str, Any] = json.loads(terms.to_json())
-    return record
-
-
 def agrees(stated: Any, computed: Any) -> bool:
     """Return whether two values are equal, but for rounding.
 

@@ -22,35 +22,34 @@ from typing import Any
 import numpy as np
 
 from pate._files import draft_folder, remove_abandoned, sync
-from pate.accounting import Ledger
+from pate.artifacts import digest_of
 from pate.errors import InvalidInput, PateError
 from pate.pipeline.ledger import naming_key
-from pate.releases.charges import require_own_choice, statement_of
 from pate.releases.documents import render_card, render_release_page
 from pate.releases.export import copy_labels, export_student
 from pate.releases.files import (
     CARD,
+    FORMAT,
     HEADER,
     PAGE,
     RELEASE,
     STATEMENT,
     SUMS,
-    digest_of_sums,
     digests,
     may_leave,
     render_sums,
+    unpublishable,
 )
 from pate.releases.run import (
     FinishedRun,
     answers_record,
     evaluation_record,
     open_finished_run,
+    read_charges,
     recipe_record,
     student_header,
 )
-from pate.releases.schema import FORMAT, unpublishable
 from pate.releases.verify import verify
-from pate.report.caveats import tuning_caveats
 from pate.report.facts import package_versions, without_paths
 
 _DRAFT = ".pate-release-"  # the beginning of a draft's name, beside the place of the release
@@ -139,10 +138,7 @@ def write_release(
     finished = open_finished_run(Path(run), data_root=data_root, plugin_path=plugin_path)
     out = Path(out)
     _require_place(out, finished.run.folder)
-    stated = require_own_choice(finished, chosen_beforehand=chosen_beforehand)
-    statement = statement_of(finished)
-    with Ledger.open(finished.ledger) as ledger:
-        notes = [*tuning_caveats(finished.run, ledger), *stated]
+    statement, notes = read_charges(finished, chosen_beforehand=chosen_beforehand)
     shared = student_header(finished)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +168,7 @@ def write_release(
         statement=statement,
         header=header,
         settings=finished.recipe.asked,
-        digest=digest_of_sums(out),
+        digest=digest_of(out / SUMS),
     )
 
 
@@ -197,7 +193,7 @@ def _release_record(run: FinishedRun, notes: list[str], *, labels: bool) -> dict
         "public_inputs": len(run.artifacts["data-public"].array("features.npy")),
         "labels": labels,
         "notes": notes,
-        "why_not": without_paths(run.json("account", "guarantees.json").get("why_not")),
+        "why_not": without_paths(run.costs.why_not),
         "evaluation": evaluation_record(run),
         "answers": answers_record(run),
     }
