@@ -45,12 +45,7 @@ def guarantee_of_plan(
 def guarantee_of_ledger(events: Iterable[Event], terms: Terms) -> Guarantee:
     """Return what may be published of charges together, under the terms of their ledger.
 
-    Raises
-    ------
-    BudgetExceeded
-        If the terms do not allow these events.
-    InvalidInput
-        If no ledger could have been opened with these terms.
+    Refuses events that the terms do not allow, and terms with which no ledger could be opened.
 
     Guarantees:
         As :meth:`pate.accounting.Ledger.guarantee`, for a ledger of these terms that was charged

@@ -38,6 +38,7 @@ from pate.releases.files import (
     digests,
     may_leave,
     render_sums,
+    sizes,
     unpublishable,
 )
 from pate.releases.run import (
@@ -156,12 +157,18 @@ def write_release(
                 (draft / name).write_text(render(*read), encoding="utf-8")
             _write_json(draft / RELEASE, record | {"files": digests(draft)})
             (draft / SUMS).write_text(render_sums(digests(draft)), encoding="utf-8")
-            _require_listed(draft)
+            for name in sizes(draft):
+                if not may_leave(name):
+                    raise InvalidInput(
+                        f"{name} is not on the list of what may leave; nothing was released"
+                    )
             require_clean(draft, finished)
             _require_verified(draft, finished)
             _make_readable(draft, record["date"])
-            _publish(draft, out)
+            draft.rename(out)
     except OSError as error:
+        if out.is_dir() and any(out.iterdir()):
+            raise InvalidInput(f"{out} is no longer empty; choose another") from error
         raise InvalidInput(f"cannot write {out}: {error.strerror}") from error
     return Release(
         folder=out,
@@ -207,12 +214,6 @@ def _write_json(file: Path, value: Any) -> None:
     file.write_text(f"{_as_text(value)}\n", encoding="utf-8")
 
 
-def _require_listed(draft: Path) -> None:
-    for name in [*digests(draft), SUMS]:
-        if not may_leave(name):
-            raise InvalidInput(f"{name} is not on the list of what may leave; nothing was released")
-
-
 def _require_verified(draft: Path, run: FinishedRun) -> None:
     """Verify the draft; code that the recipe names is trusted: its owner ran it."""
     checked = verify(draft, plugin_path=run.run.options.plugin_path, trust=True)
@@ -227,15 +228,6 @@ def _make_readable(draft: Path, date: str) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
         os.utime(path, (day, day))
         sync(path)
-
-
-def _publish(draft: Path, out: Path) -> None:
-    try:
-        draft.rename(out)
-    except OSError as error:
-        if out.is_dir() and any(out.iterdir()):
-            raise InvalidInput(f"{out} is no longer empty; choose another") from error
-        raise
 
 
 # --- the search for leaks -------------------------------------------------------------------------
