@@ -56,9 +56,9 @@ from pate.releases.guarantee import (
     write_events,
 )
 from pate.releases.verify import evaluation_problem
-from pate.report.caveats import studies_behind, tuning_caveats
-from pate.report.facts import finished_stages, without_folder, without_places
+from pate.report.facts import finished_stages, without_folders, without_places
 from pate.stages.catalogue import open_run
+from pate.stages.caveats import studies_behind, tuning_caveats
 
 _READ = ("aggregate", "account", "distill", "evaluate", "encoder", "data-public")
 
@@ -459,13 +459,5 @@ def answers_record(run: FinishedRun) -> dict[str, Any]:
 def recipe_record(run: FinishedRun) -> dict[str, Any]:
     """Return the recipe as its page shows it: no path, no column, no key of a partition."""
     shown = without_places(run.recipe).model_dump(mode="json", exclude={"partition": {"key"}})
-    record: dict[str, Any] = _without_folders(shown)
+    record: dict[str, Any] = without_folders(shown)
     return record
-
-
-def _without_folders(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_folders(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_without_folders(each) for each in value]
-    return without_folder(value)

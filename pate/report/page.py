@@ -30,9 +30,9 @@ from pate._format import (
 )
 from pate.pipeline.runner import PipelineRun
 from pate.report import plots
-from pate.report.caveats import sanitised_caveat
 from pate.report.facts import Facts, best_guess, gather_facts
 from pate.report.templates import template
+from pate.stages.caveats import sanitised_caveat
 
 STAMP = "PRIVATE – do not publish"
 _NAME = "report.html"
