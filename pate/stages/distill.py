@@ -15,8 +15,7 @@ from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.features import graph_features, student_inputs
 from pate.stages.teach import plugin_digest
-from pate.students.data import StudentData
-from pate.students.train import train_student
+from pate.students.train import StudentData, train_student
 from pate.teachers.persist import save
 
 

@@ -20,8 +20,7 @@ from pate.stages.features import (
     student_inputs,
 )
 from pate.stages.teach import plugin_digest
-from pate.students.data import StudentData
-from pate.students.train import train_student
+from pate.students.train import StudentData, train_student
 from pate.teachers.persist import load
 from pate.teachers.protocol import predict_labels
 
