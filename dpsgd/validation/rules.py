@@ -306,8 +306,8 @@ def _tried(kind: type[nn.Module], *, projected: bool) -> bool:
         warnings.simplefilter("ignore")  # a slow batching rule still works
         try:
             sites = find_sites(layer)
-            learn_arguments(layer, sites, (examples,), len(examples))
-            trace_pass(layer, sites, total, (examples,), torch.zeros(2))
+            learn_arguments(layer, sites, examples)
+            trace_pass(layer, sites, total, examples, torch.zeros(2))
         except (PateError, RuntimeError):
             return False
     return True
