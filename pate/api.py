@@ -19,7 +19,7 @@ from pate.studies.grid import as_settings
 
 if TYPE_CHECKING:
     from pate.engines import Progress
-    from pate.pipeline.runner import Run as PipelineRun
+    from pate.pipeline.runner import PipelineRun
     from pate.pipeline.stage import Options
     from pate.planner.plan import Planned
     from pate.releases.write import Release
@@ -106,7 +106,7 @@ def make_options(
         plugin_path=None if plugins is None else plugins.absolute(),
         insecure_seed=insecure_seed,
         spend=spend,
-        say=report or (print if verbose else _ignore),
+        report=report or (print if verbose else _ignore),
         progress=progress,
     )
 
@@ -218,7 +218,7 @@ def prepare_run(
 ) -> PipelineRun:
     """Return a run that has not been executed; what its folder holds must be in the ledger."""
     from pate.pipeline.recipe import Recipe
-    from pate.pipeline.runner import Run as PipelineRun
+    from pate.pipeline.runner import PipelineRun
     from pate.recipes.read import read_recipe
     from pate.stages.catalogue import STAGES
     from pate.stages.exactly_once import require_paid

@@ -6,12 +6,12 @@ import typer
 
 from pate.cli import options
 
-app = typer.Typer(help="Data sets by name.", no_args_is_help=True, rich_markup_mode=None)
+app = options.new_app(help="Data sets by name.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_() -> None:
-    """Named data sets, and which of them are on disk."""
+    """List the named data sets, and which of them are on disk."""
     from pate.datasets.catalogue import listings
 
     for each in listings():
@@ -21,7 +21,7 @@ def list_() -> None:
 
 @app.command()
 def fetch(name: str, data_root: options.DataRoot = None) -> None:
-    """Fetches a data set, checks it, and puts it where recipes find it."""
+    """Fetch a data set, check it, and put it where recipes find it."""
     from pate.datasets.catalogue import data_root as default_root
     from pate.datasets.fetch import fetch as fetch_
 
