@@ -176,7 +176,7 @@ def prepare(order: dict[str, Any], engine: Any) -> tuple[Any, Path]:
 
     from pate.engines.progress import Silence
     from pate.pipeline.recipe import Recipe
-    from pate.pipeline.runner import Run
+    from pate.pipeline.runner import PipelineRun
     from pate.pipeline.stage import Options
     from pate.stages.catalogue import STAGES
 
@@ -209,7 +209,7 @@ def prepare(order: dict[str, Any], engine: Any) -> tuple[Any, Path]:
         say=lambda _: None,
         progress=lambda *_: contextlib.nullcontext(Silence()),
     )
-    return Run(folder=Path("run"), recipe=recipe, stages=STAGES, options=options), times
+    return PipelineRun(folder=Path("run"), recipe=recipe, stages=STAGES, options=options), times
 
 
 def peak_megabytes() -> float:

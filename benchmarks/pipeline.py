@@ -74,7 +74,7 @@ def measure(teachers: int, *, workers: int, profile: bool) -> dict[str, float]:
     from pate.engines import make_engine
     from pate.engines.progress import Silence
     from pate.pipeline.recipe import Recipe
-    from pate.pipeline.runner import Run
+    from pate.pipeline.runner import PipelineRun
     from pate.pipeline.stage import Options
     from pate.stages.catalogue import STAGES
 
@@ -87,7 +87,7 @@ def measure(teachers: int, *, workers: int, profile: bool) -> dict[str, float]:
     times = Path("times").absolute()
     times.mkdir()
     model = {"model": "tiny:Mean", "params": {"times": str(times)}}
-    run = Run(
+    run = PipelineRun(
         folder=Path("run"),
         recipe=Recipe.model_validate(
             {

@@ -60,7 +60,7 @@ class TrainingOptions:
     insecure_seed: int | None = None
     spend: bool = False
     study: str | None = None  # the study this run belongs to; recorded with its charges
-    say: Callable[[str], None] = print
+    report: Callable[[str], None] = print
     show: Callable[[dict[str, Any]], None] = lambda row: None  # each epoch, once on disk
 
 
@@ -144,15 +144,15 @@ def _paid_elsewhere(ledger: Path) -> str:
 def _audible(options: TrainingOptions, unsilenced: Unsilenced) -> TrainingOptions:
     """Return options whose output is printed while the model's own is suppressed."""
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         with unsilenced():
-            options.say(text)
+            options.report(text)
 
     def show(row: dict[str, Any]) -> None:
         with unsilenced():
             options.show(row)
 
-    return dataclasses.replace(options, say=say, show=show)
+    return dataclasses.replace(options, report=report, show=show)
 
 
 def _announce(
@@ -161,14 +161,14 @@ def _announce(
     """Report what is about to be done and spent."""
     other = options.data_root / "ledgers" / f"{recipe.data.name}.ledger"
     if other.exists():
-        options.say(
+        options.report(
             f"releases of PATE from these data are charged in {other}; publishing both costs both: "
             "their ε add up, and so do their δ"
         )
     if trainer.steps:
-        options.say(f"resuming after step {trainer.steps} of {plan.steps}")
+        options.report(f"resuming after step {trainer.steps} of {plan.steps}")
         return
-    options.say(
+    options.report(
         f"{plan.steps} steps in lots of {plan.lot_size} on average, noise multiplier "
         f"{plan.noise_multiplier:.4g}"
     )

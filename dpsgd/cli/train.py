@@ -149,7 +149,7 @@ def train(
             plugin_path=None if plugin_path is None else plugin_path.absolute(),
             insecure_seed=insecure_seed,
             spend=spend,
-            say=_silent if quiet or json else typer.echo,
+            report=_silent if quiet or json else typer.echo,
             show=Epochs(silent=quiet or json).show,
         )
         _under_way = True

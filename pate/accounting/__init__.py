@@ -12,7 +12,7 @@ Numpy and scipy only; no torch.
 (4.729, True)
 """
 
-from pate.accounting.calibrate import most, smallest_noise
+from pate.accounting.calibrate import most, pld_guarantee, smallest_noise
 from pate.accounting.events import (
     ApproximateDP,
     BestOfTries,
@@ -42,7 +42,6 @@ from pate.accounting.moments import (
     odometer_epsilon,
 )
 from pate.accounting.noisy_max import confident_total, gaussian_total, laplace_total
-from pate.accounting.pld import pld_guarantee
 from pate.accounting.sampled_gaussian import abadi_log_moments
 from pate.accounting.sanitise import ReleasePlan, Sanitised, sanitise
 from pate.accounting.selection import draw_tries

@@ -8,13 +8,14 @@ from enum import StrEnum
 
 import numpy as np
 from scipy.optimize import minimize_scalar
-from scipy.special import erf, gammaln, log_ndtr, logsumexp
+from scipy.special import erf, log_ndtr, logsumexp
 
 from pate._validate import check_delta
 from pate.accounting.events import ApproximateDP, Event, ForReplacement, PureDP, tally
 from pate.errors import InvalidInput, UnsupportedEvent
 
 SMALLEST_EPSILON = 1e-6  # above zero, of the exact Gaussian formulas; see gaussian_delta
+_LARGEST_EXPONENT = 600.0  # e^600: far from the end of doubles
 
 
 def basic(events: Iterable[Event]) -> tuple[float, float]:
@@ -40,11 +41,17 @@ def _as_approximate(event: Event) -> tuple[float, float]:
     raise UnsupportedEvent(f"{type(event).__name__} is not stated as (ε, δ)")
 
 
-_LARGEST_EXPONENT = 600.0  # e^600: far from the end of doubles
+class AdvancedRule(StrEnum):
+    """The term added to √(2T log 1/δ) ε."""
+
+    DRV = "drv"  # Tε(e^ε − 1): Dwork, Rothblum & Vadhan 2010
+    SQUARE = "square"  # Tε²: as printed in Abadi et al. 2016; above the next but one for every ε
+    DOUBLE_SQUARE = "double-square"  # 2Tε²: Dwork & Roth 2014, a looser corollary for ε ≤ 1
+    TANH = "tanh"  # Tε tanh(ε/2): the exact mean of the privacy loss (Kairouz et al. 2015)
 
 
 def advanced(
-    epsilon: float, *, count: int, slack: float, rule: AdvancedRule | None = None
+    epsilon: float, *, count: int, slack: float, rule: AdvancedRule = AdvancedRule.DRV
 ) -> float:
     """Return the ε of ``count`` mechanisms of ``epsilon`` each, when ``slack`` is added to Σδ.
 
@@ -58,7 +65,6 @@ def advanced(
     """
     _check(epsilon=epsilon, count=count)
     check_delta(slack)
-    rule = rule or AdvancedRule.DRV
     if rule is AdvancedRule.DRV and epsilon > _LARGEST_EXPONENT:
         return count * epsilon
     spread = math.sqrt(2 * count * math.log(1 / slack)) * epsilon
@@ -69,15 +75,6 @@ def advanced(
         AdvancedRule.TANH: lambda: count * epsilon * math.tanh(epsilon / 2),
     }[rule]()
     return spread + drift
-
-
-class AdvancedRule(StrEnum):
-    """The term added to √(2T log 1/δ) ε."""
-
-    DRV = "drv"  # Tε(e^ε − 1): Dwork, Rothblum & Vadhan 2010
-    SQUARE = "square"  # Tε²: as printed in Abadi et al. 2016; above the next but one for every ε
-    DOUBLE_SQUARE = "double-square"  # 2Tε²: Dwork & Roth 2014, a looser corollary for ε ≤ 1
-    TANH = "tanh"  # Tε tanh(ε/2): the exact mean of the privacy loss (Kairouz et al. 2015)
 
 
 def kairouz_closed(epsilon: float, *, count: int, slack: float) -> float:
@@ -93,42 +90,6 @@ def kairouz_closed(epsilon: float, *, count: int, slack: float) -> float:
     first = mean + epsilon * math.sqrt(2 * count * math.log(math.e + math.sqrt(variance) / slack))
     second = mean + epsilon * math.sqrt(2 * count * math.log(1 / slack))
     return min(count * epsilon, first, second)
-
-
-def optimal(epsilon: float, *, count: int, delta: float, each_delta: float = 0.0) -> float:
-    """Return the smallest ε of ``count`` mechanisms of (epsilon, each_delta) at ``delta``.
-
-    Guarantees:
-        Kairouz, Oh & Viswanath 2015, Theorem 3.3, evaluated exactly: the composition of randomised
-        responses that every (ε, δ)-DP mechanism is a post-processing of.
-    """
-    _check(epsilon=epsilon, delta=each_delta, count=count)
-    check_delta(delta)
-    survive = count * math.log1p(-each_delta)  # log Pr[no mechanism fails outright]
-    room = (delta + math.expm1(survive)) / math.exp(survive)
-    if room < 0:
-        raise InvalidInput(
-            f"delta {delta:g} does not cover {count} mechanisms that fail with {each_delta:g} each"
-        )
-
-    def hockey_stick(total: float) -> float:
-        # Loss of j "true" answers out of n is (2j − n)ε, with j ~ Binomial(n, e^ε/(1+e^ε)).
-        j = np.arange(count + 1)
-        loss = (2 * j - count) * epsilon
-        above = loss > total
-        if not above.any():
-            return 0.0
-        log_p = (
-            gammaln(count + 1) - gammaln(j + 1) - gammaln(count - j + 1)
-            + j * epsilon - count * np.logaddexp(0.0, epsilon)
-        )[above]  # fmt: skip
-        return float(np.sum(np.exp(log_p) * -np.expm1(total - loss[above])))
-
-    if hockey_stick(0.0) <= room:
-        return 0.0
-    if room == 0:
-        return count * epsilon
-    return _least(lambda total: hockey_stick(total) <= room, 0.0, count * epsilon)
 
 
 def amplify(epsilon: float, delta: float, *, sample_rate: float) -> tuple[float, float]:
@@ -153,25 +114,6 @@ def group(epsilon: float, delta: float, *, size: int) -> tuple[float, float]:
         return size * epsilon, 0.0
     weights = logsumexp(epsilon * np.arange(size))
     return size * epsilon, float(np.exp(min(0.0, math.log(delta) + weights)))
-
-
-def group_rho(rho: float, *, size: int) -> float:
-    """Return ρ for a group of ``size`` records; Bun & Steinke 2016, Proposition 1.9."""
-    _check(epsilon=rho, count=size)
-    return rho * size**2
-
-
-def rho_from_pure(epsilon: float) -> float:
-    """Return ρ = ½ε² of an ε-DP mechanism; Bun & Steinke 2016, Proposition 1.4."""
-    _check(epsilon=epsilon)
-    return epsilon**2 / 2
-
-
-def epsilon_from_rho(rho: float, *, delta: float) -> float:
-    """Return ε = ρ + 2√(ρ log 1/δ) of a ρ-zCDP mechanism; Bun & Steinke 2016, Proposition 1.3."""
-    _check(epsilon=rho)
-    check_delta(delta)
-    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
 # --- the Gaussian mechanism as (ε, δ) -----------------------------------------------------------
@@ -244,14 +186,6 @@ def gaussian_noise(epsilon: float, *, delta: float) -> float:
     while gaussian_delta(low, epsilon=epsilon) <= delta:
         low /= 2
     return _least(lambda z: gaussian_delta(z, epsilon=epsilon) <= delta, low, high)
-
-
-def gaussian_noise_classic(epsilon: float, *, delta: float) -> float:
-    """Return √(2 log 1.25/δ)/ε; Dwork & Roth 2014, Theorem A.1. Refuse ε ≥ 1: it does not hold."""
-    check_delta(delta)
-    if not 0 < epsilon < 1:
-        raise InvalidInput(f"epsilon is {epsilon}; the classic formula holds between 0 and 1 only")
-    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
 # --- strong composition of DP-SGD, for comparison with moments -----------------------------------

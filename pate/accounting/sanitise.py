@@ -181,13 +181,13 @@ def sanitise(
     if cost.order != plan.order:
         raise InvalidInput(f"the cost is at order {cost.order:g}, the plan at {plan.order:g}")
     if not cost.local_sensitivity.any():  # at no distance: the cost is the same for all votes
-        exact = _at_order(cost.value, plan.order, delta, conversion, data_dependent=False)
+        exact = _at_order(cost.value, plan.order, delta, conversion)
         return Sanitised(guarantee=exact, confidence=1 - plan.doubt, price=0.0)
     sensitivity = _visible(cost, plan)
     noised = cost.value + sensitivity * (plan.margin + plan.noise * rng.standard_normal())
     rdp = float(np.clip(noised, 0.0, cost.ceiling))
-    below = _at_order(rdp + plan.rdp, plan.order, delta, conversion, data_dependent=False)
-    most = _at_order(cost.ceiling + plan.rdp, plan.order, delta, conversion, data_dependent=False)
+    below = _at_order(rdp + plan.rdp, plan.order, delta, conversion)
+    most = _at_order(cost.ceiling + plan.rdp, plan.order, delta, conversion)
     epsilon = min(on_grid(below.epsilon), most.epsilon)
     guarantee = replace(below, epsilon=epsilon)
     return Sanitised(guarantee=guarantee, confidence=1 - plan.doubt, price=plan.rdp)
@@ -213,47 +213,13 @@ def _visible(cost: SensitiveCost, plan: ReleasePlan) -> float:
     return max(cost.smooth_sensitivity(plan.beta), _FLOOR * cost.ceiling)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
-    """The outcome of publishing, in expectation. PRIVATE: computed from the votes."""
-
-    exact: Guarantee  # the data-dependent ε itself
-    with_price: Guarantee  # and the price of publishing it
-    mean: Guarantee  # and the margin: the mean published value, where no clipping occurs
-    spread: float  # standard deviation of the published ε
-
-
-def rehearse(
-    cost: SensitiveCost,
-    *,
-    plan: ReleasePlan,
-    delta: float,
-    conversion: Conversion = Conversion.IMPROVED,
-) -> Rehearsal:
-    """Return the mean and spread of what :func:`sanitise` would publish."""
-    sensitivity = _visible(cost, plan)
-
-    def at(rdp: float) -> Guarantee:
-        return _at_order(rdp, plan.order, delta, conversion, data_dependent=True)
-
-    return Rehearsal(
-        exact=at(cost.value),
-        with_price=at(cost.value + plan.rdp),
-        mean=at(cost.value + plan.rdp + plan.margin * sensitivity),
-        spread=plan.noise * sensitivity,
-    )
-
-
-def _at_order(
-    rdp: float, order: float, delta: float, conversion: Conversion, *, data_dependent: bool
-) -> Guarantee:
+def _at_order(rdp: float, order: float, delta: float, conversion: Conversion) -> Guarantee:
     moment = np.array([order - 1])
     epsilon = epsilon_at(moment, rdp * moment, delta=delta, conversion=conversion)
     return Guarantee(
         epsilon=float(epsilon[0]),
         delta=delta,
         moment=order - 1,
-        data_dependent=data_dependent,
         neighbours=Neighbours.REPLACE_ONE,
         conversion=conversion,
     )

@@ -1,43 +1,64 @@
-"""The command line. Heavy imports happen inside commands, so that ``--help`` is quick."""
+"""The command line. A command's module is imported when it is called, and heavy ones inside it."""
 
 from __future__ import annotations
 
-import typer
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
 
-from pate.cli import (
-    aggregate_votes,
-    compare,
-    data,
-    epsilon,
-    ledger,
-    options,
-    pipeline,
-    plan,
-    release,
-    report,
-    sweep,
-)
+import typer
+from typer.core import TyperGroup
+
+from pate.cli import options
 from pate.console import run_command, set_debugging
 
-app = typer.Typer(
+_MODULES = {
+    "pipeline": ("run", *options.STAGES, "status", "recipes", "new"),
+    "aggregate_votes": ("aggregate-votes",),
+    "plan": ("plan",),
+    "sweep": ("sweep",),
+    "compare": ("compare",),
+    "report": ("report",),
+    "release": ("release", "verify"),
+    "epsilon": ("epsilon",),
+    "ledger": ("ledger",),
+    "data": ("data",),
+}
+_HOMES = {command: module for module, commands in _MODULES.items() for command in commands}
+
+
+@cache
+def _made(module: str) -> Any:
+    return typer.main.get_command(import_module(f"pate.cli.{module}").app)
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name; looking one up imports its module."""
+
+    def __getitem__(self, name: str) -> Any:
+        made = _made(_HOMES[name])
+        return getattr(made, "commands", {}).get(name, made)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_HOMES)
+
+    def __len__(self) -> int:
+        return len(_HOMES)
+
+
+class _Group(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings | {"commands": _Commands()})
+
+
+app = options.new_app(
     name="pate",
+    cls=_Group,
     help="From private data to a publishable student, and an ε one can trust.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help, without the time that loading rich takes
 )
-pipeline.add_commands(app)
-app.command("aggregate-votes")(aggregate_votes.aggregate_votes)
-app.command()(plan.plan)
-app.command()(sweep.sweep)
-app.command()(compare.compare)
-app.command()(report.report)
-app.command()(release.release)
-app.command()(release.verify)
-app.add_typer(epsilon.app, name="epsilon")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(data.app, name="data")
 
 
 def _version(wanted: bool) -> None:
@@ -54,12 +75,14 @@ def _root(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),
     debug: bool = typer.Option(
-        False, "--debug", help="Show what unexpected errors say: it may quote private records."
+        False,
+        "--debug",
+        help="Show the text of unexpected errors, which may quote private records.",
     ),
 ) -> None:
     set_debugging(debug)
 
 
 def main() -> None:
-    """Runs a command; a mistake is one sentence and an exit code, never a traceback."""
+    """Run a command; a mistake is one sentence and an exit code, never a traceback."""
     run_command("pate", app, when_interrupted=options.resume_hint)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pate.cli import options
 from pate.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pate.votes import Votes
+
+app = options.new_app()
 
 Noise = Annotated[float | None, typer.Option(show_default=False)]
 MechanismName = Annotated[str, typer.Option("--mechanism", help="gnmax, lnmax or confident.")]
@@ -29,6 +34,7 @@ Budget = Annotated[
 ]
 
 
+@app.command("aggregate-votes")
 def aggregate_votes(
     votes: Annotated[Path, typer.Argument(help="Vote file (.npy): (queries, classes) counts.")],
     mechanism: MechanismName,
@@ -60,7 +66,6 @@ def aggregate_votes(
 
     from pate._format import format_epsilon
     from pate.aggregation import aggregate_votes as aggregate
-    from pate.cli.questions import read_votes
     from pate.mechanisms import AggregateSpec, make_mechanism
 
     noise = {"sigma": sigma, "scale": scale, "threshold": threshold, "sigma1": sigma1,
@@ -103,3 +108,68 @@ def aggregate_votes(
         f"ε = {format_epsilon(done.guarantee.epsilon)} at δ = {done.guarantee.delta:g}, for data "
         "sets that differ in the records of one teacher"
     )
+
+
+# --- vote files -----------------------------------------------------------------------------------
+
+
+def read_votes(
+    path: Path | None,
+    queries: int | None,
+    labels: bool,
+    counts: bool,
+    abstentions: bool,
+    classes: int | None,
+) -> Votes | None:
+    """Return the votes of a file, read as its flags ask for; None without a file."""
+    if path is None:
+        if labels or counts or abstentions or classes:
+            raise InvalidInput("--labels, --counts, --abstentions and --classes go with --votes")
+        return None
+    from pate.votes import read_counts, read_labels
+
+    if labels and counts:
+        raise InvalidInput("--labels and --counts contradict each other")
+    _note_private_votes(path)
+    if not labels:
+        if classes:
+            raise InvalidInput("--classes goes with --labels; counts have a column for each class")
+        cast = read_counts(path, abstentions=abstentions, certain=counts)
+        if not counts and cast.queries > 1 and (cast.counts == cast.counts[0]).all():
+            typer.echo(
+                f"pate: all {cast.queries} rows are the same; read as counts of {cast.teachers} "
+                "teachers (if they are labels of teachers that agree, add --labels)",
+                err=True,
+            )
+        return cast.first(queries)
+    cast = read_labels(path, classes=classes, abstentions=abstentions).first(queries)
+    if classes is None:
+        typer.echo(
+            f"pate: {cast.classes} classes, taken from the largest label; if there are more, give "
+            "--classes, or the data-dependent ε is too small",
+            err=True,
+        )
+    return cast
+
+
+def _note_private_votes(path: Path) -> None:
+    """Warn where a vote file lies in a run's private folder, and record the look there."""
+    import contextlib
+    import json
+    from datetime import UTC, datetime
+
+    from pate.report.caveats import LOOKS
+
+    folders = (each for each in path.absolute().parents if each.name == "private")
+    private = next((each for each in folders if (each.parent / "recipe.json").is_file()), None)
+    if private is None:
+        return
+    typer.echo(
+        f"pate: {path} holds private votes; settings chosen by what follows are tuned on private "
+        "data, and no ε accounts for that: `pate plan` chooses without them",
+        err=True,
+    )
+    with contextlib.suppress(OSError):  # a copy one may only read
+        line = json.dumps({"when": datetime.now(UTC).isoformat(timespec="seconds")})
+        with (private / LOOKS).open("a") as file:
+            file.write(line + "\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as encoder
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -14,6 +13,8 @@ from pate.cli import options as shared
 if TYPE_CHECKING:
     from pate.studies.compare import Comparison
     from pate.studies.tables import ComparisonRow
+
+app = shared.new_app()
 
 Epsilons = Annotated[
     str | None,
@@ -25,9 +26,9 @@ Seeds = Annotated[
     typer.Option("--seeds", help="Repetitions of either method; default: the recipe's.",
                  show_default=False),
 ]  # fmt: skip
-Json = Annotated[bool, typer.Option("--json", help="The result as JSON for machines.")]
 
 
+@app.command()
 def compare(
     recipe: shared.RecipeName,
     epsilon: Epsilons = None,
@@ -40,7 +41,7 @@ def compare(
     insecure_seed: shared.InsecureSeed = None,
     spend: shared.Spend = False,
     quiet: shared.Quiet = False,
-    json: Json = False,
+    json: shared.Json = False,
 ) -> None:
     """Compare PATE with DP-SGD on the same data at the same ε; what is done is skipped.
 
@@ -64,7 +65,7 @@ def compare(
     if json:
         typer.echo(encoder.dumps(comparison.as_json(), ensure_ascii=False, allow_nan=False))
     else:
-        _show(comparison, plugin_path, insecure_seed)
+        _show(comparison, shared.repeated(options))
 
 
 def _parsed(epsilon: str) -> list[float]:
@@ -95,13 +96,11 @@ _COLUMNS: tuple[tuple[str, Literal["left", "right"], int], ...] = (
 _NONE = "–"
 
 
-def _show(comparison: Comparison, plugin_path: Path | None, insecure_seed: int | None) -> None:
+def _show(comparison: Comparison, again: list[str]) -> None:
     """Print the table, its notes, and where it was written."""
-    from rich.console import Console
+    from pate.cli.tables import Column, fitted_table, wide_console
 
-    from pate.cli.tables import Column, fitted_table
-
-    console = Console(width=None if Console().is_terminal else 120, markup=False, highlight=False)
+    console = wide_console(120)
     cells = zip(*map(_cells, comparison.rows), strict=True)
     columns = [
         Column(heading=heading, cells=column, justify=justify, rank=rank)
@@ -112,11 +111,8 @@ def _show(comparison: Comparison, plugin_path: Path | None, insecure_seed: int |
         console.print(f"• {note}", soft_wrap=True)
     files = "compare.json, compare.csv, compare.png, compare.svg"
     console.print(f"Written to {comparison.folder}: {files}", soft_wrap=True)
-    # The options without which fingerprints would differ.
-    words = [str(comparison.folder)]
-    words += [] if plugin_path is None else ["--plugin-path", str(plugin_path)]
-    words += [] if insecure_seed is None else ["--insecure-seed", str(insecure_seed)]
-    console.print(f"Next: pate report {shlex.join(words)}", soft_wrap=True)
+    words = shlex.join([str(comparison.folder), *again])
+    console.print(f"Next: pate report {words}", soft_wrap=True)
 
 
 def _cells(row: ComparisonRow) -> list[str]:

@@ -2,85 +2,157 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pate.cli import options
-from pate.cli.options import AccountantName, ConversionName
-from pate.cli.questions import (
-    Question,
-    Report,
-    Terms,
-    described,
-    plain,
-    read_baseline,
-    read_votes,
-    show,
-    solve,
-)
+from pate.cli.aggregate_votes import read_votes
+from pate.cli.options import ConversionName
 from pate.errors import InvalidInput
 
-app = typer.Typer(
+if TYPE_CHECKING:
+    from pate.accounting import Conversion, Event, LogMoments
+    from pate.accounting.calibrate import Epsilon
+    from pate.accounting.moments import FloatArray
+    from pate.votes import Votes
+
+Report = dict[str, Any]
+
+app = options.new_app(
     help="What answers cost: ε from noise, counts and votes. Trains nothing, charges nothing.",
     no_args_is_help=True,
-    rich_markup_mode=None,
 )
 
 
-@app.command()
-def lnmax(
-    delta: options.Delta,
-    scale: Annotated[float | None, typer.Option(help="Laplace b, in votes.")] = None,
-    votes: options.VotesFile = None,
-    queries: options.Queries = None,
-    target_epsilon: options.TargetEpsilon = None,
-    max_moment: options.MaxMoment = None,
-    conversion: options.Conversion = ConversionName.improved,
-    labels: options.Labels = False,
-    counts: options.Counts = False,
-    abstentions: options.Abstentions = False,
-    classes: options.Classes = None,
-    json: options.Json = False,
-) -> None:
-    """Laplace noisy-max (PATE 2017): Lap(scale) on every count, the winner is told."""
-    from pate.mechanisms import LaplaceNoisyMax
-
-    question = Question(
-        cast=read_votes(votes, queries, labels, counts, abstentions, classes),
-        queries=queries,
-        target=target_epsilon,
-        terms=Terms.of(delta, conversion, max_moment),
-    )
-    show(question.answer(LaplaceNoisyMax, noise=scale), json=json)
+class AccountantName(StrEnum):
+    abadi = "abadi"
+    moments = "moments"
+    pld = "pld"
 
 
-@app.command()
-def gnmax(
-    delta: options.Delta,
-    sigma: Annotated[float | None, typer.Option(help="Standard deviation, in votes.")] = None,
-    votes: options.VotesFile = None,
-    queries: options.Queries = None,
-    target_epsilon: options.TargetEpsilon = None,
-    max_moment: options.MaxMoment = None,
-    conversion: options.Conversion = ConversionName.improved,
-    labels: options.Labels = False,
-    counts: options.Counts = False,
-    abstentions: options.Abstentions = False,
-    classes: options.Classes = None,
-    json: options.Json = False,
-) -> None:
-    """Gaussian noisy-max (PATE 2018): N(0, sigma²) on every count, the winner is told."""
-    from pate.mechanisms import GaussianNoisyMax
+@dataclass(frozen=True)
+class Terms:
+    """δ, the conversion and the grid of λ that all values of one report share."""
 
-    question = Question(
-        cast=read_votes(votes, queries, labels, counts, abstentions, classes),
-        queries=queries,
-        target=target_epsilon,
-        terms=Terms.of(delta, conversion, max_moment),
-    )
-    show(question.answer(GaussianNoisyMax, noise=sigma), json=json)
+    delta: float
+    conversion: Conversion
+    grid: FloatArray | None
+    max_moment: int | None
+
+    @classmethod
+    def of(cls, delta: float, conversion: ConversionName, max_moment: int | None) -> Terms:
+        from pate._validate import check_delta
+        from pate.accounting import Conversion, integer_moments
+
+        check_delta(delta)
+        grid = None if max_moment is None else integer_moments(max_moment)
+        return cls(delta, Conversion(conversion.value), grid, max_moment)
+
+    def convert(self, total: LogMoments) -> Report:
+        return total.guarantee(delta=self.delta, conversion=self.conversion).as_json()
+
+    def epsilon(self) -> Epsilon:
+        from pate.accounting.calibrate import moments_epsilon
+
+        return moments_epsilon(delta=self.delta, conversion=self.conversion, moments=self.grid)
+
+    def as_json(self) -> Report:
+        return {"delta": self.delta, "conversion": self.conversion, "max_moment": self.max_moment}
+
+
+def _solve(
+    noise: tuple[str, float | None],
+    count: tuple[str, int | None],
+    target: float | None,
+    event: Callable[[float], Event],
+    epsilon: Epsilon,
+) -> tuple[float, int, str | None]:
+    """Return noise, count and which of them was found for the target, if one was."""
+    from pate.accounting.calibrate import most, smallest_noise
+
+    (noise_name, amount), (count_name, times) = noise, count
+    flags = [f"--{name.replace('_', '-')}" for name in (noise_name, count_name)]
+    if amount is not None and times is not None:
+        if target is not None:
+            raise InvalidInput(f"--target-epsilon needs one of {flags[0]} and {flags[1]} left open")
+        return amount, times, None
+    if target is None:
+        missing = [
+            flag for flag, given in zip(flags, (amount, times), strict=True) if given is None
+        ]
+        raise InvalidInput(f"give {' and '.join(missing)}, or --target-epsilon to find it")
+    if times is not None:
+        return smallest_noise(event, count=times, target=target, epsilon=epsilon), times, noise_name
+    if amount is None:
+        raise InvalidInput(f"--target-epsilon needs {flags[0]} or {flags[1]}")
+    found = most(event(amount), target=target, epsilon=epsilon)
+    if found == 0:
+        raise InvalidInput(
+            f"with {flags[0]} {amount:g} not even one of them stays within ε {target:g}"
+        )
+    return amount, found, count_name
+
+
+def _noisy_max(key: str, *, noise: str, help: str) -> None:
+    """Add the command of a mechanism whose one setting is its noise."""
+
+    def command(
+        delta: options.Delta,
+        amount: float | None = typer.Option(None, f"--{key}", help=noise),
+        votes: options.VotesFile = None,
+        queries: options.Queries = None,
+        target_epsilon: options.TargetEpsilon = None,
+        max_moment: options.MaxMoment = None,
+        conversion: options.Conversion = ConversionName.improved,
+        labels: options.Labels = False,
+        counts: options.Counts = False,
+        abstentions: options.Abstentions = False,
+        classes: options.Classes = None,
+        json: options.Json = False,
+    ) -> None:
+        from pate.accounting import compose
+        from pate.mechanisms import GaussianNoisyMax, LaplaceNoisyMax, Mechanism
+
+        kind: type[Mechanism] = LaplaceNoisyMax if key == "scale" else GaussianNoisyMax
+        cast = read_votes(votes, queries, labels, counts, abstentions, classes)
+        terms = Terms.of(delta, conversion, max_moment)
+        found, count, solved = _solve(
+            (key, amount),
+            ("queries", queries if cast is None else cast.queries),
+            target_epsilon,
+            lambda value: kind.from_keys({key: value}).answer_event,
+            terms.epsilon(),
+        )
+        mechanism = kind.from_keys({key: found})
+        report: Report = {"mechanism": kind.name, key: found, "queries": count}
+        if cast is not None:
+            report |= _described(cast)
+        report |= {"target_epsilon": target_epsilon, "found": solved}
+        caps = mechanism.caps(queries=count, answers=count)
+        report["data_independent"] = terms.convert(compose(caps, terms.grid))
+        if cast is not None:
+            total = mechanism.data_dependent_cost(cast.counts, moments=terms.grid)
+            report["data_dependent"] = terms.convert(total)
+        _show(report | terms.as_json(), json=json)
+
+    app.command("lnmax" if key == "scale" else "gnmax", help=help)(command)
+
+
+_noisy_max(
+    "scale",
+    noise="Laplace b, in votes.",
+    help="Laplace noisy-max (PATE 2017): add Lap(scale) to every count, release the winner.",
+)
+_noisy_max(
+    "sigma",
+    noise="Standard deviation, in votes.",
+    help="Gaussian noisy-max (PATE 2018): add N(0, sigma²) to every count, release the winner.",
+)
 
 
 @app.command()
@@ -118,16 +190,18 @@ def confident(
         compose,
         confident_total,
     )
+    from pate.accounting.noisy_max import answer_weights, checked_statistic
 
     terms = Terms.of(delta, conversion, max_moment)
     check, answer = ThresholdCheck(sigma=sigma1), GaussianNoisyMaxAnswer(sigma=sigma2)
     cast = read_votes(votes, queries, labels, counts, abstentions, classes)
-    report: Report = {
-        "mechanism": "confident",
-        "threshold": threshold,
-        "sigma1": sigma1,
-        "sigma2": sigma2,
-    }
+    settings = {"threshold": threshold, "sigma1": sigma1, "sigma2": sigma2}
+    report: Report = {"mechanism": "confident", **settings}
+
+    def all_of(asked: int, answered: int) -> Report:
+        caps = [Repeated(check, asked), Repeated(answer, answered)]
+        return terms.convert(compose(caps, terms.grid))
+
     if cast is None:
         if queries is None:
             raise InvalidInput("give --votes or --queries")
@@ -136,40 +210,53 @@ def confident(
         most = queries if answers is None else answers
         if most > queries:
             raise InvalidInput(f"--answers {most} is more than --queries {queries}")
-        total = compose([Repeated(check, queries), Repeated(answer, most)], terms.grid)
-        report |= {"queries": queries, "answers": most, "data_independent": terms.convert(total)}
-        show(report | terms.as_json(), json=json)
+        report |= {"queries": queries, "answers": most, "data_independent": all_of(queries, most)}
+        _show(report | terms.as_json(), json=json)
         return
     if answers is not None:
         raise InvalidInput("--answers goes without --votes; with votes it is worked out")
+    lead = None if baseline is None else _read_baseline(baseline, cast)
 
-    from pate.accounting.noisy_max import answer_weights, checked_statistic
-
-    lead = None if baseline is None else read_baseline(baseline, cast)
-    everything = compose(
-        [Repeated(check, cast.queries), Repeated(answer, cast.queries)], terms.grid
-    )
-    expected = {
-        dependent: confident_total(
+    def expected(*, data_dependent: bool) -> Report:
+        total = confident_total(
             cast.counts,
-            threshold=threshold,
-            sigma1=sigma1,
-            sigma2=sigma2,
+            **settings,
             moments=terms.grid,
             baseline=lead,
-            data_dependent=dependent,
+            data_dependent=data_dependent,
         )
-        for dependent in (False, True)
-    }
+        return terms.convert(total)
+
     statistic = checked_statistic(cast.counts, baseline=lead)
     weights = answer_weights(statistic, threshold=threshold, sigma=sigma1, answered=None)
-    report |= described(cast) | {
+    report |= _described(cast) | {
         "expected_answered": float(weights.sum()),
-        "data_independent": terms.convert(expected[False]),
-        "data_dependent": terms.convert(expected[True]),
-        "all_answered": terms.convert(everything),
+        "data_independent": expected(data_dependent=False),
+        "data_dependent": expected(data_dependent=True),
+        "all_answered": all_of(cast.queries, cast.queries),
     }
-    show(report | terms.as_json(), json=json)
+    _show(report | terms.as_json(), json=json)
+
+
+def _read_baseline(path: Path, cast: Votes) -> FloatArray:
+    """Return the votes that a student expects: teachers × its probabilities."""
+    import numpy as np
+
+    from pate.votes import load_table
+
+    table = load_table(path)
+    if table.dtype.kind not in "fiu":
+        raise InvalidInput(f"{path} holds {table.dtype}, not probabilities")
+    probabilities = np.asarray(table[: cast.queries], dtype=np.float64)
+    if probabilities.shape != cast.counts.shape:
+        raise InvalidInput(f"{path} must hold a probability for each query and class of the votes")
+    if not np.all((probabilities >= 0) & (np.abs(probabilities.sum(axis=1) - 1) < 1e-6)[:, None]):
+        raise InvalidInput(f"the rows of {path} must be probabilities that sum to one")
+    return cast.teachers * probabilities
+
+
+def _described(cast: Votes) -> Report:
+    return {"queries": cast.queries, "classes": cast.classes, "teachers": cast.teachers}
 
 
 @app.command()
@@ -211,7 +298,7 @@ def dpsgd(
     def step(noise: float) -> SampledGaussian:
         return SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise)
 
-    noise, count, found = solve(
+    noise, count, found = _solve(
         ("noise_multiplier", noise_multiplier),
         ("steps", steps),
         target_epsilon,
@@ -230,42 +317,120 @@ def dpsgd(
         **{key: guarantee[key] for key in ("epsilon", "delta", "moment", "conversion")},
         "data_independent": guarantee,
     }
-    show(report, json=json)
+    _show(report, json=json)
 
 
-@app.command()
-def laplace(
-    delta: options.Delta,
-    scale: Annotated[float | None, typer.Option(help="Laplace b.")] = None,
-    sensitivity: Annotated[float, typer.Option(help="L1 sensitivity of the value.")] = 1.0,
-    queries: options.Queries = None,
-    target_epsilon: options.TargetEpsilon = None,
-    max_moment: options.MaxMoment = None,
-    conversion: options.Conversion = ConversionName.improved,
-    json: options.Json = False,
-) -> None:
-    """The plain Laplace mechanism, answered several times."""
-    from pate.accounting import Laplace
+def _plain(mechanism: str, key: str, *, noise: str, norm: str) -> None:
+    """Add the command of a plain mechanism that is asked several times."""
 
-    plain("laplace", "scale", scale, sensitivity, queries, target_epsilon,
-           Terms.of(delta, conversion, max_moment),
-           lambda z: Laplace(noise_multiplier=z), json)  # fmt: skip
+    def command(
+        delta: options.Delta,
+        amount: float | None = typer.Option(None, f"--{key}", help=noise),
+        sensitivity: float = typer.Option(1.0, help=f"{norm} sensitivity of the value."),
+        queries: options.Queries = None,
+        target_epsilon: options.TargetEpsilon = None,
+        max_moment: options.MaxMoment = None,
+        conversion: options.Conversion = ConversionName.improved,
+        json: options.Json = False,
+    ) -> None:
+        from pate.accounting import Gaussian, Laplace, Repeated, compose
+
+        kind = Laplace if mechanism == "laplace" else Gaussian
+        terms = Terms.of(delta, conversion, max_moment)
+        if not 0 < sensitivity < float("inf"):
+            raise InvalidInput(f"--sensitivity is {sensitivity}; it must be finite and above zero")
+        open_ended = target_epsilon is not None and amount is not None
+        multiplier, count, solved = _solve(
+            (key, None if amount is None else amount / sensitivity),
+            ("queries", queries if queries is not None or open_ended else 1),
+            target_epsilon,
+            lambda value: kind(noise_multiplier=value),
+            terms.epsilon(),
+        )
+        total = compose([Repeated(kind(noise_multiplier=multiplier), count)], terms.grid)
+        report = {
+            "mechanism": mechanism,
+            key: multiplier * sensitivity,
+            "sensitivity": sensitivity,
+            "queries": count,
+            "target_epsilon": target_epsilon,
+            "found": solved,
+            "data_independent": terms.convert(total),
+        }
+        _show(report | terms.as_json(), json=json)
+
+    what = f"The plain {mechanism.capitalize()} mechanism, answered several times."
+    app.command(mechanism, help=what)(command)
 
 
-@app.command()
-def gaussian(
-    delta: options.Delta,
-    sigma: Annotated[float | None, typer.Option(help="Standard deviation.")] = None,
-    sensitivity: Annotated[float, typer.Option(help="L2 sensitivity of the value.")] = 1.0,
-    queries: options.Queries = None,
-    target_epsilon: options.TargetEpsilon = None,
-    max_moment: options.MaxMoment = None,
-    conversion: options.Conversion = ConversionName.improved,
-    json: options.Json = False,
-) -> None:
-    """The plain Gaussian mechanism, answered several times."""
-    from pate.accounting import Gaussian
+_plain("laplace", "scale", noise="Laplace b.", norm="L1")
+_plain("gaussian", "sigma", noise="Standard deviation.", norm="L2")
 
-    plain("gaussian", "sigma", sigma, sensitivity, queries, target_epsilon,
-           Terms.of(delta, conversion, max_moment),
-           lambda z: Gaussian(noise_multiplier=z), json)  # fmt: skip
+
+# --- reports --------------------------------------------------------------------------------------
+
+_TITLES = {
+    "data_independent": "data-independent",
+    "data_dependent": "data-dependent",
+    "all_answered": "if all were answered",
+}
+
+
+def _show(report: Report, *, json: bool) -> None:
+    """Print a report: JSON for machines, or the question and a row for each guarantee."""
+    report = {key: value for key, value in report.items() if key == "moment" or value is not None}
+    if json:
+        import json as encoder
+
+        typer.echo(encoder.dumps(_finite(report), allow_nan=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from pate._format import format_epsilon
+
+    guarantees = {key: report[key] for key in _TITLES if key in report}
+    console = Console(width=None if Console().is_terminal else 100)
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    for key, value in report.items():
+        if key not in guarantees and key not in ("epsilon", "moment"):
+            text = f"{value:.10g}" if isinstance(value, float) else str(value)
+            facts.add_row(key.replace("_", " "), text)
+    console.print(facts)
+    console.print()
+    table = Table("cost", "ε", "λ", "")
+    for column in table.columns[1:3]:
+        column.justify = "right"
+    for key, guarantee in guarantees.items():
+        moment = guarantee["moment"]
+        table.add_row(
+            _TITLES[key],
+            format_epsilon(guarantee["epsilon"], digits=6),
+            "" if moment is None else f"{moment:g}",
+            "may be published" if guarantee["publishable"] else "private: do not publish",
+        )
+    console.print(table)
+    console.print(_reading(report), soft_wrap=True)
+
+
+def _finite(value: Any) -> Any:
+    """Return a value as JSON knows it: an unbounded ε is the string "inf"."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return "inf" if value == float("inf") else value
+
+
+def _reading(report: Report) -> str:
+    from pate._format import SAME_AT_PUBLIC_RATE, describe_neighbours
+
+    guarantee = report["data_independent"]
+    text = (
+        f"δ = {guarantee['delta']:g}; neighbours: {describe_neighbours(guarantee['neighbours'])}."
+    )
+    if report.get("mechanism") == "dpsgd":
+        text += f" {SAME_AT_PUBLIC_RATE.capitalize()}."
+    if "data_dependent" in report:
+        text += " The data-dependent ε was worked out from private votes and is itself private."
+    if "expected_answered" in report:
+        text += " Costs are expected costs, for planning; a run pays for what it answers."
+    return text

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pate.cli import options
 
-app = typer.Typer(
-    help="The charges of a private data set.", no_args_is_help=True, rich_markup_mode=None
-)
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pate.accounting import Charge, Guarantee, Ledger, Neighbours
+
+app = options.new_app(help="The charges of a private data set.", no_args_is_help=True)
 
 
 @app.callback()
@@ -27,7 +31,6 @@ def show(
     """Print every charge, the budget spent and left, and what studies cost together."""
     from pate.accounting import Ledger
     from pate.artifacts import Store
-    from pate.cli.tables import show_ledger
     from pate.datasets.catalogue import data_root as default_root
     from pate.errors import InvalidInput
     from pate.pipeline.ledger import ledger_path
@@ -45,4 +48,76 @@ def show(
         if not path.exists():
             raise InvalidInput(f"{recipe.data.name} has paid for nothing yet")
     with Ledger.open(path) as ledger:
-        show_ledger(ledger, one_teacher=one_teacher)
+        _show(ledger, one_teacher=one_teacher)
+
+
+def _show(ledger: Ledger, *, one_teacher: Neighbours | None) -> None:
+    """Print the charges of a ledger; ``one_teacher`` is the relation of the run asked about."""
+    from pate._format import printable
+    from pate.accounting.ledger.data_ledger import budget_line, data_set_line
+    from pate.accounting.ledger.data_set import shares_budget
+    from pate.cli.tables import wide_console
+
+    charges = ledger.charges()
+    console = wide_console(140)
+    console.print(_table(charges))
+    both = shares_budget(ledger.path)
+    console.print(printable(budget_line(ledger, own=both)), soft_wrap=True)
+    if both:
+        console.print(printable(data_set_line(ledger)), soft_wrap=True)
+    if any(charge.studies for charge in charges):
+        for line in _studies(ledger, one_teacher):
+            console.print(printable(line), soft_wrap=True)
+
+
+def _table(charges: list[Charge]) -> Table:
+    from rich.table import Table
+
+    from pate._format import printable
+    from pate.accounting import Repeated
+
+    studied = any(charge.studies for charge in charges)
+    table = Table()
+    for heading in ("when", "release", *(["study"] if studied else []), "events"):
+        table.add_column(heading)
+    for charge in charges:
+        events = ", ".join(
+            f"{e.count} × {e.event}" if isinstance(e, Repeated) else str(e) for e in charge.events
+        )
+        study = [", ".join(charge.studies)] if studied else []
+        cells = (charge.charged_at[:19], charge.release[:24], *study, events)
+        table.add_row(*map(printable, cells))
+    return table
+
+
+def _studies(ledger: Ledger, one_teacher: Neighbours | None) -> Iterator[str]:
+    """Yield lines on each study: its cost here, by the other method, and both together."""
+    from pate.accounting import Neighbours
+    from pate.accounting.ledger.data_set import NOT_PRIVATE, sibling_ledger
+    from pate.accounting.ledger.study_costs import total_study_costs
+
+    studies = total_study_costs(ledger, one_teacher=one_teacher or Neighbours.ADD_REMOVE)
+    for study in studies:
+        yield f"{study.here.name}: {study.here.describe()}"
+        if study.other is not None:
+            yield f"  in {sibling_ledger(ledger.path).name}: {study.other.describe()}"
+            yield f"  to publish both: {_together(study.together)}"
+    yield "A study counts against the budget like anything else."
+    if one_teacher is None and any(study.other is not None for study in studies):
+        yield (
+            "The cost of both holds for records that went to their teachers by hash "
+            '(partition.method = "hash").'
+        )
+    if ledger.path.name.endswith(NOT_PRIVATE):
+        yield "None of these values holds: none of these releases is private."
+
+
+def _together(total: Guarantee | None) -> str:
+    from pate._format import describe_neighbours, format_epsilon
+
+    if total is None:  # δ of a restated figure came to one
+        return "nothing is promised between data sets that differ in one record replaced"
+    return (
+        f"ε {format_epsilon(total.epsilon)} at δ {format_epsilon(total.delta)}, for "
+        f"{describe_neighbours(total.neighbours)}: ε add up, and so do δ"
+    )

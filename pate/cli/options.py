@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,10 +17,21 @@ class ConversionName(StrEnum):
     improved = "improved"
 
 
-class AccountantName(StrEnum):
-    abadi = "abadi"
-    moments = "moments"
-    pld = "pld"
+STAGES = (
+    "partition",
+    "encode",
+    "teach",
+    "vote",
+    "aggregate",
+    "account",
+    "distill",
+    "evaluate",
+)
+
+
+def new_app(**settings: Any) -> typer.Typer:
+    """Return an empty command line; its help is plain, without the time that loading rich takes."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, **settings)
 
 
 VotesFile = Annotated[
@@ -95,35 +106,32 @@ def resume_hint() -> str:
     return "; run the same command again to resume" if _started else ""
 
 
-def make_options(
-    *,
-    data_root: Path | None,
-    engine: str,
-    plugin_path: Path | None,
-    insecure_seed: int | None,
-    spend: bool,
-    quiet: bool,
-    json_logs: bool = False,
-) -> Options:
-    """Return how to run, from what was typed."""
+def make_options(*, quiet: bool, insecure_seed: int | None, **given: Any) -> Options:
+    """Return the options of a run, from those of the command line."""
     global _started
     from pate import api
 
     if insecure_seed is not None:
         typer.echo("pate: --insecure-seed is set: this run is NOT PRIVATE", err=True)
     made = api.make_options(
-        data_root=data_root,
-        engine=engine,
-        plugin_path=plugin_path,
         insecure_seed=insecure_seed,
-        spend=spend,
         verbose=not quiet,
-        json_logs=json_logs,
-        report=_print_nothing if quiet else typer.echo,
+        report=None if quiet else typer.echo,
+        **given,
     )
     _started = True
     return made
 
 
-def _print_nothing(text: str) -> None:
-    """Drop a line of progress."""
+def repeated(options: Options) -> list[str]:
+    """Return the words of a later command without which its fingerprints would differ."""
+    from pate.datasets.catalogue import data_root as default_root
+
+    words = []
+    if options.plugin_path is not None:
+        words += ["--plugin-path", str(options.plugin_path)]
+    if options.insecure_seed is not None:
+        words += ["--insecure-seed", str(options.insecure_seed)]
+    if options.data_root != default_root(None):
+        words += ["--data-root", str(options.data_root)]
+    return words

@@ -12,7 +12,12 @@ from pate.cli import options
 from pate.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pate.planner.forecast import Forecast
     from pate.planner.plan import Planned
+
+app = options.new_app()
 
 Epsilon = Annotated[
     float | None,
@@ -75,9 +80,9 @@ Plot = Annotated[
     typer.Option(help="Draw how the number of teachers trades accuracy against noise.",
                  show_default=False),
 ]  # fmt: skip
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
+@app.command()
 def plan(
     recipe: options.RecipeName,
     epsilon: Epsilon = None,
@@ -95,7 +100,7 @@ def plan(
     out: OutFile = None,
     force: Force = False,
     plot: Plot = None,
-    json: Json = False,
+    json: options.Json = False,
     settings: options.Settings = None,
     data_root: options.DataRoot = None,
     plugin_path: options.PluginPath = None,
@@ -106,11 +111,11 @@ def plan(
     Never opens the private data: how teachers agree is seen on another data set (--surrogate) or
     simulated (--accuracy).
     """
-    from pate import api
+    from pate.planner.plan import plan as make_plan
 
     if out is not None and out.exists() and not force:
         raise InvalidInput(f"{out} exists; add --force to replace it")
-    planned = api.plan(
+    planned = make_plan(
         recipe,
         epsilon=epsilon,
         delta=delta,
@@ -136,17 +141,15 @@ def plan(
         report = planned.proposal.as_json() | {"assumptions": list(planned.assumptions)}
         typer.echo(encoder.dumps(report, allow_nan=False))
     else:
-        from pate.cli.tables import show_plan
-
-        show_plan(planned)
+        _show(planned)
     if plot is not None:
-        from pate.planner.export import plot_trade
+        from pate.planner.plan import plot_trade
 
         source = f"seen on {surrogate}" if surrogate else "simulated"
         plot_trade(planned.proposal, plot,
                    title=f"{name}: teachers against noise ({source})")  # fmt: skip
     if out is not None:
-        from pate.planner.export import write_planned
+        from pate.planner.plan import write_planned
 
         write_planned(out, planned, source=recipe, settings=settings or [],
                       comment=_comment(planned, name), force=force)  # fmt: skip
@@ -183,3 +186,88 @@ def _comment(planned: Planned, data: str) -> list[str]:
     for sentence in planned.assumptions:
         lines += textwrap.wrap(sentence, 96)
     return lines
+
+
+# --- the tables -----------------------------------------------------------------------------------
+
+
+def _show(planned: Planned) -> None:
+    """Print the best setting for each k, for each mechanism at that k, and the proposal."""
+    from pate.cli.tables import wide_console
+
+    proposal = planned.proposal
+    console = wide_console(140)
+    budget = proposal.budget
+    console.print(f"Over the number of teachers, at ε {budget.epsilon:g} and δ {budget.delta:g}:")
+    console.print(_table(proposal.over_teachers, chosen=proposal.best))
+    if len(proposal.over_mechanisms) > 1:
+        console.print(f"With {proposal.best.teachers} teachers, over mechanisms:")
+        console.print(_table(proposal.over_mechanisms, chosen=proposal.best))
+    console.print(
+        "ε: data-independent, the guarantee. ε dep.: data-dependent, predicted. ε san.: sanitised, "
+        "predicted.",
+        soft_wrap=True,
+    )
+    console.print("Proposed:")
+    for line in _proposed(proposal.best):
+        console.print(f"  {line}", soft_wrap=True)
+    console.print("Assumed:")
+    for sentence in planned.assumptions:
+        console.print(f"- {sentence}", soft_wrap=True)
+
+
+def _table(rows: tuple[Forecast, ...], *, chosen: Forecast) -> Table:
+    from rich.table import Table
+
+    from pate._format import format_epsilon
+    from pate.mechanisms import make_mechanism
+
+    table = Table()
+    for heading in ("", "teachers", "one alone", "plurality", "mechanism", "noise", "answers",
+                    "right", "student", "ε", "ε dep.", "ε san."):  # fmt: skip
+        left = heading in ("", "mechanism", "noise")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "noise")
+    for row in rows:
+        same = row.teachers == chosen.teachers and row.spec == chosen.spec
+        table.add_row(
+            "→" if same else "",
+            str(row.teachers),
+            _share(row.teacher_accuracy),
+            _share(row.plurality_accuracy),
+            row.spec.mechanism,
+            make_mechanism(row.spec).settings(),
+            f"{row.answered:.0f}",
+            _share(row.label_accuracy),
+            "–" if row.student_accuracy is None else _share(row.student_accuracy),
+            format_epsilon(row.plan.guarantee.epsilon),
+            format_epsilon(row.data_dependent.epsilon),
+            "–" if row.sanitised is None else format_epsilon(row.sanitised),
+        )
+    return table
+
+
+def _proposed(best: Forecast) -> list[str]:
+    from pate._format import format_epsilon
+    from pate.mechanisms import make_mechanism
+
+    noise = make_mechanism(best.spec).settings()
+    caps = f"{best.plan.queries} queries"
+    if best.plan.answers != best.plan.queries:
+        caps += f", {best.plan.answers} answers at most"
+    lines = [
+        f"{best.teachers} teachers, {best.spec.mechanism} with {noise} (in votes), {caps}",
+        f"ε {format_epsilon(best.plan.guarantee.epsilon)} at δ {best.plan.guarantee.delta:g}, "
+        "data-independent: the guarantee",
+        f"ε {format_epsilon(best.data_dependent.epsilon)} data-dependent, predicted",
+        f"no sanitised ε: {best.why_not_sanitised}"
+        if best.sanitised is None
+        else f"ε {format_epsilon(best.sanitised)} sanitised, predicted: if it were published",
+        f"{best.answered:.0f} answers expected, {_share(best.label_accuracy)} of them right",
+    ]
+    if best.student_accuracy is not None:
+        lines.append(f"{_share(best.student_accuracy)} reached by a student, on the surrogate")
+    return lines
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -9,6 +9,8 @@ import typer
 
 from pate.cli import options
 
+app = options.new_app()
+
 _UNCHECKED = 4  # exit code: no problem was found, but something could not be checked
 
 _Trust = Annotated[
@@ -21,6 +23,7 @@ _Trust = Annotated[
 ]
 
 
+@app.command()
 def release(
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
     out: Annotated[Path, typer.Argument(help="The folder to write; new, or empty.")],
@@ -61,6 +64,7 @@ def release(
     typer.echo(f"Next: pate verify {out}")
 
 
+@app.command()
 def verify(
     folder: Annotated[Path, typer.Argument(help="A release's folder.")],
     plugin_path: options.PluginPath = None,

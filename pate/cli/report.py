@@ -9,6 +9,8 @@ import typer
 
 from pate.cli import options
 
+app = options.new_app()
+
 Folder = Annotated[Path, typer.Argument(help="A finished run's folder.")]
 File = Annotated[
     Path | None,
@@ -23,6 +25,7 @@ Private = Annotated[
 Open = Annotated[bool, typer.Option("--open", help="Open it in a browser.")]
 
 
+@app.command()
 def report(
     folder: Folder,
     out: File = None,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pate.studies.sweep import Sweep
     from pate.studies.tables import SweepRow
 
+app = shared.new_app()
+
 _TRIES = 10.0
 
 Over = Annotated[
@@ -39,9 +41,9 @@ Tries = Annotated[
     typer.Option("--tries", help="With --private-selection: how many tries on average, above 1 "
                  f"(default {_TRIES:g}).", show_default=False),
 ]  # fmt: skip
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
+@app.command()
 def sweep(
     recipe: shared.RecipeName,
     over: Over = None,
@@ -56,7 +58,7 @@ def sweep(
     spend: shared.Spend = False,
     quiet: shared.Quiet = False,
     json_logs: shared.JsonLogs = False,
-    json: Json = False,
+    json: shared.Json = False,
 ) -> None:
     """Run every combination of some settings in one folder; teachers are trained once.
 
@@ -73,9 +75,9 @@ def sweep(
         quiet=quiet,
         json_logs=json_logs,
     )
-    options = replace(options, say=_without_done(options.say, aside=json and not quiet))
+    options = replace(options, report=_without_done(options.report, aside=json and not quiet))
     if private_selection:
-        from pate.cli.summary import show_summary
+        from pate.cli.pipeline import show_summary
         from pate.studies import selection
         from pate.studies.grid import read_grid
 
@@ -111,35 +113,30 @@ def _mean_tries(selection: bool, tries: float | None, json: bool) -> float:
     return _TRIES if tries is None else tries
 
 
-def _without_done(say: Callable[[str], None], *, aside: bool) -> Callable[[str], None]:
+def _without_done(report: Callable[[str], None], *, aside: bool) -> Callable[[str], None]:
     """Print what happens, not what every point finds done; ``aside``, on standard error."""
 
-    def report(text: str) -> None:
+    def filtered(text: str) -> None:
         if text.endswith(": done before"):
             return
         if aside:
             typer.echo(text, err=True)
         else:
-            say(text)
+            report(text)
 
-    return report
+    return filtered
 
 
 # --- the table ------------------------------------------------------------------------------------
 
-_WIDTH = 140  # columns, where the output is no terminal
-
 
 def _show(result: Sweep, options: Options, *, recipe: str, settings: Sequence[str]) -> None:
     """Print a row for each point, what choosing costs, and what to do next; all was released."""
-    from rich.console import Console
-
     from pate.accounting.ledger.data_ledger import budget_line
+    from pate.cli.tables import wide_console
     from pate.pipeline.ledger import open_ledger
 
-    console = Console(
-        width=None if Console().is_terminal else _WIDTH, markup=False, highlight=False
-    )
+    console = wide_console(140)
     console.print(f"{result.folder}: ε of each point alone, at δ = {result.deltas}, "
                   f"{result.rows[0].protects}", soft_wrap=True)  # fmt: skip
     console.print(_table(result, console.width))
@@ -174,21 +171,13 @@ def _next_commands(
     result: Sweep, options: Options, *, recipe: str, settings: Sequence[str]
 ) -> tuple[str, str]:
     """Return the commands that make the first point the folder's run, and write its report."""
-    from pate.datasets.catalogue import data_root as default_root
-
-    shared = []
-    if options.plugin_path is not None:
-        shared += ["--plugin-path", str(options.plugin_path)]
-    if options.insecure_seed is not None:
-        shared += ["--insecure-seed", str(options.insecure_seed)]
-    if options.data_root != default_root(None):
-        shared += ["--data-root", str(options.data_root)]
+    again = shared.repeated(options)
     own = [*settings, *result.grid.points[0].settings, "privacy.sanitise=false"]
     sets = [word for setting in own for word in ("--set", setting)]
     folder = str(result.folder)
     return (
-        shlex.join(["pate", "run", recipe, *sets, "--out", folder, *shared]),
-        shlex.join(["pate", "report", folder, *shared]),
+        shlex.join(["pate", "run", recipe, *sets, "--out", folder, *again]),
+        shlex.join(["pate", "report", folder, *again]),
     )
 
 
@@ -212,14 +201,12 @@ def _table(result: Sweep, width: int) -> Table:
 def _cells(row: SweepRow, *, varied: bool) -> list[str]:
     """Return the cells of a row; without the teachers, where their number is varied."""
     from pate._format import format_epsilon
-    from pate.studies.grid import as_setting
+    from pate.recipes.read import as_setting
 
     student = row.student
-    interval = (
-        "too few labels"
-        if student is None
-        else f"{100 * student.low:.1f} … {100 * student.high:.1f}"
-    )
+    interval = "too few labels"
+    if student is not None:
+        interval = f"{100 * student.low:.1f} … {100 * student.high:.1f}"
     return [
         str(row.point.number),
         *map(as_setting, row.point.values),

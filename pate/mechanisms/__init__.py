@@ -12,13 +12,11 @@ to :meth:`~pate.mechanisms.mechanism.Mechanism.release`, which returns the event
 """
 
 from pate.mechanisms.confident import ConfidentGnmax
-from pate.mechanisms.gaussian import GaussianNoisyMax
 from pate.mechanisms.interactive import InteractiveGnmax, student_baseline
-from pate.mechanisms.laplace import LaplaceNoisyMax
 from pate.mechanisms.mechanism import Mechanism, Release
+from pate.mechanisms.noisy_max import GaussianNoisyMax, LaplaceNoisyMax
 from pate.mechanisms.plan import Plan, plan_caps
-from pate.mechanisms.registry import MECHANISMS
-from pate.mechanisms.spec import AggregateSpec, make_mechanism
+from pate.mechanisms.spec import MECHANISMS, AggregateSpec, make_mechanism
 from pate.randomness import Randomness, insecure_generator, secure_generator
 
 __all__ = [

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Final, final
+from typing import ClassVar, final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -42,7 +41,7 @@ from pate.votes import Votes
 
 Baseline = Callable[[slice], FloatArray]  # a run of queries → what to take off their counts
 
-_NEVER: Final = 40  # standard deviations: beyond it a probability is zero in double precision
+_NEVER = 40  # standard deviations: beyond it a probability is zero in double precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +49,15 @@ class CheckedNoisyMax(Mechanism):
     """Check whether the teachers are sure enough, and answer only if they are.
 
     Guarantees:
-        * The checked statistic moves by at most one with one record, so a check is
-          (α, α/(2·sigma1²))-RDP; an answer is (α, α/sigma2²)-RDP. Papernot et al. 2018,
-          Section 4 and Algorithm 1.
-        * Check and answer draw noise of their own. Whether a check passed leaves, and the label
-          if it did; neither the statistic nor the counts do.
+        * Those of the subclasses (Papernot et al. 2018, Section 4). Check and answer draw noise of
+          their own; neither the checked statistic nor the counts leave.
         * Once the most answers were given nothing more is checked. Along every course of events
           there are at most the capped checks and answers, so the sum of log-moments of the caps
           holds at every moment, though when it stops depends on the votes.
     """
 
     checks: ClassVar[bool] = True
+    statistic: ClassVar[str]  # the checked one, in symbols
 
     threshold: float
     sigma1: float
@@ -72,7 +69,6 @@ class CheckedNoisyMax(Mechanism):
         check_noise("sigma2", self.sigma2)
 
     def caps(self, *, queries: int, answers: int) -> tuple[Event, ...]:
-        """Return a check for each query asked, and an answer for as many as allowed."""
         check_whole("queries", queries)
         check_whole("answers", answers)
         return happened(
@@ -88,7 +84,6 @@ class CheckedNoisyMax(Mechanism):
         answered: ArrayLike | None = None,
         baseline: FloatArray | None = None,
     ) -> LogMoments:
-        """Return the log-moments of all checks and of the answers given."""
         return confident_total(
             counts,
             threshold=self.threshold,
@@ -108,7 +103,6 @@ class CheckedNoisyMax(Mechanism):
         answered: ArrayLike | None = None,
         baseline: FloatArray | None = None,
     ) -> SensitiveCost:
-        """Return the cost of checks and answers at one order with its local sensitivity."""
         answers = gnmax_cost(
             counts, sigma=self.sigma2, order=order, weights=answered, teachers=teachers
         )
@@ -120,13 +114,7 @@ class CheckedNoisyMax(Mechanism):
             order=order,
         )
 
-    @property
-    @abstractmethod
-    def statistic(self) -> str:
-        """The checked statistic in symbols."""
-
     def formula(self) -> str:
-        """Return the check and the answer in symbols."""
         return (
             f"if {self.statistic} + N(0, σ₁²) ≥ T: answer = argmaxⱼ (nⱼ + N(0, σ₂²)); "
             f"T = {format_number(self.threshold)}, σ₁ = {format_number(self.sigma1)}, "
@@ -134,21 +122,17 @@ class CheckedNoisyMax(Mechanism):
         )
 
     def settings(self) -> str:
-        """Return threshold and noise in a few characters."""
         return f"T {self.threshold:g}, σ₁ {self.sigma1:g}, σ₂ {self.sigma2:g}"
 
     def win_chances(self, leads: FloatArray) -> FloatArray:
-        """Return the chance of a class to win an answer, from its leads over the others."""
         return gaussian_win_chances(leads, self.sigma2)
 
     def answer_chances(self, counts: IntArray) -> FloatArray:
-        """Return for each query the chance to pass its check."""
         return answer_weights(
             checked_statistic(counts), threshold=self.threshold, sigma=self.sigma1, answered=None
         )
 
     def check_reachable(self, *, teachers: int) -> None:
-        """Raise InvalidInput if the threshold is out of reach of so many votes and the noise."""
         most = teachers + _NEVER * self.sigma1
         if self.threshold > most:
             raise InvalidInput(
@@ -221,6 +205,7 @@ class ConfidentGnmax(CheckedNoisyMax):
 
     name: ClassVar[str] = "confident"
     title: ClassVar[str] = "Confident-GNMax"
+    statistic: ClassVar[str] = "maxⱼ nⱼ"
 
     def release(
         self,
@@ -237,8 +222,3 @@ class ConfidentGnmax(CheckedNoisyMax):
         return self._checked_release(
             counts, rng=rng, most_answers=most_of(len(counts), most_answers)
         )
-
-    @property
-    def statistic(self) -> str:
-        """The checked statistic in symbols."""
-        return "maxⱼ nⱼ"

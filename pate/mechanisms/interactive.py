@@ -68,6 +68,7 @@ class InteractiveGnmax(CheckedNoisyMax):
     name: ClassVar[str] = "interactive"
     title: ClassVar[str] = "Interactive-GNMax"
     uses_student: ClassVar[bool] = True
+    statistic: ClassVar[str] = "maxⱼ (nⱼ − student’sⱼ)"
 
     keep: float = 0.9
 
@@ -104,11 +105,6 @@ class InteractiveGnmax(CheckedNoisyMax):
         )
         kept, kept_labels = self._kept(shown[: release.asked], release.answered)
         return replace(release, kept=kept, kept_labels=kept_labels)
-
-    @property
-    def statistic(self) -> str:
-        """The checked statistic in symbols."""
-        return "maxⱼ (nⱼ − student’sⱼ)"
 
     def _kept(self, student: FloatArray, answered: IntArray) -> tuple[IntArray, IntArray]:
         """Return the unanswered queries on which the student is sure, and its labels of them."""

@@ -63,7 +63,7 @@ class Mechanism(ABC):
 
     A mechanism is a frozen dataclass whose fields are its public parameters; they are also its
     keys in ``[aggregate]`` of a recipe. Fields without a default are required there. To add a
-    mechanism, write one such class and add it to :data:`pate.mechanisms.registry.MECHANISMS`:
+    mechanism, write one such class and add it to :data:`pate.mechanisms.MECHANISMS`:
     recipes, plans, releases, accounting, reports and cards take it from there.
 
     Attributes

@@ -1,25 +1,32 @@
-"""The class whose noised count is largest: what all noisy-max mechanisms share."""
+"""Laplace and Gaussian noisy-max (LNMax, GNMax): the class whose noised count is largest."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import ndtr
 
-from pate._validate import check_whole
-from pate.accounting import Event
-from pate.accounting.vote_counts import as_counts
-from pate.errors import InvalidInput
-from pate.mechanisms.mechanism import (
-    FloatArray,
-    IntArray,
-    Mechanism,
-    Release,
-    happened,
+from pate._format import format_number
+from pate._validate import check_noise, check_whole
+from pate.accounting import (
+    Event,
+    GaussianNoisyMaxAnswer,
+    LaplaceNoisyMaxAnswer,
+    LogMoments,
+    gaussian_total,
+    laplace_total,
 )
+from pate.accounting.noisy_max import as_counts
+from pate.accounting.smooth import SensitiveCost, gnmax_cost, lnmax_cost
+from pate.errors import InvalidInput
+from pate.mechanisms.mechanism import FloatArray, IntArray, Mechanism, Release, happened
 from pate.votes import Votes
 
 Noise = Callable[[tuple[int, ...]], np.ndarray[tuple[int, ...], np.dtype[np.float64]]]
@@ -63,10 +70,172 @@ class NoisyMax(Mechanism):
         )
 
     def caps(self, *, queries: int, answers: int) -> tuple[Event, ...]:
-        """Return an answer for each query asked, as far as answers are allowed."""
         check_whole("queries", queries)
         check_whole("answers", answers)
         return happened((self.answer_event, min(queries, answers)))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaplaceNoisyMax(NoisyMax):
+    """Answer a query with the class whose count plus Lap(scale) is largest.
+
+    Parameters
+    ----------
+    scale : float
+        The Laplace b, in votes. Public.
+
+    Guarantees:
+        * A record reaches one teacher and a teacher casts one vote or none, so one record moves
+          two counts by at most one each; Lap(scale) on every count makes each answer
+          (2/scale)-DP (Papernot et al. 2017, Section 2; report-noisy-max, Dwork & Roth 2014,
+          Claim 3.9).
+        * Only the winning label leaves. Counts and noise do not.
+        * Which queries are answered (the first ones) depends on public numbers alone.
+
+    Examples
+    --------
+    >>> import pate
+    >>> votes = pate.Votes(counts=np.array([[990, 5, 5], [3, 995, 2]]))
+    >>> answer = LaplaceNoisyMax(scale=20.0).release(votes, rng=pate.secure_generator())
+    >>> answer.labels
+    array([0, 1])
+    >>> LaplaceNoisyMax(scale=20.0).caps(queries=100, answers=50)
+    (Repeated(event=LaplaceNoisyMaxAnswer(scale=20.0), count=50),)
+    """
+
+    name: ClassVar[str] = "lnmax"
+    title: ClassVar[str] = "LNMax"
+    calibrated: ClassVar[str | None] = "scale"
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        check_noise("scale", self.scale)
+
+    @property
+    def answer_event(self) -> Event:
+        return LaplaceNoisyMaxAnswer(scale=self.scale)
+
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+        return rng.laplace(scale=self.scale, size=shape)
+
+    def data_dependent_cost(
+        self,
+        counts: IntArray,
+        *,
+        moments: ArrayLike | None = None,
+        answered: ArrayLike | None = None,
+        baseline: FloatArray | None = None,
+    ) -> LogMoments:
+        return laplace_total(counts, scale=self.scale, moments=moments)
+
+    def sensitive_cost(
+        self,
+        counts: IntArray,
+        *,
+        order: float,
+        teachers: int,
+        answered: ArrayLike | None = None,
+        baseline: FloatArray | None = None,
+    ) -> SensitiveCost:
+        return lnmax_cost(counts, scale=self.scale, order=order, teachers=teachers)
+
+    def formula(self) -> str:
+        return f"answer = argmaxⱼ (nⱼ + Lap(b)), b = {format_number(self.scale)} votes"
+
+    def settings(self) -> str:
+        return f"b {self.scale:g}"
+
+    def win_chances(self, leads: FloatArray) -> FloatArray:
+        return laplace_win_chances(leads, self.scale)
+
+    @classmethod
+    def least_noise(cls, answers: int, *, moments: FloatArray, room: FloatArray) -> float:
+        # At λ they fit where ε₀ = 2/b has λε₀ ≤ room/answers or ½ε₀²λ(λ+1) ≤ room/answers.
+        each = np.maximum(room, 0.0) / answers
+        pure = np.maximum(each / moments, np.sqrt(2 * each / (moments * (moments + 1))))
+        return 2 / float(np.max(pure))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaussianNoisyMax(NoisyMax):
+    """Answer a query with the class whose count plus N(0, sigma²) is largest.
+
+    Parameters
+    ----------
+    sigma : float
+        The standard deviation, in votes. Public.
+
+    Guarantees:
+        * A record reaches one teacher and a teacher casts one vote or none, so one record moves
+          two counts by at most one each, √2 in L2; each answer is (α, α/sigma²)-RDP for every
+          order α (Papernot et al. 2018, Proposition 8).
+        * Only the winning label leaves. Counts and noise do not.
+        * Which queries are answered (the first ones) depends on public numbers alone.
+
+    Examples
+    --------
+    >>> import pate
+    >>> votes = pate.Votes(counts=np.array([[990, 5, 5], [3, 995, 2]]))
+    >>> answer = GaussianNoisyMax(sigma=40.0).release(votes, rng=pate.secure_generator())
+    >>> answer.labels, round(pate.compose(answer.events).guarantee(delta=1e-5).epsilon, 3)
+    (array([0, 1]), 0.178)
+    >>> GaussianNoisyMax(sigma=40.0).caps(queries=100, answers=100)
+    (Repeated(event=GaussianNoisyMaxAnswer(sigma=40.0), count=100),)
+    """
+
+    name: ClassVar[str] = "gnmax"
+    title: ClassVar[str] = "GNMax"
+    calibrated: ClassVar[str | None] = "sigma"
+
+    sigma: float
+
+    def __post_init__(self) -> None:
+        check_noise("sigma", self.sigma)
+
+    @property
+    def answer_event(self) -> Event:
+        return GaussianNoisyMaxAnswer(sigma=self.sigma)
+
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+        return rng.normal(scale=self.sigma, size=shape)
+
+    def data_dependent_cost(
+        self,
+        counts: IntArray,
+        *,
+        moments: ArrayLike | None = None,
+        answered: ArrayLike | None = None,
+        baseline: FloatArray | None = None,
+    ) -> LogMoments:
+        return gaussian_total(counts, sigma=self.sigma, moments=moments)
+
+    def sensitive_cost(
+        self,
+        counts: IntArray,
+        *,
+        order: float,
+        teachers: int,
+        answered: ArrayLike | None = None,
+        baseline: FloatArray | None = None,
+    ) -> SensitiveCost:
+        return gnmax_cost(counts, sigma=self.sigma, order=order, teachers=teachers)
+
+    def formula(self) -> str:
+        return f"answer = argmaxⱼ (nⱼ + N(0, σ²)), σ = {format_number(self.sigma)} votes"
+
+    def settings(self) -> str:
+        return f"σ {self.sigma:g}"
+
+    def win_chances(self, leads: FloatArray) -> FloatArray:
+        return gaussian_win_chances(leads, self.sigma)
+
+    @classmethod
+    def least_noise(cls, answers: int, *, moments: FloatArray, room: FloatArray) -> float:
+        rho = float(np.max(room / (moments * (moments + 1))))  # each answer costs λ(λ+1)/σ²
+        return math.sqrt(answers / rho)
 
 
 def blocks(queries: int, *, classes: int) -> Iterator[slice]:
@@ -107,8 +276,7 @@ def most_of(queries: int, most_answers: int | None) -> int:
     """Return how many of the queries may be answered."""
     if most_answers is None:
         return queries
-    check_whole("most_answers", most_answers)
-    return min(queries, most_answers)
+    return min(queries, check_whole("most_answers", most_answers))
 
 
 def refuse_student(mechanism: Mechanism, student: FloatArray | None) -> None:

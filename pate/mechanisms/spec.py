@@ -1,8 +1,8 @@
-"""The recipe's [aggregate] section, and the mechanism it stands for."""
+"""The mechanisms that a recipe can name, and its [aggregate] section, which names one."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -16,8 +16,25 @@ from pydantic_core import InitErrorDetails, PydanticKnownError
 
 from pate._validate import LEAST_NOISE, MOST_NOISE
 from pate.errors import InvalidInput
+from pate.mechanisms.confident import ConfidentGnmax
+from pate.mechanisms.interactive import InteractiveGnmax
 from pate.mechanisms.mechanism import Mechanism
-from pate.mechanisms.registry import MECHANISMS, registered_keys
+from pate.mechanisms.noisy_max import GaussianNoisyMax, LaplaceNoisyMax
+
+# A new mechanism is a new file and one entry here.
+MECHANISMS: Final[dict[str, type[Mechanism]]] = {
+    kind.name: kind
+    for kind in (LaplaceNoisyMax, GaussianNoisyMax, ConfidentGnmax, InteractiveGnmax)
+}
+
+
+def _keys(kind: type[Mechanism]) -> tuple[str, ...]:
+    return kind.required_keys() + kind.optional_keys()
+
+
+def _registered_keys() -> tuple[str, ...]:
+    """Return the recipe keys of all mechanisms, each once."""
+    return tuple(dict.fromkeys(key for kind in MECHANISMS.values() for key in _keys(kind)))
 
 
 def _registered(name: Any) -> Any:
@@ -86,7 +103,7 @@ class AggregateSpec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _knows_its_keys(cls, given: Any) -> Any:
-        known = {*cls.model_fields, *registered_keys()}
+        known = {*cls.model_fields, *_registered_keys()}
         unknown = [
             InitErrorDetails(type="extra_forbidden", loc=(key,), input=value)
             for key, value in (given.items() if isinstance(given, dict) else ())
@@ -136,12 +153,11 @@ class AggregateSpec(BaseModel):
 
     def _foreign_keys(self) -> list[str]:
         """Return required keys of other mechanisms that were set, and any extra key of theirs."""
-        own = self.kind.required_keys() + self.kind.optional_keys()
         fields = type(self).model_fields
         return [
             key
-            for key in registered_keys()
-            if key not in own
+            for key in _registered_keys()
+            if key not in _keys(self.kind)
             and getattr(self, key, None) is not None
             and (key not in fields or fields[key].default is None)
         ]
@@ -173,6 +189,5 @@ def make_mechanism(spec: AggregateSpec) -> Mechanism:
     >>> make_mechanism(AggregateSpec(scale=20.0))
     LaplaceNoisyMax(scale=20.0)
     """
-    keys = spec.kind.required_keys() + spec.kind.optional_keys()
-    given = {key: getattr(spec, key) for key in keys if getattr(spec, key, None) is not None}
-    return spec.kind.from_keys(given)
+    given = {key: getattr(spec, key, None) for key in _keys(spec.kind)}
+    return spec.kind.from_keys({k: value for k, value in given.items() if value is not None})

@@ -31,7 +31,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class PipelineRun:
     """A recipe in a folder.
 
     Parameters
@@ -69,11 +69,11 @@ class Run:
         for stage in self.stages:
             made_from = self._made_from(stage)
             if self.store.find(stage.name, made_from) is None:
-                self.options.say(f"{stage.name}: running")
+                self.options.report(f"{stage.name}: running")
                 self._run(stage, made_from)
                 ran.append(stage.name)
             else:
-                self.options.say(f"{stage.name}: done before")
+                self.options.report(f"{stage.name}: done before")
             if stage.name == until:
                 break
         return ran

@@ -31,7 +31,7 @@ class Options:
         Pay again for what was paid for before.
     study : str, optional
         The tag of the study that the run belongs to, on all it pays for.
-    say : callable
+    report : callable
         Prints a line about progress.
     progress : callable
         Opens a progress bar.
@@ -43,7 +43,7 @@ class Options:
     insecure_seed: int | None = None
     spend: bool = False
     study: str | None = None
-    say: Callable[[str], None] = print
+    report: Callable[[str], None] = print
     progress: Show
 
 

@@ -19,7 +19,7 @@ from pate.errors import InvalidInput, LedgerError, PateError
 from pate.metrics import wilson
 from pate.pipeline.ledger import key_path, ledger_path, naming_key
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.runner import Run, find_data_root, read_resolved
+from pate.pipeline.runner import PipelineRun, find_data_root, read_resolved
 from pate.pipeline.stage import producer
 from pate.releases.files import ENCODER
 from pate.releases.guarantee import agrees
@@ -39,7 +39,7 @@ class FinishedRun:
         was checked against its manifest, and is in the place where it was made.
     """
 
-    run: Run
+    run: PipelineRun
     ledger: Path
     artifacts: dict[str, Artifact]
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from pate.accounting import Ledger, Neighbours
     from pate.accounting.ledger.study_costs import TotalStudyCost
     from pate.mechanisms import AggregateSpec
-    from pate.pipeline.runner import Run
+    from pate.pipeline.runner import PipelineRun
 
 LOOKS = "votes-looked-at.jsonl"  # a line for each look at a run's votes, in its private folder
 
 
-def tuning_caveats(run: Run, ledger: Ledger) -> list[str]:
+def tuning_caveats(run: PipelineRun, ledger: Ledger) -> list[str]:
     """Return a sentence for each trace of tuning that this run's own ε does not cover.
 
     That of the study, where the labels belong to one, is the last.
@@ -84,7 +84,7 @@ def studies_behind(
     return total_study_costs(ledger, among=names, one_teacher=one_teacher, by_plan=inside)
 
 
-def _compared(run: Run, ledger: Ledger) -> list[str]:
+def _compared(run: PipelineRun, ledger: Ledger) -> list[str]:
     relation = run.recipe.partition.neighbours
     return [
         f"These labels, or others drawn with the same settings, are among {study.releases} "
@@ -115,7 +115,7 @@ def _trained(ledger: Ledger) -> list[str]:
     ]
 
 
-def _own_names(run: Run) -> list[str]:
+def _own_names(run: PipelineRun) -> list[str]:
     """Return the names of the charges of the run's labels, or their beginning if they are gone."""
     from pate.stages.exactly_once import charges_behind
 
@@ -123,7 +123,7 @@ def _own_names(run: Run) -> list[str]:
     return charges_behind(run.store, LABELS, drawn) or [charge_name(LABELS, drawn)]
 
 
-def _earlier_releases(run: Run, ledger: Ledger) -> int:
+def _earlier_releases(run: PipelineRun, ledger: Ledger) -> int:
     """Count the releases of labels that were paid for before this run's own.
 
     Other draws with its very settings count: the best of them may have been taken. A sanitised ε
@@ -137,7 +137,7 @@ def _earlier_releases(run: Run, ledger: Ledger) -> int:
     return sum(not release.startswith(f"{SANITISED} ") for release in before)
 
 
-def _seeded_releases(run: Run) -> int:
+def _seeded_releases(run: PipelineRun) -> int:
     from pate.accounting import Ledger
     from pate.accounting.ledger.data_set import sibling_ledger
     from pate.pipeline.ledger import ledger_path

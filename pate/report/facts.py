@@ -23,7 +23,7 @@ from pate.mechanisms import make_mechanism
 from pate.metrics import Share
 from pate.pipeline.ledger import key_path, ledger_path
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.runner import Run
+from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import producer
 from pate.report.caveats import tuning_caveats
 from pate.report.comparison import ComparedMethod, read_comparison
@@ -179,7 +179,7 @@ class ShownArtifacts:
         reserved for a stage, by its manifest and wherever it lies.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: PipelineRun) -> None:
         self._store = run.store.cleared("report", Level.RELEASED)
         self._made_from = finished_stages(run)
 
@@ -188,7 +188,7 @@ class ShownArtifacts:
         return self._store.open(name, self._made_from[producer(name)])
 
 
-def finished_stages(run: Run) -> dict[str, str]:
+def finished_stages(run: PipelineRun) -> dict[str, str]:
     """Return the fingerprint of every stage of a complete run.
 
     Raises
@@ -219,7 +219,7 @@ def _remedy(why: str) -> str:
     return "run the recipe again, or the sweep or comparison, to resume it"
 
 
-def gather_facts(run: Run) -> Facts:
+def gather_facts(run: PipelineRun) -> Facts:
     """Return the facts of a finished run, for anybody to see.
 
     Guarantees:
@@ -297,7 +297,7 @@ def _share(record: Mapping[str, Any] | None) -> Share | None:
     return None if record is None else Share.of(record)
 
 
-def _of_the_ledger(run: Run) -> tuple[Cost | None, list[str]]:
+def _of_the_ledger(run: PipelineRun) -> tuple[Cost | None, list[str]]:
     """Return what may be published of all releases of the data set, and traces of tuning."""
     seeded = run.options.insecure_seed is not None
     place = ledger_path(run.recipe, run.options.data_root, seeded=seeded)

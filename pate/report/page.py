@@ -28,7 +28,7 @@ from pate._format import (
     format_percent,
     strength,
 )
-from pate.pipeline.runner import Run
+from pate.pipeline.runner import PipelineRun
 from pate.report import plots
 from pate.report.caveats import sanitised_caveat
 from pate.report.facts import Facts, best_guess, gather_facts
@@ -38,7 +38,7 @@ STAMP = "PRIVATE – do not publish"
 _NAME = "report.html"
 
 
-def write_report(run: Run, file: Path | None = None, *, private: bool = False) -> Path:
+def write_report(run: PipelineRun, file: Path | None = None, *, private: bool = False) -> Path:
     """Write the page of a finished run and return its path.
 
     Parameters

@@ -16,7 +16,7 @@ from pate.accounting import Conversion
 from pate.artifacts.results import Costs, Labels, PrivateCosts, load_reference
 from pate.mechanisms import make_mechanism
 from pate.metrics import Share
-from pate.pipeline.runner import Run
+from pate.pipeline.runner import PipelineRun
 from pate.report.curves import shown_queries
 from pate.report.facts import Cost
 
@@ -37,7 +37,7 @@ class PrivateFacts:
     shards: Mapping[str, int]
 
 
-def gather_private(run: Run) -> PrivateFacts:
+def gather_private(run: PipelineRun) -> PrivateFacts:
     """Return the private facts of a run, for the owner of the data."""
     recipe = run.recipe
     conversion = Conversion(recipe.privacy.conversion)
@@ -72,7 +72,7 @@ def gather_private(run: Run) -> PrivateFacts:
     )
 
 
-def _votes(run: Run) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:
+def _votes(run: PipelineRun) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:
     """Return the counts of the queries asked, in order, which were answered, and the teachers."""
     votes, released = run.artifact("vote"), Labels.load(run.artifact("aggregate"))
     counts = votes.array("counts.npy")[np.array(released.asked)].astype(np.int64)

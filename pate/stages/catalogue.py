@@ -9,7 +9,7 @@ from pate.artifacts import Store
 from pate.datasets.catalogue import data_root as default_root
 from pate.engines import make_engine
 from pate.errors import InvalidInput
-from pate.pipeline.runner import Run, find_data_root, read_resolved
+from pate.pipeline.runner import PipelineRun, find_data_root, read_resolved
 from pate.pipeline.stage import Options, Stage
 from pate.stages.account import ACCOUNT
 from pate.stages.aggregate import AGGREGATE
@@ -43,7 +43,7 @@ def open_run(
     data_root: Path | None = None,
     plugin_path: Path | None = None,
     insecure_seed: int | None = None,
-) -> Run:
+) -> PipelineRun:
     """Return the run in ``folder``, with the recipe it was run with; no stage is run.
 
     Its data and ledger are found where they were, unless ``data_root`` is given. A run is refused
@@ -56,7 +56,7 @@ def open_run(
     if data_root is None:
         root = find_data_root(folder, recipe, root)
     Store(root=folder).sweep()
-    run = Run(
+    run = PipelineRun(
         folder=folder,
         recipe=recipe,
         stages=STAGES,
@@ -65,7 +65,7 @@ def open_run(
             engine=make_engine("serial"),
             plugin_path=None if plugin_path is None else plugin_path.absolute(),
             insecure_seed=insecure_seed,
-            say=lambda text: None,
+            report=lambda text: None,
             progress=lambda *_: nullcontext(),  # type: ignore[arg-type]
         ),
     )

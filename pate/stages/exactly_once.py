@@ -38,7 +38,7 @@ from pate.errors import BudgetExceeded, LedgerError, ReleaseConflict, SpendNeede
 from pate.mechanisms import Release
 from pate.pipeline.ledger import ledger_path, naming_key
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.runner import Run
+from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Context
 
 _ROUND = "round"
@@ -363,7 +363,7 @@ def releases_in_ledger(ledger: Path) -> set[str]:
         return opened.releases()
 
 
-def require_paid(run: Run) -> None:
+def require_paid(run: PipelineRun) -> None:
     """Refuse a run whose ledger lacks a charge of something that is released in its folder.
 
     Such a ledger was lost, or is older than the release: whatever it says of the data set is too

@@ -42,7 +42,7 @@ def _run(context: Context) -> None:
             protects=recipe.partition.protects(named=data.facts["named"]),
         )
     place = context.store.folder("partition", Level.PRIVATE, context.made_from)
-    context.options.say(f"partition: sizes, coverage and duplicates are in {place}/report.json")
+    context.options.report(f"partition: sizes, coverage and duplicates are in {place}/report.json")
 
 
 def _digests(shards: Shards, features: NDArray[Any], labels: NDArray[Any]) -> list[str]:

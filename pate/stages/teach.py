@@ -78,7 +78,7 @@ def record_abstentions(context: Context, failed: Mapping[int, str]) -> None:
         draft.save_json("failed.json", {str(n): why for n, why in sorted(failed.items())})
     name = context.store.reader
     place = context.store.folder(f"{name}-failures", Level.PRIVATE, context.made_from)
-    context.options.say(f"{name}: which teachers abstain, if any, is in {place}/failed.json")
+    context.options.report(f"{name}: which teachers abstain, if any, is in {place}/failed.json")
 
 
 def _one(context: Context, number: int) -> dict[str, Any]:

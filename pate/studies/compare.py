@@ -30,9 +30,9 @@ from pate.artifacts.manifest import MANIFEST
 from pate.errors import InvalidInput, LedgerError, SpendNeeded
 from pate.pipeline.ledger import ledger_path
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.runner import Run
+from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Options
-from pate.recipes.read import read_recipe, remarks
+from pate.recipes.read import as_settings, read_recipe, remarks
 from pate.stages.catalogue import STAGES
 from pate.stages.exactly_once import releases_in_ledger, require_paid
 from pate.studies.compare_recipe import (
@@ -42,7 +42,6 @@ from pate.studies.compare_recipe import (
     checked_epsilons,
     make_points,
 )
-from pate.studies.grid import as_settings
 from pate.studies.measure import Measures, warm_up
 from pate.studies.plots import plot_comparison
 from pate.studies.study import (
@@ -185,7 +184,10 @@ class CompareRuns:
         """Return the runs of a comparison whose charges carry the tag of its folder."""
         tagged = replace(options, study=tag_of("compare", folder))
         return cls(
-            recipe=recipe, folder=folder, options=tagged, quiet=replace(tagged, say=_print_nothing)
+            recipe=recipe,
+            folder=folder,
+            options=tagged,
+            quiet=replace(tagged, report=_print_nothing),
         )
 
     @property
@@ -224,7 +226,7 @@ class CompareRuns:
         return finished, cost
 
     def _announce_work(self, what: str, *, done: bool) -> None:
-        self.options.say(f"{what}: done before" if done else what)
+        self.options.report(f"{what}: done before" if done else what)
 
     def _planned(self) -> tuple[list[ComparePoint], str]:
         """Return all points, and whom PATE protects; data are read first, for their counts."""
@@ -294,28 +296,28 @@ class CompareRuns:
         )
 
     def _announce(self, cost: TotalStudyCost, for_pate: str, for_dpsgd: str) -> None:
-        say = self.options.say
-        say(f"PATE: at most {cost.here.describe(why=False)} ({for_pate})")
+        report = self.options.report
+        report(f"PATE: at most {cost.here.describe(why=False)} ({for_pate})")
         if cost.other is not None:
-            say(f"DP-SGD: at most {cost.other.describe(why=False)} ({for_dpsgd})")
-        say(f"both, which a table of all of them costs: at most {cost_in_words(cost.together)}")
+            report(f"DP-SGD: at most {cost.other.describe(why=False)} ({for_dpsgd})")
+        report(f"both, which a table of all of them costs: at most {cost_in_words(cost.together)}")
         if not cost.in_advance:
-            say(
+            report(
                 f"These are {NOT_PLANNED} (study “{self.tag}”); for a study of its own, choose an "
                 "--out of another name."
             )
 
     # --- PATE -------------------------------------------------------------------------------------
 
-    def _pate(self, point: ComparePoint) -> Run:
+    def _pate(self, point: ComparePoint) -> PipelineRun:
         return self._run(point.pate, seed=point.seed)
 
-    def _run(self, recipe: Recipe, *, seed: int) -> Run:
+    def _run(self, recipe: Recipe, *, seed: int) -> PipelineRun:
         options, seeded = self.quiet, self._seed(seed)
         if seeded != options.insecure_seed:
             options = replace(options, insecure_seed=seeded)
         stages = [Measures(self.folder).timed(stage) for stage in STAGES]
-        return Run(folder=self.folder, recipe=recipe, stages=stages, options=options)
+        return PipelineRun(folder=self.folder, recipe=recipe, stages=stages, options=options)
 
     def _seed(self, repetition: int) -> int | None:
         """Return the insecure seed of a repetition: seeded noise, too, differs between them."""
@@ -344,7 +346,7 @@ class CompareRuns:
             plugin_path=self.options.plugin_path,
             insecure_seed=seed,
             spend=self.options.spend,
-            say=_print_nothing,
+            report=_print_nothing,
             study=self.tag,
         )
         warm_up()

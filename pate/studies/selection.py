@@ -47,7 +47,7 @@ from pate.errors import BudgetExceeded, InvalidInput, OutOfMemory, PateError
 from pate.mechanisms import Plan, Randomness
 from pate.pipeline.ledger import naming_key, open_ledger
 from pate.pipeline.recipe import Recipe, SelectionSpec
-from pate.pipeline.runner import Run
+from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Context, Options
 from pate.silence import silence
 from pate.stages.aggregate import answers_of, chooser_of, draw, noise, stated_plan
@@ -67,10 +67,10 @@ _FAILED = -1.0  # the score of a try without a student: below all others
 
 def select(
     candidates: Sequence[Recipe], *, folder: Path, options: Options, tries: float = 10.0
-) -> Run:
+) -> PipelineRun:
     """Choose one of the candidates privately, and return its finished run, in ``folder``.
 
-    Prints the cost through ``options.say`` before anything is charged. A selection that was killed
+    Prints the cost through ``options.report`` before anything is charged. One that was killed
     resumes. Which candidates were tried, how often, and their scores stay private.
 
     Parameters
@@ -135,11 +135,11 @@ class _Selection:
     folder: Path
     options: Options  # one object for all candidates: the user's own data are then read once
 
-    def execute(self) -> Run:
-        say, first = self.options.say, self._runs[0]
+    def execute(self) -> PipelineRun:
+        report, first = self.options.report, self._runs[0]
         first.execute(until="data")
         for line in self._announced():
-            say(line)
+            report(line)
         with self._ledger() as ledger:
             if not self._paid(ledger):
                 event, _ = self._cost
@@ -157,7 +157,7 @@ class _Selection:
             forget(first.store, self._made_from)
         winner = replace(first, recipe=self._winner(int(released.facts["candidate"])))
         winner.execute()
-        say(
+        report(
             "How long this took is private: it reveals how many tries there were. So do the times "
             f"of files in {self.folder} and that of the charge in the ledger: keep these to "
             "yourself."
@@ -183,9 +183,9 @@ class _Selection:
             yield "privacy.epsilon caps what one try may cost, and not the choice among them"
 
     @cached_property
-    def _runs(self) -> list[Run]:
+    def _runs(self) -> list[PipelineRun]:
         return [
-            Run(folder=self.folder, recipe=each, stages=STAGES, options=self.options)
+            PipelineRun(folder=self.folder, recipe=each, stages=STAGES, options=self.options)
             for each in self.recipes
         ]
 
@@ -291,7 +291,7 @@ class _Selection:
             if fresh:
                 with silence():  # also what a model keeps alive for later prints nothing then
                     _rehearse(candidates)
-            self.options.say("selection: trying")
+            self.options.report("selection: trying")
 
             def prepare(draft: Draft, name: str) -> None:
                 tries = Tries(
@@ -343,7 +343,7 @@ class _Selection:
         return released
 
 
-def _voted(run: Run) -> bool:
+def _voted(run: PipelineRun) -> bool:
     return any(state.done for state in run.states() if state.stage == "vote")
 
 

@@ -24,7 +24,7 @@ from pate.accounting.ledger.study_costs import TotalStudyCost, total_study_cost
 from pate.artifacts import Artifact
 from pate.artifacts.results import LABELS, ChargeNote, charge_name, drawn_for
 from pate.errors import BudgetExceeded, InvalidInput
-from pate.pipeline.runner import Run
+from pate.pipeline.runner import PipelineRun
 
 _Releases = Sequence[Sequence[Event]]  # the events of each release
 
@@ -43,7 +43,7 @@ def tag_of(kind: str, folder: Path) -> str:
     return f"{kind} {name}"
 
 
-def is_paid(run: Run, ledger: Ledger) -> bool:
+def is_paid(run: PipelineRun, ledger: Ledger) -> bool:
     """Return whether a run's labels are released, or drawn and charged."""
     state = next(each for each in run.states() if each.stage == "aggregate")
     if state.done or state.made_from is None:
@@ -52,7 +52,7 @@ def is_paid(run: Run, ledger: Ledger) -> bool:
     return any(ChargeNote.load(draw).release in paid for draw in _draws(run, state.made_from))
 
 
-def require_own_labels(runs: Iterable[Run], ledger: Ledger, *, tag: str) -> None:
+def require_own_labels(runs: Iterable[PipelineRun], ledger: Ledger, *, tag: str) -> None:
     """Refuse to use labels that were not released for the study.
 
     To be called before anything is charged, and again for what was released since: another command
@@ -74,7 +74,7 @@ def require_own_labels(runs: Iterable[Run], ledger: Ledger, *, tag: str) -> None
                 )
 
 
-def _releases_behind(run: Run, charged: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+def _releases_behind(run: PipelineRun, charged: Iterable[str]) -> Iterator[tuple[str, str | None]]:
     """Yield the charges behind a run's labels, each with the study that a draw is to be paid for.
 
     None are known where the votes, from which the labels' fingerprint follows, are not there yet.
@@ -96,7 +96,7 @@ def _releases_behind(run: Run, charged: Iterable[str]) -> Iterator[tuple[str, st
                 yield release, None
 
 
-def _draws(run: Run, drawn: str) -> list[Artifact]:
+def _draws(run: PipelineRun, drawn: str) -> list[Artifact]:
     """Return the draw of some labels, from before or after its charge, where it is in the store."""
     found = (run.store.find(kind, drawn) for kind in _DRAWS)
     return [each for each in found if each is not None]

@@ -24,12 +24,13 @@ from pate.errors import BudgetExceeded
 from pate.mechanisms import Plan
 from pate.pipeline.ledger import open_ledger
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.runner import Run
+from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Options, producer
+from pate.recipes.read import as_settings
 from pate.stages.catalogue import STAGES
 from pate.stages.exactly_once import require_paid
 from pate.stages.selection import require_made
-from pate.studies.grid import Grid, Point, as_settings, read_grid
+from pate.studies.grid import Grid, Point, read_grid
 from pate.studies.plots import plot_sweep
 from pate.studies.study import is_paid, require_own_labels, tag_of
 from pate.studies.tables import SweepRow, require_same_noise, write_sweep_table
@@ -129,8 +130,10 @@ class PointRuns:
     def seeded(self) -> bool:
         return self.options.insecure_seed is not None
 
-    def run(self, point: Point) -> Run:
-        return Run(folder=self.folder, recipe=point.recipe, stages=STAGES, options=self.options)
+    def run(self, point: Point) -> PipelineRun:
+        return PipelineRun(
+            folder=self.folder, recipe=point.recipe, stages=STAGES, options=self.options
+        )
 
     # --- what points share ------------------------------------------------------------------------
 
@@ -180,12 +183,12 @@ class PointRuns:
         After every point the tables in the folder hold all that is finished, and the plot not much
         less.
         """
-        say, points = self.options.say, self.grid.points
+        report, points = self.options.report, self.grid.points
         require_made(points[0].recipe, self.run(points[0]).store)
         require_paid(self.run(points[0]))
         require_same_noise(self.folder, "sweep", seeded=self.seeded)
         for line in self._plan():
-            say(line)
+            report(line)
         rows = [_row(self.run(point), point) for point in points if _finished(self.run(point))]
         result = self._record(rows, new=rows)
         next_plot = 0.0
@@ -193,7 +196,7 @@ class PointRuns:
         for point in self.in_order:
             if point.number in finished:
                 continue
-            say(f"point {point.number} of {len(points)}: {point}")
+            report(f"point {point.number} of {len(points)}: {point}")
             rows.append(_run_point(self.run(point), point))
             result = self._record(rows, new=rows[-1:])
             if time.monotonic() > next_plot:
@@ -263,7 +266,7 @@ class PointRuns:
         return result
 
 
-def _planned(run: Run, point: Point) -> Plan:
+def _planned(run: PipelineRun, point: Point) -> Plan:
     """Return the most that a point will ask, and its cost; no vote is read."""
     inputs = len(run.artifact("data-public").array("features.npy"))
     try:
@@ -285,25 +288,25 @@ def _require_room(ledger: Ledger, unpaid: Sequence[Sequence[Event]], recipe: Rec
         ) from error
 
 
-def _finished(run: Run) -> bool:
+def _finished(run: PipelineRun) -> bool:
     done = {state.stage for state in run.states() if state.done}
     return "evaluate" in done or ("account" in done and not _enough_labels(run))
 
 
-def _run_point(run: Run, point: Point) -> SweepRow:
+def _run_point(run: PipelineRun, point: Point) -> SweepRow:
     """Run a point to its end; one whose labels are too few for a student ends without one."""
     run.execute(until="account")
     if _enough_labels(run):
         run.execute()
     else:
-        run.options.say("its labels are of one class at most, too few for a student")
+        run.options.report("its labels are of one class at most, too few for a student")
     return _row(run, point)
 
 
-def _row(run: Run, point: Point) -> SweepRow:
+def _row(run: PipelineRun, point: Point) -> SweepRow:
     return SweepRow.of(point, run, student=_enough_labels(run))
 
 
-def _enough_labels(run: Run) -> bool:
+def _enough_labels(run: PipelineRun) -> bool:
     """Return whether the released labels are of two classes or more: else no student learns."""
     return len(np.unique(Answers.load(run.artifact("aggregate")).row_labels)) > 1

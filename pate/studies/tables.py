@@ -31,7 +31,7 @@ from pate.errors import InvalidInput
 from pate.metrics import Share, wilson
 
 if TYPE_CHECKING:
-    from pate.pipeline.runner import Run
+    from pate.pipeline.runner import PipelineRun
     from pate.studies.grid import Grid, Point
     from pate.studies.measure import Measure
 
@@ -120,7 +120,7 @@ class SweepRow:
     student: Share | None  # None where the labels were too few for a student
 
     @classmethod
-    def of(cls, point: Point, run: Run, *, student: bool) -> SweepRow:
+    def of(cls, point: Point, run: PipelineRun, *, student: bool) -> SweepRow:
         """Read a finished run; ``student`` is False where its labels were too few for one."""
         answers = Answers.load(run.artifact("aggregate"))
         costs = Costs.load(run.artifact("account"))
@@ -277,7 +277,7 @@ class FinishedPoint:
     epsilon: float
     seed: int
     baselines: bool  # whether what needs no ε was evaluated beside it
-    pate: Run
+    pate: PipelineRun
     pate_measure: Measure | None
     dpsgd: Mapping[str, Any]  # DP-SGD's own report
     dpsgd_measure: Measure | None

@@ -60,7 +60,7 @@ def test_what_cannot_be_computed_is_found_before_the_charge(
     voted: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the figure: it is worked out on made-up votes first."""
-    from pate.mechanisms import laplace
+    from pate.mechanisms import noisy_max
     from pate.stages import account
 
     project = voted(tmp_path)
@@ -68,7 +68,7 @@ def test_what_cannot_be_computed_is_found_before_the_charge(
     def overflow(*_: Any, **__: Any) -> None:
         raise OverflowError("math range error")
 
-    steps = ((laplace, "laplace_total"), (laplace, "lnmax_cost"), (account, "advanced"))
+    steps = ((noisy_max, "laplace_total"), (noisy_max, "lnmax_cost"), (account, "advanced"))
     for module, name in steps:
         with monkeypatch.context() as broken:
             broken.setattr(module, name, overflow)

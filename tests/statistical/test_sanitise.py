@@ -7,10 +7,11 @@ import math
 
 import numpy as np
 import pytest
+from oracles import expected_release
 
 from pate.accounting import Conversion, Neighbours, ReleasePlan, sanitise
 from pate.accounting.moments import log_moments
-from pate.accounting.sanitise import on_grid, rehearse
+from pate.accounting.sanitise import on_grid
 from pate.accounting.smooth import SensitiveCost, gnmax_cost
 from pate.errors import InvalidInput
 
@@ -39,7 +40,7 @@ def published(cost, plan, draws, seed=0):
 
 def test_the_figure_is_too_small_no_more_often_than_it_says(cost):
     """4000 draws at 5 %: the count of misses is 200 ± 14, so 5 standard deviations tell."""
-    exact = rehearse(cost, plan=PLAN, delta=DELTA).with_price.epsilon
+    exact = expected_release(cost, plan=PLAN, delta=DELTA).with_price.epsilon
     draws = published(roomy(cost), PLAN, 4000)
     misses = int((draws < exact).sum())
     assert abs(misses - 200) < 5 * math.sqrt(4000 * 0.05 * 0.95)
@@ -47,7 +48,7 @@ def test_the_figure_is_too_small_no_more_often_than_it_says(cost):
 
 def test_the_noise_has_the_size_that_the_theorem_asks_for(cost):
     """Right noise passes; noise two thirds or three halves as large would fail by far."""
-    rehearsal = rehearse(cost, plan=PLAN, delta=DELTA)
+    rehearsal = expected_release(cost, plan=PLAN, delta=DELTA)
     draws = published(roomy(cost), PLAN, 4000, seed=1)
     assert draws.std() == pytest.approx(rehearsal.spread, rel=5 / math.sqrt(2 * 4000))
     assert draws.mean() == pytest.approx(
@@ -94,7 +95,7 @@ def test_a_sensitivity_too_small_to_see_still_gets_noise_and_price():
     """e^{−βd} underflows for many teachers; that must not look like a public cost."""
     cost = gnmax_cost([[100_000, 0]], sigma=200.0, order=ORDER)
     assert cost.local_sensitivity.any()
-    assert rehearse(cost, plan=PLAN, delta=DELTA).spread > 0
+    assert expected_release(cost, plan=PLAN, delta=DELTA).spread > 0
     rng = np.random.default_rng(0)
     assert sanitise(cost, plan=PLAN, delta=DELTA, rng=rng).price == PLAN.rdp
     assert rng.standard_normal() != np.random.default_rng(0).standard_normal()  # one was drawn
@@ -105,7 +106,7 @@ def test_every_figure_lies_on_the_public_grid(cost):
     draws = published(roomy(cost), PLAN, 300)
     assert len(set(draws)) > 20
     assert all(len(f"{each!r}".partition(".")[2]) <= 3 for each in draws.tolist())
-    most = rehearse(dataclasses.replace(cost, value=cost.ceiling), plan=PLAN, delta=DELTA)
+    most = expected_release(dataclasses.replace(cost, value=cost.ceiling), plan=PLAN, delta=DELTA)
     capped = published(cost, PLAN, 300)
     assert max(capped) == pytest.approx(most.with_price.epsilon, rel=1e-12)
     below = capped[capped < max(capped)]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from oracles import gnmax, lnmax
 
 from pate.accounting import Conversion, Repeated, most, smallest_noise
-from pate.accounting.calibrate import dpsgd_step, gnmax, lnmax, moments_epsilon
+from pate.accounting.calibrate import dpsgd_step, moments_epsilon
 from pate.errors import InvalidInput
 
 MECHANISMS = {"lnmax": lnmax, "gnmax": gnmax, "dpsgd": dpsgd_step(0.02)}

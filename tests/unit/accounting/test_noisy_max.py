@@ -16,13 +16,14 @@ from pate.accounting import (
     log_moments,
 )
 from pate.accounting.noisy_max import (
+    _sorted_columns,
+    as_counts,
     checked_statistic,
     gaussian_from_log_q,
     gaussian_log_q,
     laplace_from_log_q,
     laplace_log_q,
 )
-from pate.accounting.vote_counts import _sorted_columns, as_counts
 from pate.errors import InvalidInput
 
 

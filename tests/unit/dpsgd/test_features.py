@@ -165,7 +165,9 @@ def test_a_recipe_with_steps_is_read_without_numpy():
 def test_the_released_encoder_and_model_are_all_one_needs(tmp_path):
     made = recipe([{"name": "groupnorm", "groups": 8}, *FITTED], scale=2.0)
     outcome = train(
-        made, tmp_path / "run", TrainingOptions(data_root=tmp_path / "data", say=lambda text: None)
+        made,
+        tmp_path / "run",
+        TrainingOptions(data_root=tmp_path / "data", report=lambda text: None),
     )
     place = outcome.artifact.path
     chain = load_encoder(EncoderSpec(steps=made.features.steps), place / "encoder")
@@ -214,7 +216,7 @@ def test_the_encoder_is_released_as_it_was_fitted(tmp_path, monkeypatch):
         return inputs
 
     monkeypatch.setattr(training, "prepare", used)
-    options = TrainingOptions(data_root=tmp_path / "data", say=lambda text: None)
+    options = TrainingOptions(data_root=tmp_path / "data", report=lambda text: None)
     released = train(recipe(FITTED), tmp_path / "run", options).artifact.path / "encoder"
     assert len(fitted) == 3
     for file, content in fitted.items():

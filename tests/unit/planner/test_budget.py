@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from oracles import gnmax, lnmax
 
 from pate.accounting import Conversion, Repeated, ThresholdCheck, compose
-from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon, smallest_noise
+from pate.accounting.calibrate import moments_epsilon, smallest_noise
 from pate.errors import InvalidInput
 from pate.mechanisms import GaussianNoisyMax, LaplaceNoisyMax
 from pate.planner.forecast import Budget, rounded_up

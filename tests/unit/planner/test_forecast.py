@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracles import expected_release
 
 from pate.accounting import (
     Conversion,
@@ -18,13 +19,12 @@ from pate.accounting import (
     gaussian_total,
     laplace_total,
 )
-from pate.accounting.sanitise import ReleasePlan, rehearse
+from pate.accounting.sanitise import ReleasePlan
 from pate.accounting.smooth import gnmax_cost
 from pate.mechanisms import AggregateSpec, Plan, make_mechanism
 from pate.planner.forecast import Budget, evenness, expected_answers, forecast, useful_labels
-from pate.planner.profile import Profile, simulated
-from pate.planner.proposal import Facts, propose
-from pate.planner.search import Candidate, Wish, candidates, plannable
+from pate.planner.profile import Facts, Profile, simulated
+from pate.planner.search import Candidate, Wish, candidates, plannable, propose
 from pate.votes import Votes
 
 BUDGET = Budget(epsilon=2.0, delta=1e-5)
@@ -112,7 +112,7 @@ def test_the_sanitised_figure_is_the_rehearsed_one() -> None:
     found = forecast(strong, setting, budget=budget, queries=200)
     order = (found.plan.guarantee.moment or 0) + 1
     cost = gnmax_cost(strong.counts, sigma=40.0, order=order)
-    expected = rehearse(cost, plan=ReleasePlan.default(order=order), delta=1e-5)
+    expected = expected_release(cost, plan=ReleasePlan.default(order=order), delta=1e-5)
     assert found.sanitised == pytest.approx(expected.mean.epsilon, abs=0.25 * expected.spread)
     fixed = forecast(strong, setting, budget=budget, queries=200, ledger_budget=1.0)
     assert fixed.sanitised != found.sanitised  # a ledger with a budget adds up at another order

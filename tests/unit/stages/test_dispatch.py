@@ -14,7 +14,7 @@ from pate.engines import Outcome
 from pate.engines.serial import SerialEngine
 from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.runner import Run
+from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Options
 from pate.stages.catalogue import STAGES
 from pate.stages.dispatch import RESCUES
@@ -82,7 +82,7 @@ def run(folder: Path, engine, until, told, **teachers):
     labels = np.arange(700) % 2
     np.savez(folder / "data.npz", X=rng.normal(size=(700, 4)) + 2 * labels[:, None], y=labels)
     (folder / "mean.py").write_text(MEAN)
-    Run(
+    PipelineRun(
         folder=folder / "run",
         recipe=Recipe.model_validate(
             {
@@ -102,7 +102,7 @@ def run(folder: Path, engine, until, told, **teachers):
             data_root=folder / "root",
             engine=engine,
             plugin_path=folder / "mean.py",
-            say=lambda _: None,
+            report=lambda _: None,
             progress=told.show,
         ),
     ).execute(until=until)

@@ -7,11 +7,11 @@ import sqlite3
 from contextlib import closing, contextmanager
 
 import pytest
+from oracles import gnmax
 
 from dpsgd.runs import CHECKPOINT, STAGE, name_of_run, private_folder
 from pate._format import describe_neighbours
 from pate.accounting import Gaussian, Guarantee, Ledger, Neighbours, compose
-from pate.accounting.calibrate import gnmax
 from pate.accounting.events import Repeated, tally
 from pate.artifacts.manifest import MANIFEST
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, SpendNeeded

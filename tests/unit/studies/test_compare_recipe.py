@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from oracles import gnmax, lnmax
 
-from pate.accounting.calibrate import gnmax, lnmax, moments_epsilon
+from pate.accounting.calibrate import moments_epsilon
 from pate.accounting.events import Repeated
 from pate.errors import BudgetExceeded, InvalidInput
 from pate.pipeline.recipe import Recipe
