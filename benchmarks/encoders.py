@@ -60,7 +60,7 @@ def main() -> None:
     import numpy as np
     import torch
 
-    from pate.encoders.pca import PCA
+    from pate.encoders.reduction import PCA
     from pate.encoders.scaling import Normalise, Standardise
     from pate.encoders.scattering import Scattering
 

@@ -22,6 +22,7 @@ from dpsgd.clipping import Clipper
 from dpsgd.layers import Materialised, Site, Trace, UnsuitableModel
 from dpsgd.layers.trace import added
 from dpsgd.losses import Loss
+from dpsgd.noise import torch_seed
 
 COMPARED = 3  # examples
 _ROUNDING = 1e-3  # float32 through a deep network; a wrong gradient is far off
@@ -149,8 +150,7 @@ class ClippedGradients:
         """
 
         def measured(seed: int) -> Tensor:
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(seed)
+            with torch_seed(seed):
                 return self._run(inputs, targets, per_layer=True)[1]
 
         def same(one: Tensor, other: Tensor) -> bool:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pate.api import Run as Run
     from pate.api import compare as compare
     from pate.api import open_run as open_run
-    from pate.api import plan as plan
     from pate.api import release as release
     from pate.api import run as run
     from pate.api import sweep as sweep
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from pate.mechanisms import GaussianNoisyMax as GaussianNoisyMax
     from pate.mechanisms import InteractiveGnmax as InteractiveGnmax
     from pate.mechanisms import LaplaceNoisyMax as LaplaceNoisyMax
+    from pate.planner.plan import plan as plan
     from pate.randomness import secure_generator as secure_generator
     from pate.releases.student import load_student as load_student
     from pate.releases.verify import verify as verify
@@ -55,7 +55,7 @@ _HOMES = {
     "Run": "pate.api",
     "aggregate_votes": "pate.aggregation",
     "open_run": "pate.api",
-    "plan": "pate.api",
+    "plan": "pate.planner.plan",
     "release": "pate.api",
     "run": "pate.api",
     "PateError": "pate.errors",

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, final
 from pate.accounting import Conversion, Guarantee, Neighbours
 from pate.artifacts.results import Costs, Evaluation, Labels
 from pate.errors import InvalidInput
-from pate.studies.grid import as_settings
+from pate.recipes.read import as_settings
 
 if TYPE_CHECKING:
     from pate.engines import Progress
     from pate.pipeline.runner import PipelineRun
     from pate.pipeline.stage import Options
-    from pate.planner.plan import Planned
     from pate.releases.write import Release
     from pate.studies.compare import Comparison
     from pate.studies.sweep import Sweep
@@ -84,8 +83,7 @@ def make_options(
         Receives one line for each stage. By default ``print`` if ``verbose``.
     """
     from pate.datasets.catalogue import data_root as default_root
-    from pate.engines import make_engine, terminal_progress
-    from pate.engines.ray import sweep_leftovers
+    from pate.engines import make_engine, sweep_leftovers, terminal_progress
     from pate.pipeline.stage import Options
 
     plugins = None if plugin_path is None else Path(plugin_path)
@@ -484,125 +482,3 @@ def release(
         data_root=None if data_root is None else Path(data_root),
         plugin_path=None if plugin_path is None else Path(plugin_path),
     )
-
-
-# --- plans ----------------------------------------------------------------------------------------
-
-
-def plan(
-    recipe: PathLike,
-    *,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    surrogate: str | None = None,
-    accuracy: float | Mapping[int, float] | Sequence[str] | None = None,
-    teachers: Sequence[int] = (),
-    mechanisms: Sequence[str] | None = None,
-    answers: int | None = None,
-    label_accuracy: float | None = None,
-    rehearse: bool = True,
-    records: int | None = None,
-    public: int | None = None,
-    classes: int | None = None,
-    set: Settings = None,
-    data_root: PathLike | None = None,
-    plugin_path: PathLike | None = None,
-    report: Callable[[str], None] | None = None,
-) -> Planned:
-    """Propose teachers, mechanism, noise and queries for an ε, from public values alone.
-
-    Parameters
-    ----------
-    recipe : str or path
-        The recipe to plan for. Its private data are never opened.
-    epsilon, delta : float, optional
-        What the labels may cost in all. By default the recipe's.
-    surrogate : str, optional
-        A named public data set like yours: its teachers show how teachers agree.
-    accuracy : float, mapping or sequence of str, optional
-        Instead of a surrogate: what one teacher may reach, ``0.8``, or ``{500: 0.8}`` among 500.
-    teachers : sequence of int
-        Numbers of teachers to consider. By default a range around the recipe's.
-    mechanisms : sequence of str, optional
-        Those to consider. By default all that can be planned for.
-    answers : int, optional
-        The fewest answers wanted; the rest goes into accuracy.
-    label_accuracy : float, optional
-        The least share of right labels wanted.
-    rehearse : bool
-        With a surrogate, let what a student learns decide.
-    records, public, classes : int, optional
-        Public numbers of the data set, where the catalogue does not have them.
-    set : mapping or sequence of str, optional
-        Overrides of the recipe.
-    data_root, plugin_path : str or path, optional
-        See :class:`RunOptions`.
-    report : callable, optional
-        Receives a line for each step.
-
-    Returns
-    -------
-    Planned
-        ``proposal`` (with ``best``) and the ``assumptions`` it rests on.
-
-    Examples
-    --------
-    >>> planned = plan("mnist", epsilon=2.0, accuracy=0.8, teachers=[250], mechanisms=["gnmax"])
-    >>> planned.proposal.best.plan.guarantee.epsilon <= 2.0
-    True
-    """
-    from pate.datasets.catalogue import data_root as default_root
-    from pate.pipeline.recipe import Recipe
-    from pate.planner.forecast import Budget
-    from pate.planner.plan import Request
-    from pate.planner.plan import plan as make_plan
-    from pate.planner.search import plannable
-    from pate.recipes.read import read_recipe
-
-    name, checked = read_recipe(str(recipe), as_settings(set), Recipe)
-    wanted = checked.privacy.epsilon if epsilon is None else epsilon
-    if wanted is None:
-        raise InvalidInput(
-            f"give --epsilon, what the labels may cost, or privacy.epsilon in {name}"
-        )
-    possible = plannable()
-    chosen = possible if mechanisms is None else tuple(mechanisms)
-    found = tuple(each for each in possible if each in chosen)
-    if not found or len(found) < len(frozenset(chosen)):
-        raise InvalidInput(
-            f"--mechanism {','.join(chosen)}: those one can plan for are {', '.join(possible)}"
-        )
-    request = Request(
-        budget=Budget(
-            epsilon=wanted,
-            delta=checked.privacy.delta if delta is None else delta,
-            conversion=Conversion(checked.privacy.conversion),
-        ),
-        surrogate=surrogate,
-        accuracies=_accuracies(accuracy),
-        teachers=tuple(teachers),
-        mechanisms=found,
-        answers=answers,
-        label_accuracy=label_accuracy,
-        rehearse=rehearse,
-        records=records,
-        public=public,
-        classes=classes,
-    )
-    return make_plan(
-        checked,
-        request,
-        root=default_root(None if data_root is None else Path(data_root)),
-        plugin_path=None if plugin_path is None else Path(plugin_path).absolute(),
-        report=report or _ignore,
-    )
-
-
-def _accuracies(given: float | Mapping[int, float] | Sequence[str] | None) -> tuple[str, ...]:
-    if given is None:
-        return ()
-    if isinstance(given, Mapping):
-        return tuple(f"{count}={share}" for count, share in given.items())
-    if isinstance(given, int | float):
-        return (str(given),)
-    return tuple(given)

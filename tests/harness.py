@@ -23,6 +23,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from pate.artifacts import Artifact, Store
+
 # Stores one plain array, so that no test waits for scikit-learn or skops to be imported.
 CENTROIDS = '''
 """Nearest centroid: a model small enough that nothing but the framework takes time."""
@@ -90,12 +92,13 @@ class Project:
     folder: Path
     sections: dict[str, dict[str, Any]] = field(default_factory=lambda: deepcopy(RECIPE))
     engine: str = "serial"
-    threads: int = 1  # what libraries are told they may use
+    threads: int = 1  # that libraries may use
+    name: str = "tiny"  # of its recipe
     program: ClassVar[str] = "pate"  # "dpsgd" in a subclass
 
     @property
     def run_folder(self) -> Path:
-        return self.folder / "runs" / "tiny"
+        return self.folder / "runs" / self.name
 
     @property
     def ledger(self) -> Path:
@@ -179,19 +182,20 @@ class Project:
         return subprocess.CompletedProcess(list(words), ended, out.getvalue(), err.getvalue())
 
     def run(
-        self, *words: str | Path, stage: str = "run", recipe: str = "tiny", code: int = 0
+        self, *words: str | Path, stage: str = "run", recipe: str | None = None, code: int = 0
     ) -> subprocess.CompletedProcess[str]:
         """``pate run`` (or one stage) of NAME.toml with the plug-ins and the project's engine."""
         return self.pate(*self._words(stage, recipe), *words, code=code)
 
     def call_run(
-        self, *words: str | Path, stage: str = "run", recipe: str = "tiny", code: int = 0
+        self, *words: str | Path, stage: str = "run", recipe: str | None = None, code: int = 0
     ) -> subprocess.CompletedProcess[str]:
         """As :meth:`run`, in this process."""
         return self.call(*self._words(stage, recipe), *words, code=code)
 
-    def _words(self, stage: str, recipe: str) -> list[str]:
-        return [stage, f"{recipe}.toml", "--engine", self.engine, "--plugin-path", "plugins"]
+    def _words(self, stage: str, recipe: str | None) -> list[str]:
+        plugins = ["--plugin-path", "plugins"] if (self.folder / "plugins").exists() else []
+        return [stage, f"{recipe or self.name}.toml", "--engine", self.engine, *plugins]
 
     def artifacts(self, stage: str, run: Path | None = None) -> set[str]:
         """Fingerprints of the finished artifacts of a stage, or part of one."""
@@ -222,6 +226,11 @@ class Project:
 
     def json(self, stage: str, name: str, run: Path | None = None) -> Any:
         return json.loads((self.path(stage, run) / name).read_text())
+
+    def artifact(self, stage: str) -> Artifact:
+        """The only artifact of a stage, opened by a stage that may read everything."""
+        (artifact,) = Store(root=self.run_folder, reader="evaluate").all(stage)
+        return artifact
 
     def charges(self) -> list[str]:
         """The ids of everything the data set has paid for, in order."""
@@ -301,15 +310,15 @@ class CommandServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        self._tell([list(modules), list(first)])
-        assert self._hear() == b"ready"
+        self._send([list(modules), list(first)])
+        assert self._receive() == b"ready"
 
-    def _tell(self, order: Any) -> None:
+    def _send(self, order: Any) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order).encode() + b"\n")  # surrogates as escapes
         self.process.stdin.flush()
 
-    def _hear(self) -> bytes:
+    def _receive(self) -> bytes:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -329,12 +338,12 @@ class CommandServer:
         os.umask(umask := os.umask(0o077))  # as a process of ours would have it
         place = [str(folder or self.project.folder), environment or self.project.environment()]
         place.append(umask)
-        self._tell([words, *place, out and str(out), err and str(err), memory])
-        return int(self._hear())
+        self._send([words, *place, out and str(out), err and str(err), memory])
+        return int(self._receive())
 
     def wait(self) -> int:
         """The exit code of the command, once it ended; minus the signal that ended it."""
-        return int(self._hear())
+        return int(self._receive())
 
     def call(
         self,
@@ -345,8 +354,8 @@ class CommandServer:
         memory: int | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end, or kills it after ``seconds``."""
-        with tempfile.TemporaryDirectory(prefix="said-") as said:
-            out, err = Path(said, "out"), Path(said, "err")
+        with tempfile.TemporaryDirectory(prefix="output-") as folder_of_output:
+            out, err = Path(folder_of_output, "out"), Path(folder_of_output, "err")
             pid = self.fork(
                 *words, folder=folder, environment=environment, out=out, err=err, memory=memory
             )
@@ -391,6 +400,11 @@ def call(
     return shared_server(os.getpid()).call(
         *words, folder=folder, environment=environment, seconds=120
     )
+
+
+def printed(done: subprocess.CompletedProcess[str]) -> str:
+    """All that a command printed."""
+    return done.stdout + done.stderr
 
 
 def open_project(folder: Path) -> Project:

@@ -1,4 +1,4 @@
-"""``pate data``: which sets there are, and fetching them."""
+"""``pate data``: list the named sets, and fetch them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ app = options.new_app(help="Data sets by name.", no_args_is_help=True)
 @app.command("list")
 def list_() -> None:
     """List the named data sets, and which of them are on disk."""
-    from pate.datasets.catalogue import listings
+    from pate.datasets.catalogue import CATALOGUE
+    from pate.datasets.catalogue import data_root as default_root
 
-    for each in listings():
-        there = "here" if each.present else f"pate data fetch {each.name}"
-        typer.echo(f"{each.name:14} {each.classes:3} classes {each.records:7} records  {there}")
+    for each in CATALOGUE.values():
+        there = "here" if each.present(default_root()) else f"pate data fetch {each.name}"
+        classes = len(each.class_names)
+        typer.echo(f"{each.name:14} {classes:3} classes {each.records:7} records  {there}")
 
 
 @app.command()

@@ -111,11 +111,11 @@ def plan(
     Never opens the private data: how teachers agree is seen on another data set (--surrogate) or
     simulated (--accuracy).
     """
-    from pate import api
+    from pate.planner.plan import plan as make_plan
 
     if out is not None and out.exists() and not force:
         raise InvalidInput(f"{out} exists; add --force to replace it")
-    planned = api.plan(
+    planned = make_plan(
         recipe,
         epsilon=epsilon,
         delta=delta,
@@ -143,13 +143,13 @@ def plan(
     else:
         _show(planned)
     if plot is not None:
-        from pate.planner.export import plot_trade
+        from pate.planner.plan import plot_trade
 
         source = f"seen on {surrogate}" if surrogate else "simulated"
         plot_trade(planned.proposal, plot,
                    title=f"{name}: teachers against noise ({source})")  # fmt: skip
     if out is not None:
-        from pate.planner.export import write_planned
+        from pate.planner.plan import write_planned
 
         write_planned(out, planned, source=recipe, settings=settings or [],
                       comment=_comment(planned, name), force=force)  # fmt: skip

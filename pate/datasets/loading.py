@@ -1,30 +1,28 @@
-"""From the ``[data]`` section to private, public and test records."""
+"""From the ``[data]`` section to private, public and test records; readers of the named sets."""
 
 from __future__ import annotations
 
+import importlib
+import math
+import warnings
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pate.datasets.catalogue import CATALOGUE
-from pate.datasets.files import has_colour, locate, read
-from pate.datasets.named import read_named
-from pate.datasets.parts import Part, Wanted, check_splits, to_tables
-from pate.datasets.plugin import is_entry, read_entry
+from pate.datasets.catalogue import CATALOGUE, NamedSet
 from pate.datasets.spec import DataSpec
-from pate.datasets.split import cap, divide, divide_in_order
-from pate.datasets.table import Splits, Table
-from pate.errors import InvalidInput
-
-_ROLES = ("private", "public", "test")
+from pate.datasets.table import Splits, Table, cap, check_splits, divide, divide_in_order
+from pate.errors import InvalidInput, PateError
 
 
 def load(spec: DataSpec, *, root: Path, plugin_path: Path | None = None) -> Splits:
     """Return the three roles of a named set or of the user's own data.
 
     Guarantees:
-        * No record has two roles; :mod:`pate.datasets.split` describes what changes when a private
+        * No record has two roles; :mod:`pate.datasets.table` describes what changes when a private
           record is added or removed.
         * Nothing is scaled, encoded or chosen by a statistic of private records; class names
           count as public (:mod:`pate.datasets.parts`).
@@ -35,7 +33,9 @@ def load(spec: DataSpec, *, root: Path, plugin_path: Path | None = None) -> Spli
     """
     if not spec.own:
         return check_splits(_load_named(spec, root), where=spec.name)
-    splits = check_splits(_load_own(spec, root, plugin_path), where=spec.name)
+    from pate.datasets.own import load_own
+
+    splits = check_splits(load_own(spec, root=root, plugin_path=plugin_path), where=spec.name)
     if spec.classes is None:
         _check_class_names_are_public(splits, spec.name)
     return splits
@@ -44,8 +44,8 @@ def load(spec: DataSpec, *, root: Path, plugin_path: Path | None = None) -> Spli
 def _check_class_names_are_public(splits: Splits, where: str) -> None:
     """Refuse class names that occur in private records alone: class names are published."""
     open_labels = [t.labels for t in (splits.public, splits.test) if t.labels is not None]
-    known = np.unique(np.concatenate(open_labels)) if open_labels else np.empty(0)
-    if splits.private.labels is not None and not np.isin(splits.private.labels, known).all():
+    assert splits.private.labels is not None
+    if not np.isin(splits.private.labels, np.concatenate(open_labels)).all():
         raise InvalidInput(
             f"the private records of {where} hold a class that no public or test record has; name "
             "all classes in data.classes, so that their names do not come from private records"
@@ -54,108 +54,163 @@ def _check_class_names_are_public(splits: Splits, where: str) -> None:
 
 def _load_named(spec: DataSpec, root: Path) -> Splits:
     named = CATALOGUE[spec.name]
-    train, test = read_named(named, root)
+    train, test = _read_named(named, root)
     amounts = {
         "test": named.test if spec.test is None else spec.test,
         "public": named.public if spec.public is None else spec.public,
     }
+    roles = list(amounts.items())
+    private = ("private", spec.private)
     take = partial(divide, seed=spec.seed)
     where = f"the official test part of {spec.name}"
     if test is None:
-        parts = take(train, [*amounts.items(), ("private", spec.private)], where=spec.name)
+        parts = take(train, [*roles, private], where=spec.name)
     elif spec.public_from == "training":
-        parts = take(train, [("public", amounts["public"]), ("private", spec.private)],
-                     where=f"the training part of {spec.name}")  # fmt: skip
+        parts = take(train, [roles[1], private], where=f"the training part of {spec.name}")
         parts["test"] = cap(test, spec.test, role="test", seed=spec.seed, where=where)
     else:
-        in_order = spec.order == "file"
-        roles = list(amounts.items())
+        by_file = spec.order == "file"
         parts = (
-            divide_in_order(test, roles, where=where)
-            if in_order
-            else take(test, roles, where=where)
+            divide_in_order(test, roles, where=where) if by_file else take(test, roles, where=where)
         )
         parts["private"] = cap(train, spec.private, role="private", seed=spec.seed, where=spec.name)
     return Splits(**parts, class_names=named.class_names)
 
 
-def _load_own(spec: DataSpec, root: Path, plugin_path: Path | None) -> Splits:
-    if spec.source is None:
-        parts = _read_three(spec, root)
-    elif is_entry(spec.source) and not Path(spec.source).exists():
-        found = read_entry(spec.source, plugin_path=plugin_path)
-        if isinstance(found, Splits):
-            return _capped(spec, (found.private, found.public, found.test), found.class_names)
-        parts = found
-    else:
-        parts = [read(locate(spec.source, root), _wanted(spec, needs=True))]
-    if len(parts) == 1 and parts[0].labels is None:
-        raise InvalidInput(f"{parts[0].where} has no labels; private records need them")
-    if len(parts) == 1:
-        return _split_pool(spec, parts[0])
-    for role, part in zip(_ROLES, parts, strict=True):
-        if part.labels is None and role != "public":
-            raise InvalidInput(f"{part.where} has no labels; {role} records need them")
-    tables, names = to_tables(parts, classes=spec.classes)
-    return _capped(spec, (tables[0], tables[1], tables[2]), names)
-
-
-def _split_pool(spec: DataSpec, part: Part) -> Splits:
-    for option, amount in (("public", spec.public), ("test", spec.test)):
-        if amount is None:  # the owner decides who is not protected, not a default
-            raise InvalidInput(
-                f"{option} is not set; give the number of {option} records of {part.where}, "
-                "as a count or a share"
-            )
-    (table,), names = to_tables([part], classes=spec.classes)
-    amounts = [("test", spec.test), ("public", spec.public), ("private", spec.private)]
-    return Splits(**divide(table, amounts, seed=spec.seed, where=part.where), class_names=names)
-
-
-def _capped(spec: DataSpec, tables: tuple[Table, Table, Table], names: tuple[str, ...]) -> Splits:
-    """Return the three roles, each limited to its amount if the recipe gives one."""
-    amounts = (spec.private, spec.public, spec.test)
-    private, public, test = (
-        cap(table, amount, role=role, seed=spec.seed, where=f"the {role} part of {spec.name}")
-        for table, amount, role in zip(tables, amounts, _ROLES, strict=True)
-    )
-    return Splits(private=private, public=public, test=test, class_names=names)
-
-
-def _read_three(spec: DataSpec, root: Path) -> list[Part]:
-    names = (spec.private_path or "", spec.public_path or "", spec.test_path or "")
-    paths = [locate(name, root) for name in names]
-    if len({path.resolve() for path in paths}) < len(paths):
+def _read_named(named: NamedSet, root: Path) -> tuple[Table, Table | None]:
+    """Return the training part and the official test part; None if the set has no such part."""
+    if named.folder is None:
+        return _from_sklearn(named.name), None
+    folder, again = root / named.folder, f"run `pate data fetch {named.name}`"
+    if not named.present(root):
+        raise InvalidInput(f"{named.name} is not under {root}; {again}")
+    try:
+        with warnings.catch_warnings():  # of torchvision, about numpy
+            warnings.simplefilter("ignore")
+            train, test = (_from_disk(named.name, folder, train=part) for part in (True, False))
+    except (PateError, MemoryError):
+        raise
+    except Exception as error:  # torchvision raises all kinds for a damaged file
         raise InvalidInput(
-            f"private_path, public_path and test_path of {spec.name} name one file twice; "
-            "the roles must not share records"
-        )
-    # Public images decide whether images are read in colour: no private image does.
-    folders = [path for path in paths[1:] if path.is_dir()]
-    colour = any(has_colour(folder) for folder in folders) if folders else None
-    private = read(paths[0], _wanted(spec, needs=True, colour=colour))
-    columns = private.columns  # the other files are read by the names of the private one
-    public = read(paths[1], _wanted(spec, needs=False, colour=colour, columns=columns))
-    test = read(paths[2], _wanted(spec, needs=False, colour=colour, columns=columns, label=True))
-    return [private, public, test]
+            f"the files of {named.name} in {folder} are damaged; {again} again"
+        ) from error
+    for labels in (train.labels, test.labels):
+        if labels is None or labels.min() < 0 or labels.max() >= len(named.class_names):
+            raise InvalidInput(
+                f"the files of {named.name} in {folder} hold other classes; {again} again"
+            )
+    return train, test
 
 
-def _wanted(
-    spec: DataSpec,
-    *,
-    needs: bool,
-    colour: bool | None = None,
-    columns: tuple[str, ...] | None = None,
-    label: bool = False,
-) -> Wanted:
-    named = None if spec.features is None else tuple(spec.features)
-    return Wanted(
-        label=spec.label,
-        id=spec.id,
-        group=spec.group,
-        features=columns if named is None else named,
-        image_size=spec.image_size,
-        colour=colour,
-        needs_label=needs or label,
-        needs_keys=needs,
+def _from_sklearn(name: str) -> Table:
+    datasets = importlib.import_module("sklearn.datasets")
+    if name == "digits":
+        digits = datasets.load_digits()
+        return _table(digits.images / 16, digits.target)
+    cells = datasets.load_breast_cancer()  # measurements, not scaled
+    return Table(
+        features=np.asarray(cells.data, dtype=np.float64),
+        labels=np.asarray(cells.target, dtype=np.int64),
     )
+
+
+def _from_disk(name: str, folder: Path, *, train: bool) -> Table:
+    """Read one part. CIFAR-10 is pickled: torchvision checks its MD5 before opening it."""
+    if name == "adult":
+        return read_adult(folder / ("adult.data" if train else "adult.test"))
+    from pate.vision import torchvision
+
+    datasets = torchvision().datasets
+    if name == "cifar10":
+        images = datasets.CIFAR10(folder.parent, train=train)
+        return _table(_unit(images.data), images.targets)
+    if name == "svhn":
+        images = datasets.SVHN(folder, split="train" if train else "test")
+        return _table(_unit(images.data.transpose(0, 2, 3, 1)), images.labels)
+    kind = datasets.MNIST if name == "mnist" else datasets.FashionMNIST
+    images = kind(folder.parents[1], train=train)
+    return _table(_unit(images.data.numpy()), images.targets.numpy())
+
+
+def _unit(pixels: NDArray[Any]) -> NDArray[Any]:
+    scaled: NDArray[Any] = np.divide(pixels, np.float32(255), dtype=np.float32)
+    return scaled
+
+
+def _table(features: NDArray[Any], labels: Any) -> Table:
+    return Table(
+        features=np.ascontiguousarray(features, dtype=np.float32),
+        labels=np.asarray(labels, dtype=np.int64),
+    )
+
+
+# The columns of UCI Adult, in the order of the file: a category with its values, or a number with
+# its range and whether it spans so many powers of ten that its logarithm is the better scale.
+_ADULT: dict[str, str | tuple[float, float, bool]] = {
+    "age": (0, 100, False),
+    "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov "
+    "Without-pay Never-worked ?",
+    "fnlwgt": (0, 1_500_000, False),
+    "education": "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th "
+    "12th Masters 1st-4th 10th Doctorate 5th-6th Preschool",
+    "education-num": (0, 16, False),
+    "marital-status": "Married-civ-spouse Divorced Never-married Separated Widowed "
+    "Married-spouse-absent Married-AF-spouse",
+    "occupation": "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty "
+    "Handlers-cleaners Machine-op-inspct Adm-clerical Farming-fishing Transport-moving "
+    "Priv-house-serv Protective-serv Armed-Forces ?",
+    "relationship": "Wife Own-child Husband Not-in-family Other-relative Unmarried",
+    "race": "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black",
+    "sex": "Female Male",
+    "capital-gain": (0, 99_999, True),
+    "capital-loss": (0, 4_356, True),
+    "hours-per-week": (0, 99, False),
+    "native-country": "United-States Cambodia England Puerto-Rico Canada Germany "
+    "Outlying-US(Guam-USVI-etc) India Japan Greece South Cuba Iran Honduras Philippines Italy "
+    "Poland Jamaica Vietnam Mexico Portugal Ireland France Dominican-Republic Laos Ecuador Taiwan "
+    "Haiti Columbia Hungary Guatemala Nicaragua Scotland Thailand Yugoslavia El-Salvador "
+    "Trinadad&Tobago Peru Hong Holand-Netherlands China ?",
+}
+ADULT_FEATURES = tuple(
+    column
+    for name, kind in _ADULT.items()
+    for column in (
+        [f"{name}={value}" for value in kind.split()] if isinstance(kind, str) else [name]
+    )
+)
+
+
+def read_adult(path: Path) -> Table:
+    """Return the records of ``adult.data`` or ``adult.test``, (n, 108) float32."""
+    position = {column: at for at, column in enumerate(ADULT_FEATURES)}
+    rows: list[NDArray[np.float32]] = []
+    labels: list[int] = []
+    number, lines = 0, path.read_text(encoding="ascii", errors="replace").splitlines()
+    # The error of float() quotes the value, so it is not passed on.
+    damaged = "{} is not the UCI Adult file of that name{}; run `pate data fetch adult` again"
+    try:
+        for number, line in enumerate(lines, start=1):  # noqa: B007
+            if not line.strip() or line.startswith("|"):  # adult.test opens with a remark
+                continue
+            *cells, label = (cell.strip() for cell in line.split(","))
+            row = np.zeros(len(ADULT_FEATURES), dtype=np.float32)
+            for cell, (name, kind) in zip(cells, _ADULT.items(), strict=True):
+                if not isinstance(kind, str):
+                    row[position[name]] = 0 if cell == "?" else _scaled(cell, *kind)
+                elif f"{name}={cell}" in position or cell != "?":
+                    row[position[f"{name}={cell}"]] = 1
+            rows.append(row)
+            # adult.test ends its labels with a full stop
+            labels.append({"<=50K": 0, ">50K": 1}[label.rstrip(".")])
+    except (ValueError, KeyError):
+        raise InvalidInput(damaged.format(path, f" (line {number})")) from None
+    if not rows:
+        raise InvalidInput(damaged.format(path, ""))
+    return Table(features=np.stack(rows), labels=np.array(labels, dtype=np.int64))
+
+
+def _scaled(cell: str, low: float, high: float, logarithmic: bool) -> float:
+    value = min(max(float(cell), low), high) - low
+    if math.isnan(value):
+        raise ValueError
+    return math.log1p(value) / math.log1p(high - low) if logarithmic else value / (high - low)

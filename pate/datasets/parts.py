@@ -1,7 +1,7 @@
-"""Records of one source, before and after the classes are agreed on.
+"""Records of the user's own, before and after the classes are agreed on.
 
-A reader returns a :class:`Part` with labels as written; :func:`to_tables` turns parts into tables
-with one set of classes, one shape and finite numbers.
+A reader of files or of the user's own code returns a :class:`Part` with labels as written;
+:func:`to_tables` turns parts into tables with one set of classes, one shape and finite numbers.
 
 Guarantees:
     * **The class names are public, and so is their number.** They are printed, they shape every
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.datasets.table import Splits, Table
+from pate.datasets.table import Table, check_features
 from pate.errors import InvalidInput
 
 
@@ -51,8 +51,8 @@ class Wanted:
     needs_keys: bool = True  # the id and group columns, where they are named
 
 
-def to_numbers(values: Any, *, where: str, what: str = "features") -> NDArray[Any]:
-    """Return numbers as float32 or float64; they are not scaled.
+def to_numbers(values: Any, *, where: str) -> NDArray[Any]:
+    """Return features as float32 or float64; they are not scaled.
 
     >>> to_numbers(np.array([[0, 255]], dtype=np.uint8), where="x.npz").dtype
     dtype('float32')
@@ -61,7 +61,9 @@ def to_numbers(values: Any, *, where: str, what: str = "features") -> NDArray[An
     if array.dtype in (np.float32, np.float64):
         return array
     if array.dtype.kind not in "biuf":
-        raise InvalidInput(f"{what} of {where} hold {array.dtype}, not numbers; give numbers only")
+        raise InvalidInput(
+            f"features of {where} hold {array.dtype}, not numbers; give numbers only"
+        )
     small = array.dtype.kind == "b" or array.dtype.itemsize <= 2
     return array.astype(np.float32 if small else np.float64)
 
@@ -87,6 +89,42 @@ def missing_column(column: str, *, role: str, where: str, present: Sequence[str]
     return InvalidInput(f"{where} has no {role} {column!r}; {hint}")
 
 
+def to_tables(
+    parts: Sequence[Part], *, classes: Sequence[str] | None
+) -> tuple[list[Table], tuple[str, ...]]:
+    """Return tables that agree on classes and on the shape of a record, and the class names."""
+    first = parts[0]
+    for part in parts:
+        check_features(part.features, where=part.where, columns=part.columns)
+        if part.labels is not None and len(part.labels) != len(part.features):
+            raise InvalidInput(
+                f"{part.where} has {len(part.features)} records and {len(part.labels)} labels; "
+                "give one for each record"
+            )
+        if part.features.shape[1:] != first.features.shape[1:]:
+            raise InvalidInput(
+                f"a record of {part.where} has shape {part.features.shape[1:]} and one of "
+                f"{first.where} has {first.features.shape[1:]}; make them agree"
+            )
+        if part.ids is not None and len(set(part.ids)) < len(part.ids):
+            raise InvalidInput(
+                f"{len(part.ids) - len(set(part.ids))} ids of {part.where} occur more than once; "
+                "give each record its own, or name the column as group to keep records together"
+            )
+    labels, names = encode_labels([(part.where, part.labels) for part in parts], classes=classes)
+    precise = np.result_type(*(part.features for part in parts))
+    tables = [
+        Table(
+            features=part.features.astype(precise, copy=False),
+            labels=column,
+            ids=part.ids,
+            groups=part.groups,
+        )
+        for part, column in zip(parts, labels, strict=True)
+    ]
+    return tables, names
+
+
 _WHOLE = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
 
 
@@ -102,32 +140,29 @@ def encode_labels(
     ([array([1, 0]), array([0, 0])], ('9', '10'))
     """
     texts = [(where, None if raw is None else _texts(raw, where)) for where, raw in columns]
-    found = sorted({name for _, text in texts if text is not None for name in set(text)})
+    found = {name for _, text in texts if text is not None for name in text}
     whole = {name: match for name in found if (match := _WHOLE.fullmatch(name))}
-    if found and len(whole) == len(found):
-        plain = {name: str(int(match[1])) for name, match in whole.items()}
-        texts = [
-            (where, None if text is None else [plain[name] for name in text])
-            for where, text in texts
-        ]
-        found = sorted(set(plain.values()), key=int)
-    names = tuple(found) if classes is None else tuple(classes)
+    numbers = bool(found) and len(whole) == len(found)
+    plain = {name: str(int(whole[name][1])) if numbers else name for name in found}
+    names = tuple(sorted(set(plain.values()), key=int if numbers else str))
+    if classes is not None:
+        names = tuple(classes)
     if len(names) < 2:
         raise InvalidInput(
             f"the labels of {columns[0][0]} name {len(names)} class; classification needs 2 or more"
         )
-    number = {name: index for index, name in enumerate(names)}
+    index = {name: at for at, name in enumerate(names)}
     encoded: list[NDArray[np.int64] | None] = []
     for where, text in texts:
         if text is None:
             encoded.append(None)
             continue
-        if not number.keys() >= set(text):
+        if not all(plain[name] in index for name in set(text)):
             raise InvalidInput(
                 f"{where} holds a label that is not among the {len(names)} classes of the recipe; "
                 "add it to classes or remove those records"
             )
-        encoded.append(np.array([number[name] for name in text], dtype=np.int64))
+        encoded.append(np.array([index[plain[name]] for name in text], dtype=np.int64))
     return encoded, names
 
 
@@ -141,120 +176,17 @@ def _texts(raw: NDArray[Any], where: str) -> list[str]:
             raise InvalidInput(f"a label of {where} is missing (NaN) or infinite; fill it in")
         if not np.array_equal(raw, np.floor(raw)) or np.abs(raw).max(initial=0) >= 2**53:
             raise InvalidInput(f"the labels of {where} hold fractions; labels are classes")
-        raw = raw.astype(np.int64)
-    elif raw.dtype.kind == "b":
-        raw = raw.astype(np.int64)
-    elif raw.dtype.kind not in "iuUO":
+    elif raw.dtype.kind not in "biuUO":
         raise InvalidInput(f"the labels of {where} are {raw.dtype}, not class names or numbers")
+    if raw.dtype.kind in "fb":
+        raw = raw.astype(np.int64)
     names = [str(label).strip() for label in raw.tolist()]
     if any(name in ("", "None") for name in names):
         raise InvalidInput(f"a label of {where} is missing; fill it in or remove the record")
-    if not all(map(is_text, names)):
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:  # a folder's name in another encoding
         raise InvalidInput(
             f"the name of a class of {where} is not Unicode text; rename the label, or the folder"
-        )
+        ) from None
     return names
-
-
-def is_text(name: str) -> bool:
-    """Return whether a name can be written in UTF-8: that of a folder in another encoding cannot.
-
-    >>> is_text("ε"), is_text("\\udcff")
-    (True, False)
-    """
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-_ROWS_AT_ONCE = 4096
-
-
-def to_tables(
-    parts: Sequence[Part], *, classes: Sequence[str] | None
-) -> tuple[list[Table], tuple[str, ...]]:
-    """Return tables that agree on classes and on the shape of a record, and the class names."""
-    for part in parts:
-        _check_features(part)
-    for part in parts:
-        if part.labels is not None and len(part.labels) != len(part.features):
-            raise InvalidInput(
-                f"{part.where} has {len(part.features)} records and {len(part.labels)} labels; "
-                "give one for each record"
-            )
-    first = parts[0]
-    for part in parts[1:]:
-        if part.features.shape[1:] != first.features.shape[1:]:
-            raise InvalidInput(
-                f"a record of {part.where} has shape {part.features.shape[1:]} and one of "
-                f"{first.where} has {first.features.shape[1:]}; make them agree"
-            )
-    labels, names = encode_labels([(part.where, part.labels) for part in parts], classes=classes)
-    precise = np.result_type(*(part.features for part in parts))
-    tables = []
-    for part, column in zip(parts, labels, strict=True):
-        if part.ids is not None and len(set(part.ids)) < len(part.ids):
-            raise InvalidInput(
-                f"{len(part.ids) - len(set(part.ids))} ids of {part.where} occur more than once; "
-                "give each record its own, or name the column as group to keep records together"
-            )
-        tables.append(
-            Table(
-                features=part.features.astype(precise, copy=False),
-                labels=column,
-                ids=part.ids,
-                groups=part.groups,
-            )
-        )
-    return tables, names
-
-
-def check_splits(splits: Splits, *, where: str) -> Splits:
-    """Return the splits if private and test records are labelled and every label is a class."""
-    roles = {"private": splits.private, "public": splits.public, "test": splits.test}
-    for role, table in roles.items():
-        if table.labels is None and role != "public":
-            raise InvalidInput(f"the {role} records of {where} have no labels; they need them")
-        _check_features(Part(where=where, features=table.features, labels=None))
-        if table.features.shape[1:] != splits.private.features.shape[1:]:
-            raise InvalidInput(
-                f"the {role} records of {where} have another shape than its private ones; "
-                "make them agree"
-            )
-        labels = table.labels
-        if labels is not None and (
-            labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= splits.classes
-        ):
-            raise InvalidInput(
-                f"the {role} labels of {where} are not whole numbers from 0 to "
-                f"{splits.classes - 1}, one for each class name"
-            )
-    if splits.private.labels is not None and np.unique(splits.private.labels).size < 2:
-        raise InvalidInput(
-            f"the private records of {where} are all of one class; classification needs 2 or more"
-        )
-    return splits
-
-
-def _check_features(part: Part) -> None:
-    features = part.features
-    if features.ndim == 0 or len(features) == 0 or features.size == 0:
-        raise InvalidInput(f"{part.where} holds no records")
-    if features.ndim < 2:
-        raise InvalidInput(
-            f"the features of {part.where} have shape {features.shape}; "
-            "give a row of numbers for each record"
-        )
-    if features.dtype.kind not in "iuf":
-        raise InvalidInput(f"the features of {part.where} are {features.dtype}, not numbers")
-    for start in range(0, len(features), _ROWS_AT_ONCE):
-        finite = np.isfinite(features[start : start + _ROWS_AT_ONCE])
-        if not finite.all():
-            at = "a feature"
-            if part.columns is not None:
-                at = f"column {part.columns[int(np.flatnonzero(~finite.all(axis=0))[0])]!r}"
-            raise InvalidInput(
-                f"{at} of {part.where} holds NaN or infinity; fill it in or remove those records"
-            )

@@ -7,9 +7,11 @@ Modules to import come from the recipe, never from the folder.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import math
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,20 +20,23 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.encoders.spec import EncoderSpec, StepSpec
-from pate.encoders.step import (
-    Fixed,
-    Step,
-    batches,
-    checked_features,
-    require_unchanged,
-    step_states,
-)
+from pate.encoders.step import Step, batches, checked_features
 from pate.errors import InvalidInput, PateError
 
 _BATCH = 256  # records that go through all steps together
 _MOST_NUMBERS = 2**24  # of one batch at its widest: 64 MiB
 _IN_MEMORY = 2**28  # bytes of features between two steps that are kept in memory while fitting
 _ALONE = 8  # public records on which a step must show that it encodes each by itself
+_HEADER = "encoder.json"
+_BUILT_IN = {
+    "scattering": "scattering:Scattering",
+    "root": "scaling:Root",
+    "standardise": "scaling:Standardise",
+    "normalise": "scaling:Normalise",
+    "groupnorm": "scaling:GroupNorm",
+    "pca": "reduction:PCA",
+    "diffusion": "reduction:Diffusion",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +51,9 @@ class Chain:
 
     Guarantees:
         No step keeps a record that it transforms: its state comes from the public inputs, and a
-        user's step that changes is refused (:mod:`pate.encoders.step`). Each record is encoded on
-        its own. For the built-in steps this is exact: the values of other records in a call change
-        no bit of a record's features, and their number changes at most the last bits, by the
+        user's step that changes is refused (:mod:`pate.encoders.user_code`). Each record is encoded
+        on its own. For the built-in steps this is exact: the values of other records in a call
+        change no bit of a record's features, and their number changes at most the last bits, by the
         record's position among them. A backbone or a user's step may round differently in another
         batch, so a call should hold the records of one shard.
     """
@@ -76,25 +81,19 @@ class Chain:
                 f"the encoder was fitted on records of shape {self.input_shape}, and these have "
                 f"shape {X.shape[1:]}; encode records of the same data set"
             )
-        if out.shape != (len(X), *self.shape) or out.dtype != np.float32:
-            raise InvalidInput(
-                f"the features need a float32 array of shape {(len(X), *self.shape)}, and this one "
-                f"has {out.dtype} {out.shape}"
-            )
         rows = _rows(self.widest)
-        before = step_states(self.steps, self.spec.steps)
-        for start in range(0, len(X), rows):
-            part: NDArray[Any] = np.asarray(X[start : start + rows])
-            part = checked_features(part, step="(the inputs)", records=len(part))
-            for step, spec in zip(self.steps, self.spec.steps, strict=True):
-                part = _applied(step, spec, part)
-            if part.shape[1:] != self.shape:
-                raise InvalidInput(
-                    f"the encoder made features of shape {part.shape[1:]}, and {self.shape} when "
-                    "it was fitted; a step must make the same shape of every record"
-                )
-            out[start : start + rows] = part
-        require_unchanged(before, self.steps, self.spec.steps)
+        with _unchanged(self.steps, self.spec.steps):
+            for start in range(0, len(X), rows):
+                part: NDArray[Any] = np.asarray(X[start : start + rows])
+                part = checked_features(part, step="(the inputs)", records=len(part))
+                for step, spec in zip(self.steps, self.spec.steps, strict=True):
+                    part = _applied(step, spec, part)
+                if part.shape[1:] != self.shape:
+                    raise InvalidInput(
+                        f"the encoder made features of shape {part.shape[1:]}, and {self.shape} "
+                        "when it was fitted; a step must make the same shape of every record"
+                    )
+                out[start : start + rows] = part
 
 
 def fit_encoder(
@@ -112,17 +111,16 @@ def fit_encoder(
     for part in batches(X):
         checked_features(np.asarray(X[part]), step="(the inputs)", records=part.stop - part.start)
     steps = [make_step(step, plugin_path=plugin_path) for step in spec.steps]
-    last = max((at for at, step in enumerate(steps) if not isinstance(step, Fixed)), default=-1)
+    last = max((at for at, step in enumerate(steps) if step.fitted), default=-1)
     widest = math.prod(input_shape)
     with contextlib.ExitStack() as temporary:
         for at, (step, step_spec) in enumerate(zip(steps, spec.steps, strict=True)):
             if at > last:  # no later step is fitted: a few records suffice for the shape
                 X = X[:_ALONE]
             step.fit(X)
-            before = step_states([step], [step_spec])
-            _check_per_record(step, step_spec, X[:_ALONE])
-            X = _features_after(step, step_spec, X if at < last else X[:_ALONE], temporary)
-            require_unchanged(before, [step], [step_spec])
+            with _unchanged([step], [step_spec]):
+                _check_per_record(step, step_spec, X[:_ALONE])
+                X = _features_after(step, step_spec, X if at < last else X[:_ALONE], temporary)
             widest = max(widest, math.prod(X.shape[1:]))
         shape = tuple(X.shape[1:])
     return Chain(spec=spec, steps=tuple(steps), input_shape=input_shape, shape=shape, widest=widest)
@@ -130,32 +128,29 @@ def fit_encoder(
 
 def make_step(spec: StepSpec, *, plugin_path: Path | None = None) -> Step:
     """Return the step of a recipe, not fitted yet."""
-    from pate.encoders.backbone import Backbone
-    from pate.encoders.diffusion import Diffusion
-    from pate.encoders.pca import PCA
-    from pate.encoders.plugin import Plugin
-    from pate.encoders.scaling import GroupNorm, Normalise, Root, Standardise
-    from pate.encoders.scattering import Scattering
+    if spec.runs_user_code:
+        from pate.encoders.user_code import Backbone, Plugin
 
-    settings = spec.settings()
-    match spec.name:
-        case "scattering":
-            return Scattering(**settings)
-        case "root":
-            return Root()
-        case "standardise":
-            return Standardise(**settings)
-        case "normalise":
-            return Normalise()
-        case "groupnorm":
-            return GroupNorm(**settings)
-        case "pca":
-            return PCA(**settings)
-        case "diffusion":
-            return Diffusion(**settings)
-        case "torch":
-            return Backbone(**settings, plugin_path=plugin_path)
-    return Plugin(spec.name, **settings, plugin_path=plugin_path)
+        if spec.own:
+            return Plugin(spec.name, **spec.settings(), plugin_path=plugin_path)
+        return Backbone(**spec.settings(), plugin_path=plugin_path)
+    module, _, name = _BUILT_IN[spec.name].partition(":")
+    kind = getattr(importlib.import_module(f"pate.encoders.{module}"), name)
+    step: Step = kind(**spec.settings())
+    return step
+
+
+@contextlib.contextmanager
+def _unchanged(steps: Sequence[Step], specs: Sequence[StepSpec]) -> Iterator[None]:
+    """Refuse a user's step whose state changes when it transforms records."""
+    before = [step.state_digest() for step in steps]
+    yield
+    for old, step, spec in zip(before, steps, specs, strict=True):
+        if step.state_digest() != old:
+            raise InvalidInput(
+                f"step {spec.name} changes when it transforms records, and would carry one record "
+                "to others; let fit(X) alone set attributes, and save() write the same bytes again"
+            )
 
 
 def _applied(step: Step, spec: StepSpec, part: NDArray[Any]) -> NDArray[np.float32]:
@@ -206,15 +201,8 @@ def _rows(widest: int) -> int:
     return max(1, min(_BATCH, _MOST_NUMBERS // max(widest, 1)))
 
 
-_HEADER = "encoder.json"
-
-
 def save_encoder(chain: Chain, folder: Path) -> None:
-    """Write a fitted encoder into a folder; the same encoder gives the same bytes.
-
-    Guarantees:
-        The files come from PUBLIC inputs.
-    """
+    """Write a fitted encoder, which is PUBLIC; the same encoder gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     for at, step in enumerate(chain.steps):
         place = folder / f"step-{at}"
@@ -240,6 +228,7 @@ def load_encoder(
 
     ``weights`` is the folder that holds files of weights; by default they are looked up by path.
     """
+    damaged = InvalidInput(f"{folder / _HEADER} is damaged; fit the encoder again")
     try:
         header = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
         kept, widest = header["steps"], int(header["widest"])
@@ -247,7 +236,7 @@ def load_encoder(
     except FileNotFoundError:
         raise InvalidInput(f"there is no saved encoder in {folder}; fit it first") from None
     except (OSError, ValueError, KeyError, TypeError):
-        raise _damaged(folder) from None
+        raise damaged from None
     if kept != _steps(spec):
         raise InvalidInput(
             f"{folder} holds an encoder of other steps than the recipe's; fit it again"
@@ -258,21 +247,9 @@ def load_encoder(
             step.load(folder / f"step-{at}")
         except PateError:
             raise
-        except (ValueError, KeyError, TypeError):
-            raise _damaged(folder) from None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise damaged from None
     return Chain(spec=spec, steps=tuple(steps), input_shape=input_shape, shape=shape, widest=widest)
-
-
-def encoder_content(spec: EncoderSpec, *, plugin_path: Path | None = None) -> list[str]:
-    """Return digests of the files that the steps read, for a fingerprint.
-
-    >>> encoder_content(EncoderSpec(steps=["scattering"]))
-    []
-    """
-    from pate.encoders.backbone import file_digest, find_weights
-
-    files = [step.weights for step in spec.steps if step.weights is not None]
-    return [file_digest(find_weights(file, plugin_path=plugin_path)) for file in files]
 
 
 def _steps(spec: EncoderSpec) -> list[Any]:
@@ -289,7 +266,3 @@ def _within(step: StepSpec, folder: Path | None) -> StepSpec:
             f"there is no file {step.weights} in {folder} for the backbone's weights"
         )
     return step.model_copy(update={"weights": str(file)})
-
-
-def _damaged(folder: Path) -> InvalidInput:
-    return InvalidInput(f"{folder / _HEADER} is damaged; fit the encoder again")

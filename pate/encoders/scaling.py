@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.encoders.step import Fixed, batches, flat, read_arrays, write_arrays
+from pate.encoders.step import Step, batches, flat
 from pate.errors import InvalidInput
 
 
-class Standardise:
+class Standardise(Step):
     """Subtraction of the public mean and division by the public standard deviation.
 
     Where all public inputs agree the scale is one. ``floor`` is the least scale as a share of the
@@ -31,17 +30,24 @@ class Standardise:
         Mean and scale come from PUBLIC inputs; a record's features depend on it alone, bit for bit.
     """
 
+    fitted = True
+    arrays = ("mean", "scale")
+    mean: NDArray[np.float32]
+    scale: NDArray[np.float32]
+
     def __init__(self, *, floor: float = 0.0, groups: int | None = None) -> None:
         self.floor, self.groups = floor, groups
-        self.mean: NDArray[np.float32] | None = None
-        self.scale: NDArray[np.float32] | None = None
 
     def fit(self, X: NDArray[Any]) -> None:
         mean = mean_of(X)
         total = np.zeros(X.shape[1:])
         for part in batches(X):
             total += ((np.asarray(X[part], dtype=np.float64) - mean) ** 2).sum(axis=0)
-        scale = np.sqrt(self._shared(total) / len(X))
+        if self.groups is not None:  # the mean of each group in place of its squares
+            parts = total.reshape(_cut(total.size, self.groups))
+            parts = np.broadcast_to(parts.mean(axis=1, keepdims=True), parts.shape)
+            total = parts.reshape(total.shape)
+        scale = np.sqrt(total / len(X))
         # The mean of equal numbers is rounded: what is left is below float32's own resolution.
         constant = scale <= np.finfo(np.float32).eps * np.abs(mean)
         if not constant.all():
@@ -50,37 +56,13 @@ class Standardise:
         self.mean = mean.astype(np.float32)
         self.scale = np.maximum(scale.astype(np.float32), np.finfo(np.float32).tiny)
 
-    def _shared(self, squares: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return squares with each replaced by the mean of its group, if there are groups."""
-        if self.groups is None:
-            return squares
-        if squares.size % self.groups:
-            raise InvalidInput(
-                f"records of {squares.size} numbers cannot be cut into {self.groups} groups of "
-                "equal length; choose groups that divide their number"
-            )
-        parts = squares.reshape(self.groups, -1)
-        parts = np.broadcast_to(parts.mean(axis=1, keepdims=True), parts.shape)
-        return parts.reshape(squares.shape).copy()
-
     def transform(self, X: NDArray[Any]) -> NDArray[np.float32]:
-        assert self.mean is not None
-        assert self.scale is not None
         features: NDArray[np.float32] = np.asarray(X, dtype=np.float32) - self.mean
         features /= self.scale
         return features
 
-    def save(self, folder: Path) -> None:
-        assert self.mean is not None
-        assert self.scale is not None
-        write_arrays(folder, {"mean": self.mean, "scale": self.scale})
 
-    def load(self, folder: Path) -> None:
-        arrays = read_arrays(folder)
-        self.mean, self.scale = arrays["mean"], arrays["scale"]
-
-
-class Root(Fixed):
+class Root(Step):
     """The square root of each number, with its sign; it shortens long tails.
 
     >>> Root().transform(np.array([[4.0, -9.0]]))
@@ -96,7 +78,7 @@ class Root(Fixed):
         return roots
 
 
-class Normalise(Fixed):
+class Normalise(Step):
     """Scaling of each record to Euclidean length one; a record of zeros does not change.
 
     >>> Normalise().transform(np.array([[3.0, 4.0], [0.0, 0.0]]))
@@ -118,19 +100,7 @@ class Normalise(Fixed):
         return values
 
 
-def mean_of(X: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the mean record, in double precision, reading one part after another."""
-    total = np.zeros(X.shape[1:])
-    for part in batches(X):
-        total += np.asarray(X[part], dtype=np.float64).sum(axis=0)
-    mean: NDArray[np.float64] = total / len(X)
-    return mean
-
-
-_STABILITY = 1e-5  # added to each variance, so that noise of a flat part is not amplified
-
-
-class GroupNorm(Fixed):
+class GroupNorm(Step):
     """Group normalisation: ``groups`` parts of equal length, each of mean 0 and variance 1.
 
     Wu & He 2018, without the learned scale and shift. Parts are consecutive numbers; scattering
@@ -146,21 +116,32 @@ class GroupNorm(Fixed):
     """
 
     def __init__(self, *, groups: int) -> None:
-        if type(groups) is not int or groups < 1:
-            raise InvalidInput(f"groups is {groups!r}; groupnorm needs a whole number from 1")
         self.groups = groups
 
     def transform(self, X: NDArray[Any]) -> NDArray[np.float32]:
-        width = math.prod(X.shape[1:])
-        if width == 0 or width % self.groups:
-            raise InvalidInput(
-                f"records of {width} numbers cannot be cut into {self.groups} groups of equal "
-                "length; choose groups that divide their number"
-            )
-        parts = flat(np.asarray(X, dtype=np.float64)).reshape(
-            len(X), self.groups, width // self.groups
-        )
+        shape = _cut(math.prod(X.shape[1:]), self.groups)
+        parts = flat(np.asarray(X, dtype=np.float64)).reshape(len(X), *shape)
         parts = parts - parts.mean(axis=2, keepdims=True)
-        parts /= np.sqrt(np.square(parts).mean(axis=2, keepdims=True) + _STABILITY)
+        # The constant keeps the noise of a flat part from being amplified.
+        parts /= np.sqrt(np.square(parts).mean(axis=2, keepdims=True) + 1e-5)
         features: NDArray[np.float32] = parts.reshape(X.shape).astype(np.float32)
         return features
+
+
+def _cut(numbers: int, groups: int) -> tuple[int, int]:
+    """Return the shape of a record in groups of equal length."""
+    if numbers == 0 or numbers % groups:
+        raise InvalidInput(
+            f"records of {numbers} numbers cannot be cut into {groups} groups of equal length; "
+            "choose groups that divide their number"
+        )
+    return groups, numbers // groups
+
+
+def mean_of(X: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the mean record, in double precision, reading one part after another."""
+    total = np.zeros(X.shape[1:])
+    for part in batches(X):
+        total += np.asarray(X[part], dtype=np.float64).sum(axis=0)
+    mean: NDArray[np.float64] = total / len(X)
+    return mean

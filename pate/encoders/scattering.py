@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.encoders.step import Fixed
+from pate.encoders.step import Step
 from pate.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _MOST_NUMBERS = 2**23  # complex numbers of one step of one block, for large ima
 _DENSE = 2**17  # entries up to which both Gaussians are one matrix
 
 
-class Scattering(Fixed):
+class Scattering(Step):
     """Scattering coefficients of (n, h, w) or (n, h, w, channels) images, as (n, d) float32.
 
     A record's numbers are in the order channel, path, row, column. Paths come as: the average; then
@@ -57,11 +57,6 @@ class Scattering(Fixed):
     """
 
     def __init__(self, *, J: int = 2, L: int = 8, order: int = 2) -> None:
-        for name, value in (("J", J), ("L", L)):
-            if type(value) is not int or value < 1:
-                raise InvalidInput(f"{name} is {value!r}; scattering needs a whole number from 1")
-        if order not in (1, 2):
-            raise InvalidInput(f"order is {order!r}; scattering has order 1 or 2")
         self.J, self.L, self.order = J, L, order
 
     @property
@@ -73,7 +68,7 @@ class Scattering(Fixed):
     def transform(self, X: NDArray[Any]) -> NDArray[np.float32]:
         images = self._images(X)
         records, height, width, channels = images.shape
-        plan = _plan(height, width, self.J, self.L, self.order)
+        plan = _Plan.of(height, width, J=self.J, L=self.L, order=self.order)
         out = np.empty((records, channels, self.paths, *plan.kept), dtype=np.float32)
 
         def fill(place: tuple[int, int]) -> None:
@@ -116,11 +111,6 @@ def _in_threads(work: Callable[[tuple[int, int]], None], places: list[tuple[int,
         torch.set_num_threads(threads)
 
 
-@functools.lru_cache(maxsize=4)
-def _plan(height: int, width: int, J: int, L: int, order: int) -> _Plan:
-    return _Plan.of(height, width, J=J, L=L, order=order)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
     """The padding, wavelets and averages for one image size."""
@@ -137,6 +127,7 @@ class _Plan:
     averages: dict[int, tuple[Tensor, ...]]  # at which resolution
 
     @classmethod
+    @functools.lru_cache(maxsize=4)
     def of(cls, height: int, width: int, *, J: int, L: int, order: int) -> _Plan:
         import torch
 
@@ -191,10 +182,10 @@ class _Plan:
         block = torch.zeros((self.block, *self.padded))
         block[: len(images)] = torch.from_numpy(images[:, self.rows][:, :, self.columns])
         with torch.inference_mode():
-            features: NDArray[np.float32] = self.scatter(block)[: len(images)].numpy()
+            features: NDArray[np.float32] = self._scatter(block)[: len(images)].numpy()
         return features
 
-    def scatter(self, images: Tensor) -> Tensor:
+    def _scatter(self, images: Tensor) -> Tensor:
         """Return the coefficients (n, paths, rows, columns) of padded images."""
         import torch
 

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import difflib
 import re
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from pate.errors import InvalidInput
 
-# Required keys of each step, and its optional keys with their defaults.
-_NEEDS: dict[str, tuple[str, ...]] = {
-    "scattering": (),
-    "root": (),
-    "standardise": (),
-    "normalise": (),
-    "groupnorm": ("groups",),
-    "pca": ("dimension",),
-    "diffusion": ("dimension",),
-    "torch": ("model", "weights"),
-}
-_MAY: dict[str, dict[str, Any]] = {
+# The keys of each step with their defaults; ``...`` where a key is required.
+_KEYS: dict[str, dict[str, Any]] = {
     "scattering": {"J": 2, "L": 8, "order": 2},
     "root": {},
     "standardise": {"floor": 0.0, "groups": None},
     "normalise": {},
-    "groupnorm": {},
-    "pca": {"whiten": 0.0},
-    "diffusion": {"neighbours": 10, "time": 16.0},
-    "torch": dict.fromkeys(("layer", "resize", "channels", "mean", "std", "params")),
-}
-NAMES = tuple(_NEEDS)
+    "groupnorm": {"groups": ...},
+    "pca": {"dimension": ..., "whiten": 0.0},
+    "diffusion": {"dimension": ..., "neighbours": 10, "time": 16.0},
+    "torch": {
+        "model": ..., "weights": ...,
+        **dict.fromkeys(("layer", "resize", "channels", "mean", "std", "params")),
+    },
+}  # fmt: skip
+NAMES = tuple(_KEYS)
 _OWN: dict[str, Any] = {"params": None}
 _ENTRY = re.compile(r"[\w.]+:[\w.]+")
 
@@ -104,10 +98,18 @@ class StepSpec(BaseModel):
         """Whether the step is the user's own."""
         return ":" in self.name
 
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether the step is the user's own, or a network.
+
+        >>> [StepSpec(name=name).runs_user_code for name in ("scattering", "numpy:tanh")]
+        [False, True]
+        """
+        return self.own or self.name == "torch"
+
     def settings(self) -> dict[str, Any]:
         """Return the keys of this step, given or default; none of other steps."""
-        may = _OWN if self.own else _MAY[self.name]
-        keys = (*(() if self.own else _NEEDS[self.name]), *may)
+        keys = _KEYS.get(self.name, _OWN)
         return {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
 
     @model_validator(mode="before")
@@ -118,8 +120,8 @@ class StepSpec(BaseModel):
             given = {"name": given}
         if not isinstance(given, dict) or not isinstance(given.get("name"), str):
             return given
-        defaults = {k: v for k, v in _MAY.get(given["name"], {}).items() if given.get(k) is None}
-        return {**given, **defaults}
+        defaults = {k: v for k, v in _KEYS.get(given["name"], {}).items() if v is not ...}
+        return {**given, **{k: v for k, v in defaults.items() if given.get(k) is None}}
 
     @model_validator(mode="after")
     def _takes_what_it_needs(self) -> Self:
@@ -127,19 +129,17 @@ class StepSpec(BaseModel):
             near = difflib.get_close_matches(self.name, NAMES, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMES)}"
             raise InvalidInput(f"{self.name!r} is neither a step nor 'module:attr'; {hint}")
-        needs = () if self.own else _NEEDS[self.name]
-        may = tuple(_OWN if self.own else _MAY[self.name])
+        keys = _KEYS.get(self.name, _OWN)
         given = [k for k in type(self).model_fields if k != "name" and getattr(self, k) is not None]
-        missing = [key for key in needs if key not in given]
-        unneeded = [key for key in given if key not in (*needs, *may)]
+        missing = [key for key, default in keys.items() if default is ... and key not in given]
+        unneeded = [key for key in given if key not in keys]
         problems = []
         if missing:
             problems.append(f"needs {' and '.join(missing)}")
         if unneeded:
             problems.append(f"takes no {' and no '.join(unneeded)}")
         if problems:
-            keys = ", ".join((*needs, *may))
-            known = f"its keys are {keys}" if keys else "it has no keys"
+            known = f"its keys are {', '.join(keys)}" if keys else "it has no keys"
             raise InvalidInput(f'step "{self.name}" {", and ".join(problems)}; {known}')
         self._fits_together()
         return self
@@ -174,3 +174,26 @@ class EncoderSpec(BaseModel):
     steps: list[StepSpec] = Field(
         default=[], description="Steps in order; a step without keys may be its name alone."
     )
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether any step is the user's own, or a network."""
+        return any(step.runs_user_code for step in self.steps)
+
+    def weight_digests(self, *, plugin_path: Path | None = None) -> list[str]:
+        """Return digests of the files of weights that the steps read, for a fingerprint."""
+        from pate.artifacts import digest_of
+
+        files = [step.weights for step in self.steps if step.weights is not None]
+        return [digest_of(find_weights(file, plugin_path=plugin_path)) for file in files]
+
+
+def find_weights(weights: str, *, plugin_path: Path | None) -> Path:
+    """Return the file of weights: the path as given, or relative to the user's own code."""
+    places = [Path(weights).expanduser()]
+    if plugin_path is not None:
+        places.append((plugin_path if plugin_path.is_dir() else plugin_path.parent) / weights)
+    for place in places:
+        if place.is_file():
+            return place
+    raise InvalidInput(f"there is no file {weights} for the backbone's weights; check the path")

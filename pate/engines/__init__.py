@@ -10,6 +10,8 @@ Tasks are plain data; outcomes come as they finish.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 
 from pate.engines.progress import Progress, Show, terminal_progress
@@ -26,6 +28,7 @@ __all__ = [
     "engine_names",
     "make_engine",
     "register_engine",
+    "sweep_leftovers",
     "terminal_progress",
 ]
 
@@ -147,3 +150,20 @@ def _choices() -> str:
     return ", ".join(
         f"{name} ({_EXAMPLES[name]})" if name in _EXAMPLES else name for name in engine_names()
     )
+
+
+def sweep_leftovers() -> None:
+    """Remove what killed processes of the Ray engine left on this machine, if there is anything."""
+    places = {os.environ.get("PATE_TASK_FOLDER"), tempfile.gettempdir(), "/tmp"} - {None, ""}
+    names = (name for place in places for name in _names_in(str(place)))
+    if any(name.startswith(("pate-ray-", "pate-task-")) for name in names):
+        from pate.engines import ray
+
+        ray.sweep_leftovers()
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

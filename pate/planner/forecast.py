@@ -18,15 +18,17 @@ import numpy as np
 from scipy.special import ndtr
 
 from pate._validate import check_delta
-from pate.accounting import Conversion, Guarantee, LogMoments, Neighbours, ReleasePlan, sanitise
+from pate.accounting import Conversion, Guarantee, Neighbours, ReleasePlan, sanitise
 from pate.accounting.ledger.terms import moment_for
 from pate.accounting.moments import DEFAULT_MOMENTS, FloatArray, log_moment_at
-from pate.accounting.smooth import SensitiveCost
 from pate.errors import ConditionsFail, InvalidInput
 from pate.mechanisms import AggregateSpec, Mechanism, Plan, make_mechanism, plan_caps
 from pate.planner.profile import Profile, leads
 
 _DIGITS = 4  # of a noise, in a recipe
+_ROWS = 250  # of a profile, for the sanitised ε: its walk over the votes takes long
+_DRAWS = 201
+_STEEP = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +60,19 @@ class Budget:
         moments, room = self._room()
         return float(np.max(room / (moments * (moments + 1))))
 
+    def plan(self, spec: AggregateSpec, *, queries: int) -> Plan:
+        """Return the caps of a setting within the budget, where there are so many public inputs."""
+        return plan_caps(
+            make_mechanism(spec),
+            spec,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            available_queries=queries,
+            conversion=self.conversion,
+        )
+
     def least_noise(self, kind: type[Mechanism], answers: int) -> float:
-        """The least noise of a mechanism with which so many answers fit."""
+        """Return the least noise of a mechanism with which so many answers fit."""
         moments, room = self._room()
         return kind.least_noise(answers, moments=moments, room=room)
 
@@ -73,9 +86,8 @@ class Budget:
 
     def _room(self) -> tuple[FloatArray, FloatArray]:
         moments = DEFAULT_MOMENTS
-        return moments, log_moment_at(
-            moments, self.epsilon, delta=self.delta, conversion=self.conversion
-        )
+        room = log_moment_at(moments, self.epsilon, delta=self.delta, conversion=self.conversion)
+        return moments, room
 
 
 def rounded_up(noise: float) -> float:
@@ -86,11 +98,6 @@ def rounded_up(noise: float) -> float:
     """
     unit = 10.0 ** (math.floor(math.log10(noise)) - _DIGITS + 1)
     return float(f"{math.ceil(noise * (1 + 1e-9) / unit) * unit:.{_DIGITS + 8}g}")
-
-
-_ROWS = 250  # of a profile, for the sanitised figure: its walk over the votes takes long
-_DRAWS = 201
-_STEEP = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,14 +188,7 @@ def forecast(
     input is what is expected of one query.
     """
     mechanism = make_mechanism(spec)
-    plan = plan_caps(
-        mechanism,
-        spec,
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-        available_queries=queries,
-        conversion=budget.conversion,
-    )
+    plan = budget.plan(spec, queries=queries)
     weights = mechanism.answer_chances(profile.counts)
     asked, answered = expected_answers(
         float(weights.mean()), queries=plan.queries, most=plan.answers
@@ -199,7 +199,7 @@ def forecast(
     # As pate.stages.account reads it: the best λ only where no answer has a say in it.
     moments = [order - 1] if spec.cost_follows_answers else None
     total = mechanism.data_dependent_cost(profile.counts, moments=moments)
-    dependent = scaled(total, asked / profile.inputs)
+    dependent = replace(total, values=total.values * (asked / profile.inputs))
     sanitised, why_not = _sanitised(profile, mechanism, asked, order, budget, doubt)
     return Forecast(
         teachers=profile.teachers,
@@ -246,15 +246,11 @@ def expected_answers(chance: float, *, queries: int, most: int) -> tuple[float, 
     return (min(float(queries), answered / chance) if chance > 0 else float(queries)), answered
 
 
-def scaled(total: LogMoments, factor: float) -> LogMoments:
-    """Return the cost of more or fewer queries of the same kind."""
-    return replace(total, values=total.values * factor)
-
-
 def _ledger_order(plan: Plan, budget: Budget, ledger_budget: float | None) -> float:
     """Return the Rényi order of a new ledger, as :mod:`pate.pipeline.ledger` opens it."""
     if ledger_budget is None:
-        return _set(plan.guarantee.moment) + 1
+        assert plan.guarantee.moment is not None
+        return plan.guarantee.moment + 1
     whole = Guarantee(
         epsilon=ledger_budget,
         delta=budget.delta,
@@ -277,7 +273,13 @@ def _sanitised(
             teachers=part.teachers,
             answered=mechanism.answer_chances(part.counts),
         )
-        cost = _scaled_cost(whole, asked / part.inputs)
+        factor = asked / part.inputs
+        cost = replace(
+            whole,
+            value=whole.value * factor,
+            ceiling=whole.ceiling * factor,
+            local_sensitivity=whole.local_sensitivity * factor,
+        )
         plan = ReleasePlan.default(order=order, doubt=doubt)
     except (ConditionsFail, InvalidInput) as error:
         return None, str(error)
@@ -289,17 +291,3 @@ def _sanitised(
         for _ in range(_DRAWS)
     ]
     return float(np.median(drawn)), None
-
-
-def _scaled_cost(cost: SensitiveCost, factor: float) -> SensitiveCost:
-    return replace(
-        cost,
-        value=cost.value * factor,
-        ceiling=cost.ceiling * factor,
-        local_sensitivity=cost.local_sensitivity * factor,
-    )
-
-
-def _set(value: float | None) -> float:
-    assert value is not None  # the setting was checked
-    return value

@@ -1,54 +1,37 @@
-"""Planning in one call: a recipe and public values in, a proposal and its assumptions out."""
+"""Planning: a recipe and public values in; a proposal, its assumptions, a recipe and a plot out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import os
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pate._plots import COLOURS, new_figure, plain_axes, render_figure
+from pate.accounting import Conversion
+from pate.datasets.catalogue import data_root as default_root
 from pate.datasets.catalogue import named_set
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
 from pate.planner.forecast import Budget
-from pate.planner.profile import RIVAL, Profile, accuracy_at, parse_accuracies, simulated
-from pate.planner.proposal import Facts, Proposal, propose, public_facts, teacher_counts
-from pate.planner.search import plannable
+from pate.planner.profile import (
+    RIVAL,
+    Facts,
+    Profile,
+    accuracy_at,
+    parse_accuracies,
+    public_facts,
+    simulated,
+    teacher_counts,
+)
+from pate.planner.search import Proposal, plannable, propose
 from pate.planner.surrogate import Rehearsal, load_surrogate, surrogate_profile, used_as_private
+from pate.recipes.read import as_settings, find_recipe, read_recipe, to_toml
 
+PathLike = str | os.PathLike[str]
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The request; nothing in it may come from private votes."""
-
-    budget: Budget
-    surrogate: str | None = None  # a named public data set
-    accuracies: Sequence[str] = ()  # of one teacher: "0.8" or "500=0.8"
-    teachers: Sequence[int] = ()
-    mechanisms: Sequence[str] = field(default_factory=plannable)
-    label_accuracy: float | None = None
-    answers: int | None = None
-    rehearse: bool = True  # on a surrogate, let a student decide
-    records: int | None = None
-    public: int | None = None
-    classes: int | None = None
-
-    def __post_init__(self) -> None:
-        if bool(self.surrogate) == bool(self.accuracies):
-            raise InvalidInput(
-                "give --surrogate NAME (a public data set that is like yours) or --accuracy A "
-                f"(what one teacher may reach){', not both' if self.surrogate else ''}; "
-                "the votes of the private data itself are not for planning"
-            )
-        if any(count < 2 for count in self.teachers):
-            raise InvalidInput("--teachers must be whole numbers, 2 or more, such as 250,1000")
-        if self.label_accuracy is not None and not 0 < self.label_accuracy <= 1:
-            raise InvalidInput(
-                f"--label-accuracy is {self.label_accuracy:g}; it must lie above 0, and 1 at most"
-            )
-        if self.answers is not None and self.answers < 1:
-            raise InvalidInput(f"--answers is {self.answers}; it must be 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,65 +44,184 @@ class Planned:
 
 
 def plan(
-    recipe: Recipe,
-    request: Request,
+    recipe: PathLike,
     *,
-    root: Path,
-    plugin_path: Path | None = None,
-    report: Report = lambda text: None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    surrogate: str | None = None,
+    accuracy: float | Mapping[int, float] | Sequence[str] | None = None,
+    teachers: Sequence[int] = (),
+    mechanisms: Sequence[str] | None = None,
+    answers: int | None = None,
+    label_accuracy: float | None = None,
+    rehearse: bool = True,
+    records: int | None = None,
+    public: int | None = None,
+    classes: int | None = None,
+    set: Mapping[str, Any] | Sequence[str] | None = None,
+    data_root: PathLike | None = None,
+    plugin_path: PathLike | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> Planned:
-    """Propose teachers, mechanism, noise and queries for a recipe.
+    """Propose teachers, mechanism, noise and queries for an ε, from public values alone.
+
+    Parameters
+    ----------
+    recipe : str or path
+        The recipe to plan for. Its private data are never opened.
+    epsilon, delta : float, optional
+        What the labels may cost in all. By default the recipe's.
+    surrogate : str, optional
+        A named public data set like yours: its teachers show how teachers agree.
+    accuracy : float, mapping or sequence of str, optional
+        Instead of a surrogate: what one teacher may reach, ``0.8``, or ``{500: 0.8}`` among 500.
+    teachers : sequence of int
+        Numbers of teachers to consider. By default a range around the recipe's.
+    mechanisms : sequence of str, optional
+        Those to consider. By default all that can be planned for.
+    answers : int, optional
+        The fewest answers wanted; the rest goes into accuracy.
+    label_accuracy : float, optional
+        The least share of right labels wanted.
+    rehearse : bool
+        With a surrogate, let what a student learns decide.
+    records, public, classes : int, optional
+        Public numbers of the data set, where the catalogue does not have them.
+    set : mapping or sequence of str, optional
+        Overrides of the recipe.
+    data_root : str or path, optional
+        Where data sets are. By default ``PATE_DATA``, or ``data``.
+    plugin_path : str or path, optional
+        A folder with modules of your own.
+    report : callable, optional
+        Receives a line for each step.
+
+    Returns
+    -------
+    Planned
+        ``proposal`` (with ``best``) and the ``assumptions`` it rests on.
 
     Guarantees:
         No file of the recipe's data set is opened, nor any run's folder or ledger: a plan is a
-        function of the request, the catalogue and the surrogate, all public.
+        function of the arguments, the catalogue and the surrogate, all public.
+
+    Examples
+    --------
+    >>> planned = plan("mnist", epsilon=2.0, accuracy=0.8, teachers=[250], mechanisms=["gnmax"])
+    >>> planned.proposal.best.plan.guarantee.epsilon <= 2.0
+    True
     """
-    classes = request.classes
-    if classes is None and request.surrogate and recipe.data.own and recipe.data.classes is None:
-        classes = len(named_set(request.surrogate).class_names)
-    facts = public_facts(
-        recipe.data, records=request.records, queries=request.public, classes=classes
-    )
-    counts = sorted(set(request.teachers)) or teacher_counts(facts, own=recipe.teachers.count)
+    name, checked = read_recipe(str(recipe), as_settings(set), Recipe)
+    known = _accuracies(accuracy)
+    budget = _budget(name, checked, epsilon, delta)
+    found = _mechanisms(mechanisms)
+    _check(surrogate, known, teachers, label_accuracy, answers)
+    data = checked.data
+    if classes is None and surrogate and data.own and data.classes is None:
+        classes = len(named_set(surrogate).class_names)
+    facts = public_facts(data, records=records, queries=public, classes=classes)
+    counts = sorted(frozenset(teachers)) or teacher_counts(facts, own=checked.teachers.count)
     if counts[-1] > facts.records:
         raise InvalidInput(
             f"{counts[-1]} teachers are more than the {facts.records} private records; "
             "lower --teachers"
         )
-    if request.surrogate:
+    report = report or _print_nothing
+    rehearsal = None
+    if surrogate:
         profiles, assumptions, rehearsal = _on_surrogate(
-            recipe,
-            request.surrogate,
+            checked,
+            surrogate,
             facts,
             counts,
-            root=root,
-            plugin_path=plugin_path,
+            root=default_root(None if data_root is None else Path(data_root)),
+            plugin_path=None if plugin_path is None else Path(plugin_path).absolute(),
             report=report,
         )
     else:
-        profiles, assumptions = _simulated(recipe, request.accuracies, facts, counts)
-        rehearsal = None
+        profiles, assumptions = _simulated(checked, known, facts, counts)
     proposal = propose(
         profiles,
         facts=facts,
-        budget=request.budget,
-        label_accuracy=request.label_accuracy,
-        answers=request.answers,
-        mechanisms=request.mechanisms,
-        rehearsal=rehearsal if request.rehearse else None,
-        ledger_budget=recipe.privacy.budget,
-        doubt=recipe.privacy.doubt,
+        budget=budget,
+        label_accuracy=label_accuracy,
+        answers=answers,
+        mechanisms=found,
+        rehearsal=rehearsal if rehearse else None,
+        ledger_budget=checked.privacy.budget,
+        doubt=checked.privacy.doubt,
         report=report,
     )
-    known = "the catalogue's figures" if not recipe.data.own else "as given"
+    source = "as given" if data.own else "the catalogue's figures"
     first = (
-        f"Taken as public: {facts.records} private records of {recipe.data.name}, "
-        f"{facts.queries} public inputs, {facts.classes} classes ({known}). No file of "
-        f"{recipe.data.name} was opened."
+        f"Taken as public: {facts.records} private records of {data.name}, {facts.queries} public "
+        f"inputs, {facts.classes} classes ({source}). No file of {data.name} was opened."
     )
     return Planned(
-        recipe=recipe, proposal=proposal, assumptions=(first, *assumptions, *_reasons(proposal))
+        recipe=checked, proposal=proposal, assumptions=(first, *assumptions, *_reasons(proposal))
     )
+
+
+def _print_nothing(text: str) -> None:
+    """Print nothing."""
+
+
+def _accuracies(given: float | Mapping[int, float] | Sequence[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    if isinstance(given, Mapping):
+        return tuple(f"{count}={share}" for count, share in given.items())
+    return (str(given),) if isinstance(given, int | float) else tuple(given)
+
+
+def _budget(name: str, recipe: Recipe, epsilon: float | None, delta: float | None) -> Budget:
+    wanted = recipe.privacy.epsilon if epsilon is None else epsilon
+    if wanted is None:
+        raise InvalidInput(
+            f"give --epsilon, what the labels may cost, or privacy.epsilon in {name}"
+        )
+    return Budget(
+        epsilon=wanted,
+        delta=recipe.privacy.delta if delta is None else delta,
+        conversion=Conversion(recipe.privacy.conversion),
+    )
+
+
+def _mechanisms(wanted: Sequence[str] | None) -> tuple[str, ...]:
+    possible = plannable()
+    chosen = possible if wanted is None else tuple(wanted)
+    found = tuple(each for each in possible if each in chosen)
+    if not found or len(found) < len(set(chosen)):
+        raise InvalidInput(
+            f"--mechanism {','.join(chosen)}: those one can plan for are {', '.join(possible)}"
+        )
+    return found
+
+
+def _check(
+    surrogate: str | None,
+    accuracies: Sequence[str],
+    teachers: Sequence[int],
+    label_accuracy: float | None,
+    answers: int | None,
+) -> None:
+    if bool(surrogate) == bool(accuracies):
+        raise InvalidInput(
+            "give --surrogate NAME (a public data set that is like yours) or --accuracy A "
+            f"(what one teacher may reach){', not both' if surrogate else ''}; "
+            "the votes of the private data itself are not for planning"
+        )
+    if any(count < 2 for count in teachers):
+        raise InvalidInput("--teachers must be whole numbers, 2 or more, such as 250,1000")
+    if label_accuracy is not None and not 0 < label_accuracy <= 1:
+        raise InvalidInput(
+            f"--label-accuracy is {label_accuracy:g}; it must lie above 0, and 1 at most"
+        )
+    if answers is not None and answers < 1:
+        raise InvalidInput(f"--answers is {answers}; it must be 1 or more")
+
+
+# --- profiles and their assumptions ---------------------------------------------------------------
 
 
 def _on_surrogate(
@@ -232,3 +334,115 @@ def _reasons(proposal: Proposal) -> list[str]:
         "are tuned on private data, and no ε accounts for that."
     )
     return assumptions
+
+
+# --- a recipe and a plot --------------------------------------------------------------------------
+
+
+def write_planned(
+    path: Path,
+    planned: Planned,
+    *,
+    source: str,
+    settings: Sequence[str],
+    comment: Sequence[str],
+    force: bool = False,
+) -> None:
+    """Write the recipe at ``source`` with the plan in place of its own values.
+
+    Keys that it leaves to defaults stay out. An existing file is replaced only with ``force``.
+    """
+    given = _keys_in(find_recipe(source).read_text(encoding="utf-8-sig"), settings)
+    best, budget = planned.proposal.best, planned.proposal.budget
+    plan: dict[str, dict[str, Any]] = {
+        "teachers": {"count": best.teachers},
+        "aggregate": best.spec.model_dump(mode="json", exclude_unset=True),
+        "privacy": {"epsilon": budget.epsilon, "delta": budget.delta},
+    }
+    full = planned.recipe.model_dump(mode="json", exclude_unset=True)
+    content: dict[str, dict[str, Any]] = {}
+    for name in Recipe.model_fields:
+        kept = {key: full[name][key] for key in given.get(name, ()) if key in full.get(name, {})}
+        if name == "aggregate":
+            kept = _choosing(kept)
+        if merged := kept | plan.get(name, {}):
+            content[name] = {key: value for key, value in merged.items() if value is not None}
+    Recipe.model_validate(content)
+    lines = [f"# {line}".rstrip() for line in comment]
+    for section, keys in content.items():
+        lines += ["", f"[{section}]", *(f"{k} = {_value(v)}" for k, v in keys.items())]
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+    except FileExistsError:
+        raise InvalidInput(f"{path} exists; add --force to replace it") from None
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
+
+
+def _keys_in(text: str, settings: Sequence[str]) -> dict[str, list[str]]:
+    """Return the keys of each section that a recipe's text and ``--set`` give, in their order.
+
+    >>> _keys_in('[data]\\nname = "digits"', ["data.test=30", "teachers.params.depth=2"])
+    {'data': ['name', 'test'], 'teachers': ['params']}
+    """
+    sections = tomllib.loads(text).items()
+    given = {name: list(keys) for name, keys in sections if isinstance(keys, dict)}
+    for setting in settings:
+        section, key = setting.partition("=")[0].strip().split(".")[:2]
+        if key not in given.setdefault(section, []):
+            given[section].append(key)
+    return given
+
+
+def _choosing(aggregate: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys that choose inputs: not planned, so they stay."""
+    used = {"random": ("choose_seed",), "uncertain": ("rounds",)}
+    keys = ("choose", *used.get(aggregate.get("choose", ""), ()))  # no plan is interactive
+    return {key: aggregate[key] for key in keys if key in aggregate}
+
+
+def _value(value: Any) -> str:
+    """Return a value in TOML, with a line for each table of a list."""
+    if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+        return "[\n" + "".join(f"  {to_toml(each)},\n" for each in value) + "]"
+    return to_toml(value)
+
+
+def plot_trade(proposal: Proposal, path: Path, *, title: str) -> None:
+    """Plot how often one teacher, the plurality, and labels at ε are right, over the teachers."""
+    rows = proposal.over_teachers
+    counts = [row.teachers for row in rows]
+    with new_figure() as figure:
+        axes = plain_axes(figure.subplots(), title=title, x="teachers", y="right, %")
+        axes.plot(counts, [100 * row.teacher_accuracy for row in rows], "o--", color=COLOURS[1],
+                  label="one teacher")  # fmt: skip
+        axes.plot(counts, [100 * row.plurality_accuracy for row in rows], "s-", color=COLOURS[0],
+                  label="plurality of all, without noise")  # fmt: skip
+        planned = round(proposal.best.answered)
+        for number, right in proposal.trade.items():
+            main = number == min(proposal.trade, key=lambda each: abs(each - planned))
+            axes.plot(
+                counts,
+                [100 * share for share in right],
+                "-" if main else ":" if number < planned else "-.",
+                marker="D" if main else None,
+                color=COLOURS[2],
+                linewidth=2.2 if main else 1.4,
+                alpha=1.0 if main else 0.7,
+                label=f"labels of gnmax, {number} at ε = {proposal.budget.epsilon:g}",
+            )
+        best = proposal.best
+        axes.plot(best.teachers, 100 * best.label_accuracy, marker="*", markersize=17,
+                  color=COLOURS[3], linestyle="none", zorder=5,
+                  label=f"proposed: {best.spec.mechanism}, {best.teachers} teachers")  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_xticks(counts, [str(count) for count in counts])
+        axes.minorticks_off()
+        axes.set_ylim(top=101)
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        try:
+            kind = path.suffix.removeprefix(".").lower() or "png"
+            path.write_bytes(render_figure(figure, kind))
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"cannot plot {path}: {error}") from error

@@ -1,6 +1,6 @@
-"""Consensus profiles: votes of k teachers as they might fall, and of a simple model.
+"""Public facts of a data set, and consensus profiles: votes of k teachers as they might fall.
 
-In the model each input has a share p of teachers that are right about it, drawn from a Beta
+In the simple model each input has a share p of teachers that are right about it, drawn from a Beta
 distribution whose mean is the accuracy of one teacher: most inputs are easy, some are hard for
 everybody. Half of the wrong votes fall on one class, and the others on any.
 """
@@ -15,8 +15,106 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.accounting.moments import FloatArray
+from pate.datasets.catalogue import CATALOGUE, NamedSet
+from pate.datasets.spec import DataSpec
 from pate.errors import InvalidInput
 from pate.mechanisms.noisy_max import gaussian_win_chances
+
+_ROUND = (10, 25, 50, 100, 250, 500, 1000, 2000, 4000, 8000)  # numbers of teachers
+_OF_EACH_CLASS = 2  # records of each class that a teacher should see, on average
+_SPAN = 20  # the most teachers of a grid over the fewest
+_UNKNOWN = {"records": "private records", "queries": "public inputs", "classes": "classes"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The public quantities that a plan may rest on."""
+
+    records: int  # private ones
+    queries: int  # public inputs
+    classes: int
+
+
+def public_facts(
+    data: DataSpec,
+    *,
+    records: int | None = None,
+    queries: int | None = None,
+    classes: int | None = None,
+) -> Facts:
+    """Return the facts of a recipe's data: as given, else as the catalogue has them.
+
+    Guarantees:
+        The number of private records comes from the catalogue, which is public for a named set,
+        or from the user, who thereby makes it public. No file of the data set is opened.
+
+    >>> public_facts(DataSpec(name="mnist"))
+    Facts(records=60000, queries=9000, classes=10)
+    >>> public_facts(DataSpec(name="digits", public=300, test=300), records=1000)
+    Facts(records=1000, queries=300, classes=10)
+    """
+    known = _own(data) if data.own else _named(data, CATALOGUE[data.name])
+    found: dict[str, int] = {}
+    for name, option, given, least in (
+        ("records", "--records", records, 2),
+        ("queries", "--public", queries, 1),
+        ("classes", "--classes", classes, 2),
+    ):
+        value = known[name] if given is None else given
+        if value is None:
+            raise InvalidInput(
+                f"how many {_UNKNOWN[name]} {data.name} has is not known without opening it; "
+                f"give it with {option}"
+            )
+        if value < least:
+            raise InvalidInput(f"{option} is {value}; it must be {least} or more")
+        found[name] = value
+    return Facts(**found)
+
+
+def _own(data: DataSpec) -> dict[str, int | None]:
+    return {
+        "records": data.private if isinstance(data.private, int) else None,
+        "queries": data.public if isinstance(data.public, int) else None,
+        "classes": None if data.classes is None else len(data.classes),
+    }
+
+
+def _named(data: DataSpec, named: NamedSet) -> dict[str, int | None]:
+    """Divide as :func:`pate.datasets.load` does; default roles make up the set's test part."""
+    held_out = named.public + named.test
+    training = named.records - held_out if named.official_test else named.records
+    public, test = data.public or named.public, data.test or named.test
+    if named.official_test and data.public_from == "test":
+        queries, left = _amount(public, of=held_out - _amount(test, of=held_out)), training
+    elif named.official_test:
+        queries = _amount(public, of=training)
+        left = training - queries
+    else:
+        rest = training - _amount(test, of=training)
+        queries = _amount(public, of=rest)
+        left = rest - queries
+    private = left if data.private is None else min(left, _amount(data.private, of=left))
+    return {"records": private, "queries": queries, "classes": len(named.class_names)}
+
+
+def _amount(amount: int | float, *, of: int) -> int:
+    return amount if isinstance(amount, int) else round(amount * of)
+
+
+def teacher_counts(facts: Facts, *, own: int) -> list[int]:
+    """Return numbers of teachers worth considering, with the recipe's ``own`` among them.
+
+    >>> teacher_counts(Facts(records=60000, queries=9000, classes=10), own=250)
+    [100, 250, 500, 1000, 2000]
+    """
+    most = facts.records // (_OF_EACH_CLASS * facts.classes)
+    fitting = [count for count in _ROUND if count <= most]
+    fitting = [count for count in fitting if count * _SPAN >= max(fitting)]
+    return sorted({*fitting, own} if own <= facts.records else fitting) or [2]
+
+
+# --- profiles -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -25,14 +123,6 @@ class Profile:
 
     counts: NDArray[np.int64]  # (inputs, classes); every row sums to the number of teachers
     truth: NDArray[np.int64]  # (inputs,)
-
-    def __post_init__(self) -> None:
-        counts, truth = self.counts, self.truth
-        if counts.ndim != 2 or not len(counts) or truth.shape != counts.shape[:1]:
-            raise InvalidInput("a profile needs a row of counts, and a class, for each input")
-        totals = counts.sum(axis=1)
-        if totals.min() != totals.max() or totals[0] < 1 or counts.min() < 0:
-            raise InvalidInput("a profile needs the same number of votes on every input")
 
     @property
     def teachers(self) -> int:
@@ -47,18 +137,18 @@ class Profile:
         return int(self.counts.shape[0])
 
     def first(self, inputs: int) -> Profile:
-        """The first so many inputs."""
+        """Return the first so many inputs."""
         return Profile(counts=self.counts[:inputs], truth=self.truth[:inputs])
 
     @property
     def teacher_accuracy(self) -> float:
-        """Of one teacher, on average."""
+        """The accuracy of one teacher, on average."""
         right = self.counts[np.arange(self.inputs), self.truth]
         return float(right.mean()) / self.teachers
 
     @property
     def plurality_accuracy(self) -> float:
-        """Of the class with the most votes, without noise; ties count by the share of the truth.
+        """The accuracy of the plurality without noise; ties count by the share of the truth.
 
         >>> Profile(counts=np.array([[3, 1], [2, 2]]), truth=np.array([0, 1])).plurality_accuracy
         0.75
@@ -67,14 +157,9 @@ class Profile:
         right = largest[np.arange(self.inputs), self.truth] / largest.sum(axis=1)
         return float(right.mean())
 
-    @property
-    def consensus(self) -> float:
-        """The share of the teachers that agree on the winning class, on average."""
-        return float(self.counts.max(axis=1).mean()) / self.teachers
-
 
 def right_with_gaussian(profile: Profile, sigma: float) -> FloatArray:
-    """Pr[GNMax answers with the truth], for each input.
+    """Return Pr[GNMax answers with the truth], for each input.
 
     >>> profile = Profile(counts=np.array([[70, 30]]), truth=np.array([0]))
     >>> round(float(right_with_gaussian(profile, 40.0)[0]), 4)  # Φ(40 / (40·√2))
@@ -128,7 +213,7 @@ def simulated(
 
 
 def parse_accuracies(texts: Sequence[str], *, own: int) -> dict[int, float]:
-    """``["0.8"]`` at the recipe's ``own`` teachers, or ``["100=0.9", "1000=0.7"]`` at any.
+    """Read ``["0.8"]`` at the recipe's ``own`` teachers, or ``["100=0.9", "1000=0.7"]`` at any.
 
     >>> parse_accuracies(["0.8"], own=250), parse_accuracies(["100=0.9", "1000=0.7"], own=250)
     ({250: 0.8}, {100: 0.9, 1000: 0.7})

@@ -1,4 +1,4 @@
-"""The best setting for one profile: every budget is used up, and the most is made of it.
+"""The best setting for each number of teachers, and the best of all.
 
 For a number of answers the noise follows from ε (:mod:`pate.planner.forecast`), so little is left
 to search: how many answers for LNMax and GNMax; and for Confident-GNMax how many queries to check,
@@ -7,23 +7,35 @@ which consensus to ask for, and what share of the budget the checks get.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtr
 
 from pate.accounting.moments import FloatArray
+from pate.errors import InvalidInput
 from pate.mechanisms import MECHANISMS, AggregateSpec, Mechanism
 from pate.mechanisms.mechanism import IntArray
-from pate.planner.forecast import Budget, evenness, expected_answers, rounded_up, useful_labels
-from pate.planner.profile import Profile, leads, right_with_gaussian
+from pate.planner.forecast import (
+    Budget,
+    Forecast,
+    evenness,
+    expected_answers,
+    forecast,
+    rounded_up,
+    useful_labels,
+)
+from pate.planner.profile import Facts, Profile, leads, right_with_gaussian
+from pate.planner.surrogate import Rehearsal
 
 _STEPS = 36  # numbers of answers that are looked at
 _SHARES = (0.05, 0.1, 0.2, 0.35, 0.5)  # of the budget, for the checks
 _THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of the teachers
 _LEAST = 5  # answers
+_INPUTS = 2000  # of a profile: enough for every mean in a plan
+_WORTH = 0.05  # a setting is tried if its labels are worth this share of the most useful ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +60,7 @@ class Wish:
     answers: int | None = None
 
     def best(self, candidates: Sequence[Candidate]) -> Candidate | None:
-        """The candidate wished for; where none meets the wish, the one that comes nearest."""
+        """Return the candidate wished for; where none meets the wish, the one nearest to it."""
         if not candidates:
             return None
         if self.answers is not None:
@@ -66,7 +78,7 @@ class Wish:
 
 
 def plannable() -> tuple[str, ...]:
-    """The mechanisms whose settings follow from a budget: one noise, or a check and an answer.
+    """Return the mechanisms whose settings follow from a budget.
 
     >>> plannable()
     ('lnmax', 'gnmax', 'confident')
@@ -113,7 +125,7 @@ class _Ladder:
         return cls(sigmas=sigmas, right=right)
 
     def accuracy(self, sigma: float, weights: FloatArray) -> float:
-        """Of the answers, where inputs are answered with these weights."""
+        """Return the accuracy of the answers, where inputs are answered with these weights."""
         above = int(np.clip(np.searchsorted(self.sigmas, sigma), 1, len(self.sigmas) - 1))
         ends = self.right[above - 1 : above + 1] @ weights / weights.sum()
         return float(np.interp(np.log(sigma), np.log(self.sigmas[above - 1 : above + 1]), ends))
@@ -122,20 +134,24 @@ class _Ladder:
 def _one_noise(
     profile: Profile, budget: Budget, numbers: IntArray, kind: type[Mechanism]
 ) -> Iterator[Candidate]:
-    """Settings of a mechanism with one noise and no check."""
+    """Yield settings of a mechanism with one noise and no check."""
     ahead = leads(profile)
     for number in map(int, numbers):
         noise = rounded_up(budget.least_noise(kind, number))
         mechanism = kind.from_keys({str(kind.calibrated): noise})
-        spec = _spec(mechanism=kind.name, **{str(kind.calibrated): noise}, queries=number)
         accuracy = float(mechanism.win_chances(ahead).mean())
-        yield _candidate(profile, spec, float(number), accuracy)
+        yield Candidate(
+            spec=_spec(mechanism=kind.name, **{str(kind.calibrated): noise}, queries=number),
+            answers=float(number),
+            accuracy=accuracy,
+            useful=useful_labels(number, accuracy, classes=profile.classes),
+        )
 
 
 def _checking(
     profile: Profile, budget: Budget, numbers: IntArray, ladder: _Ladder, kind: type[Mechanism]
 ) -> Iterator[Candidate]:
-    """Settings of a mechanism with a check (Confident-GNMax).
+    """Yield settings of a mechanism with a check (Confident-GNMax).
 
     The cap on answers is what is expected, so that the rest goes into noise.
     """
@@ -172,10 +188,173 @@ def _checking(
                 yield Candidate(spec=spec, answers=answered, accuracy=accuracy, useful=worth)
 
 
-def _spec(**figures: Any) -> AggregateSpec:
-    return AggregateSpec.model_validate(figures)
+def _spec(**keys: Any) -> AggregateSpec:
+    return AggregateSpec.model_validate(keys)
 
 
-def _candidate(profile: Profile, spec: AggregateSpec, answers: float, accuracy: float) -> Candidate:
-    worth = useful_labels(answers, accuracy, classes=profile.classes)
-    return Candidate(spec=spec, answers=answers, accuracy=accuracy, useful=worth)
+def shortlist(found: Sequence[Candidate]) -> list[Candidate]:
+    """Return the most useful setting of each mechanism and size (answers within a factor √2)."""
+    best: dict[tuple[str, int], Candidate] = {}
+    for each in found:
+        place = each.spec.mechanism, round(2 * float(np.log2(max(each.answers, 1.0))))
+        if place not in best or each.useful > best[place].useful:
+            best[place] = each
+    top = max((each.useful for each in best.values()), default=0.0)
+    return [each for each in best.values() if each.useful >= _WORTH * top]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """The best setting for each k, the best of all, and what decided it."""
+
+    facts: Facts
+    budget: Budget
+    wish: Wish
+    over_teachers: tuple[Forecast, ...]  # the best setting for each k
+    over_mechanisms: tuple[Forecast, ...]  # at the chosen k, the best one of each mechanism
+    best: Forecast
+    trade: Mapping[int, tuple[float, ...]]  # answers → share of right labels, for each k
+    met: bool  # whether the best meets the wish
+    rehearsed: bool  # whether a student decided
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "facts": {
+                "private_records": self.facts.records,
+                "public_inputs": self.facts.queries,
+                "classes": self.facts.classes,
+            },
+            "epsilon": self.budget.epsilon,
+            "delta": self.budget.delta,
+            "conversion": self.budget.conversion.value,
+            "wished": {"label_accuracy": self.wish.accuracy, "answers": self.wish.answers},
+            "met": self.met,
+            "rehearsed": self.rehearsed,
+            "proposal": self.best.as_json(),
+            "over_teachers": [each.as_json() for each in self.over_teachers],
+            "over_mechanisms": [each.as_json() for each in self.over_mechanisms],
+            "trade": {str(answers): list(shares) for answers, shares in self.trade.items()},
+        }
+
+
+def propose(
+    profiles: Sequence[Profile],
+    *,
+    facts: Facts,
+    budget: Budget,
+    label_accuracy: float | None = None,
+    answers: int | None = None,
+    mechanisms: Sequence[str] | None = None,
+    rehearsal: Rehearsal | None = None,
+    ledger_budget: float | None = None,
+    doubt: float = 0.01,
+    report: Callable[[str], None] = lambda text: None,
+) -> Proposal:
+    """Search every profile and put the best settings side by side.
+
+    Guarantees:
+        Reads profiles and facts, which are public, and nothing else; so the choice costs no
+        privacy (post-processing of public values), and the guarantee of the chosen plan is the one
+        printed: data-independent, whatever the votes will be.
+    """
+    if not profiles:
+        raise InvalidInput("there is no number of teachers to plan for; give --teachers")
+    if answers is not None and answers > facts.queries:
+        raise InvalidInput(f"--answers {answers} is more than the {facts.queries} public inputs")
+    short = [profile.first(_INPUTS) for profile in profiles]
+    wish = Wish(accuracy=label_accuracy or 0.0, answers=answers)
+    mechanisms = plannable() if mechanisms is None else mechanisms
+    chosen: list[list[Forecast]] = []  # for each number of teachers, the best of each mechanism
+
+    def measured(profile: Profile, setting: AggregateSpec, student: float | None) -> Forecast:
+        found = forecast(
+            profile,
+            setting,
+            budget=budget,
+            queries=facts.queries,
+            ledger_budget=ledger_budget,
+            doubt=doubt,
+        )
+        return replace(found, student_accuracy=student)
+
+    for whole, profile in zip(profiles, short, strict=True):
+        report(f"looking for the best noise with {profile.teachers} teachers")
+        found = candidates(profile, budget=budget, queries=facts.queries, mechanisms=mechanisms)
+        tried = _rehearsed(rehearsal, whole, wish, found, budget, facts.queries)
+        rivals = [
+            _pick(wish, tried, [c for c in found if c.spec.mechanism == name])
+            for name in mechanisms
+        ]
+        chosen.append([measured(profile, *each) for each in rivals if each is not None])
+    best_of_each = [max(rivals, key=lambda each: _rank(wish, each)) for rivals in chosen]
+    best = max(best_of_each, key=lambda each: _rank(wish, each))
+    return Proposal(
+        facts=facts,
+        budget=budget,
+        wish=wish,
+        over_teachers=tuple(best_of_each),
+        over_mechanisms=tuple(chosen[best_of_each.index(best)]),
+        best=best,
+        trade=_trade(short, budget, best.answered, facts.queries),
+        met=_met(wish, best),
+        rehearsed=best.student_accuracy is not None,
+    )
+
+
+Tried = list[tuple[Candidate, float]]  # with what a student reached
+
+
+def _rehearsed(
+    rehearsal: Rehearsal | None,
+    profile: Profile,
+    wish: Wish,
+    found: Sequence[Candidate],
+    budget: Budget,
+    queries: int,
+) -> Tried:
+    """Try the settings on the short list that meet the wish."""
+    if rehearsal is None:
+        return []
+    meeting = [c for c in found if wish.met_by(answers=c.answers, accuracy=c.accuracy)]
+    tried: Tried = []
+    for each in shortlist(meeting):
+        plan = budget.plan(each.spec, queries=queries)
+        reached = rehearsal.accuracy(profile, each.spec, plan)
+        if reached is not None:
+            tried.append((each, reached))
+    return tried
+
+
+def _pick(
+    wish: Wish, tried: Tried, found: Sequence[Candidate]
+) -> tuple[AggregateSpec, float | None] | None:
+    """Return the setting that taught most; without a rehearsal the one wished for."""
+    own = [each for each in tried if each[0] in found]
+    if own:
+        candidate, reached = max(own, key=lambda each: each[1])
+        return candidate.spec, reached
+    best = wish.best(found)
+    return None if best is None else (best.spec, None)
+
+
+def _met(wish: Wish, found: Forecast) -> bool:
+    return wish.met_by(answers=found.answered, accuracy=found.label_accuracy)
+
+
+def _rank(wish: Wish, found: Forecast) -> tuple[bool, float, float]:
+    worth = found.label_accuracy if wish.answers is not None else found.useful
+    return _met(wish, found), found.student_accuracy or 0.0, worth
+
+
+def _trade(
+    profiles: Sequence[Profile], budget: Budget, answers: float, queries: int
+) -> dict[int, tuple[float, ...]]:
+    """Return the share of right GNMax labels over k: as planned, and with 4 times fewer or more."""
+    numbers = sorted({min(queries, max(1, round(answers * times))) for times in (0.25, 1.0, 4.0)})
+    return {
+        number: tuple(
+            float(right_with_gaussian(profile, budget.gaussian(number)).mean())
+            for profile in profiles
+        )
+        for number in numbers
+    }

@@ -12,7 +12,7 @@ a model of the teachers' kind learns from them, and is tested on inputs that nob
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from pate.mechanisms import AggregateSpec, Plan, make_mechanism
 from pate.mechanisms.mechanism import IntArray
 from pate.pipeline.recipe import Recipe
 from pate.planner.profile import Profile
-from pate.planner.search import Candidate
 from pate.teachers.adapters import make
 from pate.teachers.families import group_families, predict_many_labels, train_many
 from pate.teachers.protocol import predict_labels, train
@@ -38,6 +37,7 @@ from pate.votes import Votes
 _POOL = 20_000  # records that teachers learn from, at most: more take long to encode
 _LEDGERS = ("ledger", "dpsgd.ledger")  # of votes, and of training with noise
 _GROUP = 256  # teachers that are in memory at once
+_DRAWS = 3  # of labels, for each setting that is tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -205,10 +205,6 @@ def _predictions(
             yield predicted
 
 
-_DRAWS = 3
-_WORTH = 0.05  # a setting is tried if its labels are worth this share of the most useful ones
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rehearsal:
     """A surrogate, ready to try settings on. PUBLIC."""
@@ -217,16 +213,12 @@ class Rehearsal:
     spec: TeachersSpec
     plugin_path: Path | None = None
 
-    def room(self) -> int:
-        """Return the most queries that can be tried; other inputs test the student."""
-        return len(self.surrogate.truth)
-
     def accuracy(self, profile: Profile, setting: AggregateSpec, plan: Plan) -> float | None:
         """Return a student's accuracy, averaged over draws; None where there are too few inputs.
 
         ``profile`` holds the votes on all inputs of the surrogate.
         """
-        if plan.queries > self.room():
+        if plan.queries > len(self.surrogate.truth):
             return None
         mechanism = make_mechanism(setting)
         reached = []
@@ -255,14 +247,3 @@ class Rehearsal:
         truth = np.concatenate([known.truth[unasked], known.test_truth])
         predicted = predict_labels(student, inputs, classes=known.classes, private=False)
         return float((predicted == truth).mean())
-
-
-def shortlist(found: Sequence[Candidate]) -> list[Candidate]:
-    """Return the most useful setting of each mechanism and size (answers within a factor √2)."""
-    best: dict[tuple[str, int], Candidate] = {}
-    for each in found:
-        place = each.spec.mechanism, round(2 * float(np.log2(max(each.answers, 1.0))))
-        if place not in best or each.useful > best[place].useful:
-            best[place] = each
-    top = max((each.useful for each in best.values()), default=0.0)
-    return [each for each in best.values() if each.useful >= _WORTH * top]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -191,10 +192,7 @@ def _apply(content: dict[str, Any], setting: str) -> KeyPath:
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
         raise InvalidInput(f"--set {printable(setting)} is not of the form section.key=value")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):
-        parsed = value  # a word without quotation marks
+    parsed = read_value(value)
     holder: Any = content
     path: KeyPath = ()
     for depth, part in enumerate(parts, start=1):
@@ -227,3 +225,52 @@ def _location(path: Path, text: str, where: KeyPath, set_by: Mapping[KeyPath, st
     place = f"{path}:{line}" if line else str(path)
     involved = [setting for key, setting in set_by.items() if key[: len(where)] == where]
     return " with ".join([place, *(f"--set {setting}" for setting in involved)])
+
+
+# --- settings as texts ----------------------------------------------------------------------------
+
+
+def read_value(text: str) -> Any:
+    """Return the value of a setting: a TOML value, or else a word without quotation marks."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError, KeyError):
+        return text
+
+
+def as_setting(value: Any) -> str:
+    """Return a value as ``--set`` takes it, on one line; a plain word stays as it is.
+
+    >>> as_setting("fixmatch"), as_setting("true"), as_setting(True), as_setting([1, "a"])
+    ('fixmatch', '"true"', 'true', '[1, "a"]')
+    """
+    plain = isinstance(value, str) and value.isprintable() and read_value(value) == value
+    return str(value) if plain else to_toml(value)
+
+
+def as_settings(settings: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
+    """Return settings as ``--set`` takes them, from a mapping or from such texts.
+
+    >>> as_settings({"teachers.count": 50}), as_settings(["student.seed=1"]), as_settings(None)
+    (['teachers.count=50'], ['student.seed=1'], [])
+    """
+    if isinstance(settings, Mapping):
+        return [f"{key}={as_setting(value)}" for key, value in settings.items()]
+    return list(settings or ())
+
+
+def to_toml(value: Any) -> str:
+    """Return a value in TOML, on one line.
+
+    >>> to_toml({"a b": [1, 2.5], "c": {}}), to_toml("x\\ty"), to_toml(1e300)
+    ('{ "a b" = [1, 2.5], c = {} }', '"x\\\\ty"', '1e+300')
+    """
+    if isinstance(value, Mapping):
+        keys = {k: k if re.fullmatch(r"[A-Za-z0-9_-]+", k) else to_toml(k) for k in value}
+        inside = [f"{keys[k]} = {to_toml(each)}" for k, each in value.items() if each is not None]
+        return "{ " + ", ".join(inside) + " }" if inside else "{}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(to_toml, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else str(value)

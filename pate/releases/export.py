@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.artifacts import Artifact
+from pate.artifacts import Artifact, digest_of
 from pate.artifacts.manifest import MANIFEST
-from pate.encoders.backbone import Backbone, file_digest, find_weights
 from pate.encoders.chain import Chain, load_encoder
+from pate.encoders.spec import find_weights
+from pate.encoders.user_code import Backbone
 from pate.errors import InvalidInput, PateError
 from pate.releases.files import ENCODER, GRAPH, LABELS, STUDENT, TENSORS, may_leave
 from pate.releases.run import FinishedRun
@@ -172,7 +173,7 @@ def _copy_weights(run: FinishedRun, weights: str, place: Path) -> str:
         state = torch.load(file, map_location="cpu", weights_only=True)
         state = state.get("state_dict", state)
         save_file({key: value.clone().contiguous() for key, value in state.items()}, place)
-    return file_digest(place)
+    return digest_of(place)
 
 
 # --- models ---------------------------------------------------------------------------------------

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 
 from pate.artifacts import Level
-from pate.encoders.chain import load_encoder
-from pate.encoders.step import has_own
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.teach import plugin_digest
@@ -17,7 +15,7 @@ from pate.stages.teach import plugin_digest
 
 def _settings(recipe: Recipe, options: Options) -> Any:
     # All else is in the encoder and in the shards; code of the user's runs here once more.
-    return {"plugin": plugin_digest(options.plugin_path) if has_own(recipe.encoder) else None}
+    return {"plugin": plugin_digest(options.plugin_path) if recipe.encoder.runs_user_code else None}
 
 
 def _run(context: Context) -> None:
@@ -34,6 +32,8 @@ def _run(context: Context) -> None:
         draft.facts["identity"] = bool(encoder.facts["identity"])
         if encoder.facts["identity"]:
             return
+        from pate.encoders.chain import load_encoder
+
         spec, plugins = context.recipe.encoder, context.options.plugin_path
         chain = load_encoder(spec, encoder.path, plugin_path=plugins)
         records, offsets = shards.array("features.npy"), shards.array("offsets.npy")
@@ -42,7 +42,7 @@ def _run(context: Context) -> None:
         with context.options.progress("encode", len(offsets) - 1, 0) as shown:
             for start, stop in pairwise(offsets.tolist()):
                 if stop > start:
-                    if start and has_own(spec):
+                    if start and spec.runs_user_code:
                         chain = load_encoder(spec, encoder.path, plugin_path=plugins)
                     out[start:stop] = chain.transform(np.array(records[start:stop]))
                 shown.advance(1)

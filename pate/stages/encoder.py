@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from pate.artifacts import Level
-from pate.encoders.chain import encoder_content, fit_encoder, save_encoder
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.teach import plugin_digest
@@ -17,7 +16,7 @@ def _settings(recipe: Recipe, options: Options) -> Any:
     spec = recipe.encoder
     return {
         "encoder": spec.model_dump(mode="json"),
-        "weights": encoder_content(spec, plugin_path=options.plugin_path),
+        "weights": spec.weight_digests(plugin_path=options.plugin_path),
         "plugin": plugin_digest(options.plugin_path) if spec.steps else None,
     }
 
@@ -33,6 +32,8 @@ def _run(context: Context) -> None:
     with context.draft(Level.PUBLIC) as draft:
         draft.facts["identity"] = not spec.steps
         if spec.steps:
+            from pate.encoders.chain import fit_encoder, save_encoder
+
             inputs = context.inputs["data-public"].array("features.npy")
             chain = fit_encoder(spec, inputs, plugin_path=context.options.plugin_path)
             save_encoder(chain, draft.path)

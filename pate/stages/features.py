@@ -8,7 +8,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from pate.artifacts import Artifact
-from pate.encoders.chain import load_encoder
 from pate.pipeline.stage import Context
 
 _FILE = "features.npy"
@@ -65,6 +64,8 @@ def as_student_sees(context: Context, inputs: NDArray[Any]) -> NDArray[Any]:
     encoder = context.inputs["encoder"]
     if context.recipe.student.inputs == "raw" or encoder.facts["identity"]:
         return inputs
+    from pate.encoders.chain import load_encoder
+
     chain = load_encoder(
         context.recipe.encoder, encoder.path, plugin_path=context.options.plugin_path
     )

@@ -32,7 +32,7 @@ from pate.pipeline.ledger import ledger_path
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Options
-from pate.recipes.read import read_recipe, remarks
+from pate.recipes.read import as_settings, read_recipe, remarks
 from pate.stages.catalogue import STAGES
 from pate.stages.exactly_once import releases_in_ledger, require_paid
 from pate.studies.compare_recipe import (
@@ -42,7 +42,6 @@ from pate.studies.compare_recipe import (
     checked_epsilons,
     make_points,
 )
-from pate.studies.grid import as_settings
 from pate.studies.measure import Measures, warm_up
 from pate.studies.plots import plot_comparison
 from pate.studies.study import (

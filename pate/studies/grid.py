@@ -7,9 +7,7 @@ nothing.
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +15,9 @@ from typing import Any
 
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
-from pate.recipes.read import read_recipe
+from pate.recipes.read import as_setting, read_recipe, read_value
 
 MOST_POINTS = 1000
-
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,59 +74,7 @@ def read_values(text: str) -> tuple[Any, ...]:
         raise InvalidInput("there is no value between two commas; remove one, or add a value")
     if any(word.startswith(("[", "{", '"', "'")) for word in words):
         raise InvalidInput("this is not TOML; close what is open, and put words into quotes")
-    return tuple(_read_word(word) for word in words)
-
-
-def _read_word(word: str) -> Any:
-    """Return one value as ``--set`` would read it."""
-    try:
-        return tomllib.loads(f"value = {word}")["value"]
-    except (ValueError, RecursionError, KeyError):
-        return word
-
-
-def as_setting(value: Any) -> str:
-    """Return a value as ``--set`` takes it, on one line; a plain word stays as it is.
-
-    >>> as_setting("fixmatch"), as_setting("true"), as_setting(True), as_setting([1, "a"])
-    ('fixmatch', '"true"', 'true', '[1, "a"]')
-    """
-    if isinstance(value, str) and value.isprintable() and _read_word(value) == value:
-        return value
-    return _toml(value)
-
-
-def as_settings(settings: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
-    """Return settings as ``--set`` takes them, from a mapping or from such texts.
-
-    >>> as_settings({"teachers.count": 50}), as_settings(["student.seed=1"]), as_settings(None)
-    (['teachers.count=50'], ['student.seed=1'], [])
-    """
-    if isinstance(settings, Mapping):
-        return [f"{key}={as_setting(value)}" for key, value in settings.items()]
-    return list(settings or ())
-
-
-def _toml(value: Any) -> str:
-    """Return a value in TOML, on one line.
-
-    >>> _toml({"a b": [1, 2.5], "c": {}}), _toml("x\\ty"), _toml(1e300)
-    ('{ "a b" = [1, 2.5], c = {} }', '"x\\\\ty"', '1e+300')
-    """
-    if isinstance(value, Mapping):
-        inside = (f"{_toml_key(key)} = {_toml(each)}" for key, each in value.items())
-        return "{ " + ", ".join(inside) + " }" if value else "{}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)  # a number, or a date, which no setting takes
-
-
-def _toml_key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else _toml(key)
+    return tuple(map(read_value, words))
 
 
 # --- axes and points ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pate._plots import COLOURS, MARKERS, new_figure, plain_axes, render_figure
-from pate.studies.grid import as_setting
+from pate.recipes.read import as_setting
 from pate.studies.tables import METHODS, ComparisonRow, SweepRow, write_private_file
 
 if TYPE_CHECKING:

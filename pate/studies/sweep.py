@@ -26,10 +26,11 @@ from pate.pipeline.ledger import open_ledger
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Options, producer
+from pate.recipes.read import as_settings
 from pate.stages.catalogue import STAGES
 from pate.stages.exactly_once import require_paid
 from pate.stages.selection import require_made
-from pate.studies.grid import Grid, Point, as_settings, read_grid
+from pate.studies.grid import Grid, Point, read_grid
 from pate.studies.plots import plot_sweep
 from pate.studies.study import is_paid, require_own_labels, tag_of
 from pate.studies.tables import SweepRow, require_same_noise, write_sweep_table

@@ -46,10 +46,6 @@ def make(model: ModelSpec, *, classes: int, seed: int, plugin_path: Path | None 
     >>> make(spec, classes=10, seed=7).estimator
     DecisionTreeClassifier(max_depth=3, random_state=7)
     """
-    if model.model.partition(":")[0].partition(".")[0] == "torchvision":
-        from pate.vision import torchvision
-
-        torchvision()
     if model.model in BUILT_IN:
         target = resolve(BUILT_IN[model.model])
     else:

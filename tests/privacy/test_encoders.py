@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import sys
 
 import numpy as np
 import pytest
 import torch
+from harness import Project, printed
 
 from pate.artifacts import Level, Store, StoreError
-from pate.cli import main
 from pate.stages.encoder import ENCODER
 
 TEACHERS, PRIVATE, OPEN = 5, 90, 40
@@ -69,11 +66,11 @@ def private_images():
     return pixels, labels
 
 
-class Place:
-    """A folder with images of its own, a recipe with an encoder, and the command line."""
+class ImageProject(Project):
+    """Images of its own, and a recipe with an encoder."""
 
     def __init__(self, folder, *, model="ridge", private=None):
-        self.folder, self.run_folder = folder, folder / "runs" / "my"
+        super().__init__(folder, name="my")
         (folder / "data").mkdir(parents=True)
         self.save("private", *(private or private_images()))
         for seed, name in enumerate(("public", "test"), start=2):
@@ -83,30 +80,9 @@ class Place:
     def save(self, name, pixels, labels):
         np.savez(self.folder / f"{name}.npz", X=pixels, y=labels)
 
-    def run(self, stage="run"):
-        """In this process; returns all that was said."""
-        said = io.StringIO()
-        before, sys.argv = sys.argv, ["pate", stage, "my.toml", "--engine", "serial"]
-        try:
-            with (
-                contextlib.chdir(self.folder),
-                contextlib.redirect_stdout(said),
-                contextlib.redirect_stderr(said),
-                pytest.raises(SystemExit) as stop,
-            ):
-                main()
-        finally:
-            sys.argv = before
-        assert not stop.value.code, said.getvalue()
-        return said.getvalue()
-
     @property
     def store(self):
         return Store(root=self.run_folder, reader="evaluate")
-
-    def artifact(self, stage):
-        (artifact,) = self.store.all(stage)
-        return artifact
 
     def shards(self):
         """The encoded records of each shard, as bytes."""
@@ -135,25 +111,25 @@ def different(before, after):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    place = Place(tmp_path_factory.mktemp("finished") / "place")
-    place.said = place.run()
-    return place
+    project = ImageProject(tmp_path_factory.mktemp("finished") / "project")
+    project.output = printed(project.call_run())
+    return project
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_dropped_record_changes_one_encoded_shard_one_teacher_and_its_votes(tmp_path, model):
-    """Two places, so that every teacher is trained anew: the others agree to the last bit."""
+    """Two projects, so that every teacher is trained anew: the others agree to the last bit."""
     pixels, labels = private_images()
-    whole = Place(tmp_path / "whole", model=model)
-    less = Place(
+    whole = ImageProject(tmp_path / "whole", model=model)
+    less = ImageProject(
         tmp_path / "less", model=model, private=(np.delete(pixels, 3, 0), np.delete(labels, 3))
     )
-    for place in (whole, less):
-        place.run("vote")
+    for project in (whole, less):
+        project.call_run(stage="vote")
     changed = different(whole.shards(), less.shards())
     assert len(changed) == 1
     assert different(whole.teachers(), less.teachers()) == changed
-    votes = [place.artifact("vote").array("predictions.npy") for place in (whole, less)]
+    votes = [project.artifact("vote").array("predictions.npy") for project in (whole, less)]
     assert set(different(*votes_by_teacher(votes))) <= set(changed)
 
 
@@ -184,15 +160,15 @@ def test_the_encoder_can_open_the_public_inputs_and_nothing_else(finished):
 
 
 def test_other_private_records_leave_the_encoder_as_it_is(finished, tmp_path):
-    other = Place(tmp_path / "other", private=images(60, seed=9))
-    other.run("encode")
+    other = ImageProject(tmp_path / "other", private=images(60, seed=9))
+    other.call_run(stage="encode")
     expected = contents(finished.artifact("encoder"))
     assert len(expected) > 3
     assert contents(other.artifact("encoder")) == expected
     other.save("private", *private_images())
-    said = other.run("encode")
-    assert "encoder: done before" in said
-    assert "encode: running" in said
+    output = printed(other.call_run(stage="encode"))
+    assert "encoder: done before" in output
+    assert "encode: running" in output
     assert len(other.store.all("encoder")) == 1
 
 
@@ -215,7 +191,7 @@ def test_marks_of_private_records_and_their_features_are_nowhere_in_the_open(fin
     for stage in ("partition", "encode", "vote"):
         files = finished.artifact(stage).manifest["files"].values()
         marks |= {file["sha256"].encode() for file in files}
-    private, public = {}, {"said": finished.said.encode()}
+    private, public = {}, {"output": finished.output.encode()}
     for file in finished.run_folder.rglob("*"):
         if file.is_file():
             inside = file.is_relative_to(finished.run_folder / "private")

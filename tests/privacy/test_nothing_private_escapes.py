@@ -6,23 +6,18 @@ And one record more or less changes one shard and one teacher, as the guarantee 
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import json
 import os
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import call
+from harness import Project, printed
 
-from pate.accounting import Ledger
 from pate.accounting.ledger.running_total import formulas
 from pate.artifacts import Draft, Level, Store, StoreError, fingerprint
 from pate.artifacts.manifest import write_manifest
-from pate.cli import main
 from pate.stages.catalogue import STAGES
 from pate.stages.distill import DISTILL
 from pate.stages.evaluate import EVALUATE
@@ -55,7 +50,8 @@ class Centroids:
         return ((X[:, None, :] - self.centres[None]) ** 2).sum(axis=2).argmin(axis=1)
 '''
 
-ROOT = str(Path(__file__).parents[2])
+REFERENCE = "[evaluate]\nreference = true\n"
+SHUFFLE = '[partition]\nmethod = "shuffle"\n'
 VALUE = 1234.5678  # in features of private records
 PRIVATE_ROWS, TEACHERS = 131, 6  # a number of records that nothing else comes to
 
@@ -68,14 +64,14 @@ def records(count, *, seed, marked=0):
     return features, labels
 
 
-class Place:
-    """A folder with data of its own, a recipe, and the command line."""
+class RecordsProject(Project):
+    """Records of its own, in three files, with ids and groups or without."""
 
     def __init__(self, folder, *, form="npz", private=None, recipe=""):
-        self.folder, self.form, self.run_folder = folder, form, folder / "runs" / "my"
-        (folder / "plugins").mkdir(parents=True)
-        (folder / "data").mkdir()
-        (folder / "plugins" / "mine.py").write_text(PLUGIN)
+        super().__init__(folder, name="my", sections={"data": {"name": "mine"}})
+        self.form = form
+        (folder / "data").mkdir(parents=True)
+        self.plugin("mine", PLUGIN)
         rows = private or (*records(PRIVATE_ROWS, seed=1, marked=9), None, None)
         self.save("private", *rows)
         for number, name in enumerate(("public", "test"), start=2):
@@ -104,55 +100,30 @@ class Place:
             lines.append(",".join([*map(repr, features[row].tolist()), str(labels[row]), *keys]))
         path.write_text("\n".join(lines) + "\n")
 
-    def run(self, *words, stage="run", code=0):
-        recipe = ["my.toml"] if stage != "status" else []
-        environment = {**os.environ, "PYTHONPATH": ROOT, "PYTHONUTF8": "1"}
-        done = call("pate", stage, *recipe, "--plugin-path", "plugins", *words,
-                    folder=self.folder, environment=environment)  # fmt: skip
-        assert done.returncode == code, done.stderr
-        return (done.stdout + done.stderr).encode()
+    def bytes_of(self, *words, stage="run", code=0):
+        """What a run of the recipe prints."""
+        return printed(self.run(*words, stage=stage, code=code)).encode()
 
     def teach(self, *words):
         """Up to the teachers, in this process: where start-up would be most of the time."""
-        self.command("teach", "my.toml", "--engine", "serial", "--quiet", *words)
+        self.call_run("--quiet", *words, stage="teach")
 
-    def charges(self):
-        with Ledger.open(self.folder / "data" / "ledgers" / "mine.ledger") as ledger:
-            return [charge.release for charge in ledger.charges()]
-
-    def command(self, *words):
+    def output_of(self, *words):
         """A command in this process, and what it printed."""
-        said = io.StringIO()
-        before, sys.argv = sys.argv, ["pate", *words, "--plugin-path", "plugins"]
-        try:
-            with (
-                contextlib.chdir(self.folder),
-                contextlib.redirect_stdout(said),
-                contextlib.redirect_stderr(said),
-                pytest.raises(SystemExit) as stop,
-            ):
-                main()
-        finally:
-            sys.argv = before
-        assert not stop.value.code, said.getvalue()
-        return said.getvalue()
-
-    def artifact(self, stage):
-        (artifact,) = Store(root=self.run_folder, reader="evaluate").all(stage)
-        return artifact
+        return printed(self.call(*words, "--plugin-path", "plugins"))
 
     def teachers(self):
         """Teacher folders, and when each was made."""
         folder = self.run_folder / "private" / "teacher"
         return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
-    def in_the_open(self):
+    def visible(self):
         """Every byte that may be seen by others: public and released folders, recipe and ledger."""
-        places = [*self.run_folder.rglob("*"), *(self.folder / "data" / "ledgers").rglob("*")]
+        projects = [*self.run_folder.rglob("*"), *(self.folder / "data" / "ledgers").rglob("*")]
         private = self.run_folder / "private"
         return {
             path: str(path).encode() + (path.read_bytes() if path.is_file() else b"")
-            for path in places
+            for path in projects
             if not path.is_relative_to(private) and path.suffix != ".key"
         }
 
@@ -170,8 +141,8 @@ def patterns(features, labels, ids=(), groups=()):
 def search(where, marks):
     """The names of marks found, and where."""
     return [
-        (name, str(place))
-        for place, content in where.items()
+        (name, str(project))
+        for project, content in where.items()
         for name, mark in marks.items()
         if (mark.search(content) if isinstance(mark, re.Pattern) else mark in content)
     ]
@@ -199,18 +170,16 @@ RAY = [pytest.mark.campaign, pytest.mark.xdist_group("ray")]
 def test_markers_are_nowhere_in_the_open(tmp_path, form, engine):
     """A talkative teacher, JSON logs, every engine, a reference model, and every command after."""
     private = marked()
-    place = Place(
-        tmp_path / "place", form=form, private=private, recipe="[evaluate]\nreference = true\n"
-    )
+    project = RecordsProject(tmp_path / "project", form=form, private=private, recipe=REFERENCE)
     talk = ("--set", "teachers.params.talks=true", "--json-logs")
-    said = {
-        "run": place.run(*talk, "--engine", engine),
-        "run again": place.run(*talk, "--engine", "serial"),
-        "status": place.run("runs/my", stage="status"),
+    output = {
+        "run": project.bytes_of(*talk, "--engine", engine),
+        "run again": project.bytes_of(*talk, "--engine", "serial"),
+        "status": printed(project.call("status", "runs/my")).encode(),
     }
     marks = patterns(*private)
-    assert search(place.in_the_open() | said, marks) == []
-    hidden = {path: path.read_bytes() for path in place.run_folder.rglob("*") if path.is_file()}
+    assert search(project.visible() | output, marks) == []
+    hidden = {path: path.read_bytes() for path in project.run_folder.rglob("*") if path.is_file()}
     found = {name for name, _ in search(hidden, marks)}  # the search finds what is there
     assert {"secret id", "secret clinic", "the value as <f8", "labels in order"} <= found
 
@@ -221,39 +190,39 @@ def test_markers_are_nowhere_in_the_open(tmp_path, form, engine):
 )
 def test_a_failing_teacher_does_not_quote_its_records(tmp_path, engine, on_error):
     private = marked()
-    place = Place(tmp_path / "place", private=private)
+    project = RecordsProject(tmp_path / "project", private=private)
     settings = ("params.fails=true", "params.talks=true", f"on_error={on_error}")
     words = [word for each in settings for word in ("--set", f"teachers.{each}")]
     words += ["--json-logs", "--engine", engine]
-    said = place.run(*words, stage="teach", code=0 if on_error == "abstain" else 2)
-    assert (b"abstain" if on_error == "abstain" else b"ValueError") in said
-    assert b"Traceback" not in said
-    assert search(place.in_the_open() | {"said": said}, patterns(*private)) == []
+    output = project.bytes_of(*words, stage="teach", code=0 if on_error == "abstain" else 2)
+    assert (b"abstain" if on_error == "abstain" else b"ValueError") in output
+    assert b"Traceback" not in output
+    assert search(project.visible() | {"output": output}, patterns(*private)) == []
 
 
 def test_a_failing_reference_does_not_quote_its_records(tmp_path):
     """The student's model on the private records: it learns from public ones without complaint."""
     private = marked()
-    place = Place(tmp_path / "place", private=private, recipe="[evaluate]\nreference = true\n")
+    project = RecordsProject(tmp_path / "project", private=private, recipe=REFERENCE)
     words = ("--set", "student.params.fails=true", "--set", "student.params.talks=true")
-    said = place.run(*words, "--json-logs", "--engine", "serial", code=2)
-    assert b"the reference model failed: fit raised ValueError" in said
-    assert b"Traceback" not in said
-    assert search(place.in_the_open() | {"said": said}, patterns(*private)) == []
+    output = project.bytes_of(*words, "--json-logs", "--engine", "serial", code=2)
+    assert b"the reference model failed: fit raised ValueError" in output
+    assert b"Traceback" not in output
+    assert search(project.visible() | {"output": output}, patterns(*private)) == []
 
 
 def test_private_folders_are_closed_to_others(tmp_path):
-    place = Place(tmp_path / "place")
+    project = RecordsProject(tmp_path / "project")
     before = os.umask(0o000)
     try:
-        place.run("--engine", "processes:2", "--quiet")
+        project.run("--engine", "processes:2", "--quiet")
     finally:
         os.umask(before)
-    private = place.run_folder / "private"
+    private = project.run_folder / "private"
     assert private.stat().st_mode & 0o777 == 0o700
     for artifact in private.glob("*/*"):
         assert artifact.stat().st_mode & 0o777 == 0o700, artifact
-    key = tmp_path / "place" / "data" / "ledgers" / "mine.key"
+    key = tmp_path / "project" / "data" / "ledgers" / "mine.key"
     assert key.stat().st_mode & 0o777 == 0o600
 
 
@@ -263,10 +232,10 @@ def hashes(*contents):
     return {each for each in found if re.search(rb"[a-f]", each)}
 
 
-def of_what_is_in_the_open(place):
+def of_what_is_in_the_open(project):
     """Digests of the very files that are in the open, and of the mechanism's public settings."""
     for level in ("public", "released"):
-        for manifest in (place.run_folder / level).rglob("manifest.json"):
+        for manifest in (project.run_folder / level).rglob("manifest.json"):
             content = json.loads(manifest.read_text())
             yield from (entry["sha256"].encode() for entry in content["files"].values())
             yield content["facts"].get("family", "").encode()
@@ -275,15 +244,15 @@ def of_what_is_in_the_open(place):
 
 
 def test_names_in_the_open_tell_nothing_of_the_data(tmp_path):
-    """The same private data twice, in two places: no name, fingerprint or release id is shared.
+    """The same private data twice, in two projects: no name, fingerprint or release id is shared.
 
     Were names plain hashes of what they were made from, one who suspects a certain data set could
     run the recipe on it and compare; nor is there a plain digest of a private file.
     """
-    first, second = Place(tmp_path / "one"), Place(tmp_path / "two")
+    first, second = RecordsProject(tmp_path / "one"), RecordsProject(tmp_path / "two")
     seen = [
-        hashes(place.run("--engine", "serial"), *place.in_the_open().values())
-        for place in (first, second)
+        hashes(project.bytes_of("--engine", "serial"), *project.visible().values())
+        for project in (first, second)
     ]
     assert min(map(len, seen)) > 30
     # A ledger notes which code worked out its total, beside that total.
@@ -298,12 +267,12 @@ def test_names_in_the_open_tell_nothing_of_the_data(tmp_path):
     assert seen[0] & private == set()
 
 
-def in_the_open(place):
+def in_the_open(project):
     """Every name and byte under public/ and released/."""
     return {
-        str(path.relative_to(place.run_folder)): path.read_bytes() if path.is_file() else b""
+        str(path.relative_to(project.run_folder)): path.read_bytes() if path.is_file() else b""
         for level in ("public", "released")
-        for path in (place.run_folder / level).rglob("*")
+        for path in (project.run_folder / level).rglob("*")
     }
 
 
@@ -311,21 +280,23 @@ def in_the_open(place):
 def neighbours(tmp_path_factory):
     """Two runs on data that differ in one record, with the same noise: the labels are the same."""
     private = (*records(PRIVATE_ROWS, seed=1), [f"id{n}" for n in range(PRIVATE_ROWS)], ["x"] * 131)
-    places = []
+    projects = []
     for name, rows in (("whole", private), ("less", drop(private, 17))):
-        place = Place(tmp_path_factory.mktemp("neighbours") / name, form="csv", private=rows)
-        place.run("--engine", "serial", "--insecure-seed", "3", "--set", "privacy.sanitise=false")
-        places.append(place)
-    return places
+        project = RecordsProject(
+            tmp_path_factory.mktemp("neighbours") / name, form="csv", private=rows
+        )
+        project.run("--engine", "serial", "--insecure-seed", "3", "--set", "privacy.sanitise=false")
+        projects.append(project)
+    return projects
 
 
 def test_nothing_in_the_open_tells_whether_a_record_changed(neighbours):
     """Nothing but the labels, and what is made from them, may differ; here they are the same."""
     whole, less = neighbours
-    labels = [place.artifact("aggregate").array("labels.npy").tolist() for place in neighbours]
+    labels = [project.artifact("aggregate").array("labels.npy").tolist() for project in neighbours]
     assert labels[0] == labels[1]
-    votes = [place.artifact("vote").array("predictions.npy").tobytes() for place in neighbours]
-    shards = [place.artifact("partition").json("shards.json") for place in neighbours]
+    votes = [project.artifact("vote").array("predictions.npy").tobytes() for project in neighbours]
+    shards = [project.artifact("partition").json("shards.json") for project in neighbours]
     assert shards[0] != shards[1], votes
     assert in_the_open(whole) == in_the_open(less)
     assert len(in_the_open(whole)) > 30
@@ -333,28 +304,28 @@ def test_nothing_in_the_open_tells_whether_a_record_changed(neighbours):
 
 def test_a_sanitised_figure_differs_alone(neighbours):
     """With it the figure, its file and what names that file may differ, and nothing else."""
-    for place in neighbours:
-        place.run("--engine", "serial", "--insecure-seed", "3", "--set", "privacy.sanitise=true")
+    for project in neighbours:
+        project.run("--engine", "serial", "--insecure-seed", "3", "--set", "privacy.sanitise=true")
     whole, less = map(in_the_open, neighbours)
     different = {name for name in {**whole, **less} if whole.get(name) != less.get(name)}
     assert {name.split("/")[1] for name in different} <= {"account"}
 
 
 def test_no_private_fingerprint_is_in_the_open_in_a_report_or_in_a_release(tmp_path):
-    place = Place(tmp_path / "place")
-    place.run("--engine", "serial", "--quiet")
-    place.command("report", "runs/my")
-    place.command("release", "runs/my", "out")
+    project = RecordsProject(tmp_path / "project")
+    project.run("--engine", "serial", "--quiet")
+    project.output_of("report", "runs/my")
+    project.output_of("release", "runs/my", "out")
     known = set()
-    for about in all_artifacts(place):
+    for about in all_artifacts(project):
         known |= {about["made_from"], *about["inputs"].values()}
         if about["level"] == "PRIVATE":
             known |= {about["seal"], *(each["sha256"] for each in about["files"].values())}
-    shared = {entry.decode() for entry in of_what_is_in_the_open(place)}
+    shared = {entry.decode() for entry in of_what_is_in_the_open(project)}
     secret = {each[:16].encode() for each in known - shared}
     assert len(secret) > 80
-    shown = [place.run_folder / "report.html", *(place.folder / "out").rglob("*")]
-    contents = dict(in_the_open(place)) | {
+    shown = [project.run_folder / "report.html", *(project.folder / "out").rglob("*")]
+    contents = dict(in_the_open(project)) | {
         str(path): path.read_bytes() for path in shown if path.is_file()
     }
     assert len(contents) > 40
@@ -381,28 +352,30 @@ def draft_of_an_earlier_version(self, stage, made_from, *, level, inputs=None, o
 
 
 def test_a_run_of_an_earlier_version_loses_its_origins_and_nothing_else(tmp_path, monkeypatch):
-    place = Place(tmp_path / "place")
+    project = RecordsProject(tmp_path / "project")
     with monkeypatch.context() as earlier:
         earlier.setattr(Store, "draft", draft_of_an_earlier_version)
-        place.command("run", "my.toml", "--engine", "serial")
-    assert not (place.run_folder / "private" / "origins").exists()
-    before = [json.loads(file.read_text()) for file in place.run_folder.rglob("manifest.json")]
+        project.call_run()
+    assert not (project.run_folder / "private" / "origins").exists()
+    before = [json.loads(file.read_text()) for file in project.run_folder.rglob("manifest.json")]
     origins = {each["made_from"] for each in before if each["level"] != "PRIVATE"}
     assert len(origins) > 4
-    assert all(any(made_from[:20] in name for name in in_the_open(place)) for made_from in origins)
-    charges = place.charges()
-    said = place.command("status", "runs/my")
-    assert said.count("done") == len(STAGES)
-    for name, content in in_the_open(place).items():
+    assert all(
+        any(made_from[:20] in name for name in in_the_open(project)) for made_from in origins
+    )
+    charges = project.charges()
+    output = project.output_of("status", "runs/my")
+    assert output.count("done") == len(STAGES)
+    for name, content in in_the_open(project).items():
         assert not [each for each in origins if each[:16] in name or each.encode() in content]
-    assert "nothing to do" in place.command("run", "my.toml", "--engine", "serial")
-    place.command("report", "runs/my")
-    place.command("release", "runs/my", "out")
-    assert place.charges() == charges
-    after = [json.loads(file.read_text()) for file in place.run_folder.rglob("manifest.json")]
+    assert "nothing to do" in printed(project.call_run())
+    project.output_of("report", "runs/my")
+    project.output_of("release", "runs/my", "out")
+    assert project.charges() == charges
+    after = [json.loads(file.read_text()) for file in project.run_folder.rglob("manifest.json")]
     assert len(after) == len(before)
-    place.command("aggregate", "my.toml", "--engine", "serial", "--set", "aggregate.queries=20")
-    assert len(place.charges()) == len(charges) + 1  # what was paid for is given out again
+    project.output_of("aggregate", "my.toml", "--engine", "serial", "--set", "aggregate.queries=20")
+    assert len(project.charges()) == len(charges) + 1  # what was paid for is given out again
 
 
 # --- who may open what ------------------------------------------------------------------------
@@ -410,15 +383,15 @@ def test_a_run_of_an_earlier_version_loses_its_origins_and_nothing_else(tmp_path
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    place = Place(tmp_path_factory.mktemp("finished") / "place")
-    place.run("--engine", "serial", "--quiet")
-    return place
+    project = RecordsProject(tmp_path_factory.mktemp("finished") / "project")
+    project.run("--engine", "serial", "--quiet")
+    return project
 
 
-def all_artifacts(place):
+def all_artifacts(project):
     """What is known of every artifact, in the open or not: its manifest, or its origin."""
-    private = place.run_folder.glob("private/*/*/manifest.json")
-    origins = place.run_folder.glob("private/origins/*/*.json")
+    private = project.run_folder.glob("private/*/*/manifest.json")
+    origins = project.run_folder.glob("private/origins/*/*.json")
     for file in sorted([*private, *origins]):
         yield json.loads(file.read_text())
 
@@ -478,17 +451,18 @@ def drop(private, row):
     )
 
 
-def changed(place, private, *words):
+def changed(project, private, *words):
     """Shards that differ, teachers trained anew, and teachers left alone, after new data."""
-    place.teach(*words)
-    shards, teachers = place.artifact("partition").json("shards.json"), place.teachers()
-    place.save("private", *private)
-    place.teach(*words)
+    project.teach(*words)
+    shards, teachers = project.artifact("partition").json("shards.json"), project.teachers()
+    project.save("private", *private)
+    project.teach(*words)
     newest = max(
-        Store(root=place.run_folder).all("partition"), key=lambda each: each.path.stat().st_mtime_ns
+        Store(root=project.run_folder).all("partition"),
+        key=lambda each: each.path.stat().st_mtime_ns,
     )
     after = newest.json("shards.json")
-    now = place.teachers()
+    now = project.teachers()
     assert teachers.items() <= now.items(), "a teacher that was there has been touched"
     return sum(a != b for a, b in zip(shards, after, strict=True)), len(now) - len(teachers)
 
@@ -500,46 +474,46 @@ def changed(place, private, *words):
 def test_a_dropped_record_changes_one_shard_and_one_teacher(tmp_path, form, named, row):
     """Records are named by their ids, or by what they hold."""
     private = marked() if named else (*records(PRIVATE_ROWS, seed=1), None, None)
-    place = Place(tmp_path / "place", form=form, private=private)
-    assert changed(place, drop(private, row)) == (1, 1)
+    project = RecordsProject(tmp_path / "project", form=form, private=private)
+    assert changed(project, drop(private, row)) == (1, 1)
 
 
 def test_a_record_replaced_under_its_id_changes_one_shard_and_one_teacher(tmp_path):
     private = marked()
-    place = Place(tmp_path / "place", private=private)
+    project = RecordsProject(tmp_path / "project", private=private)
     features = private[0].copy()
     features[57] += 3
-    assert changed(place, (features, *private[1:])) == (1, 1)
+    assert changed(project, (features, *private[1:])) == (1, 1)
 
 
 def test_a_user_who_leaves_changes_one_shard_and_one_teacher(tmp_path):
     private = marked()
-    place = Place(tmp_path / "place", private=private)
+    project = RecordsProject(tmp_path / "project", private=private)
     gone = [row for row in range(PRIVATE_ROWS) if private[3][row] == "SECRET-CLINIC-7"]
     assert len(gone) > 1
     smaller = private
     for row in reversed(gone):
         smaller = drop(smaller, row)
-    assert changed(place, smaller, "--set", "partition.by=group") == (1, 1)
+    assert changed(project, smaller, "--set", "partition.by=group") == (1, 1)
 
 
 def test_a_shuffle_protects_a_replaced_record_only_and_says_so(tmp_path):
     """Records named by their content: a replaced one changes its name, and one shard."""
     private = (*records(PRIVATE_ROWS, seed=1), None, None)
-    place = Place(tmp_path / "place", private=private, recipe='[partition]\nmethod = "shuffle"\n')
+    project = RecordsProject(tmp_path / "project", private=private, recipe=SHUFFLE)
     features = private[0].copy()
     features[57] += 3
-    assert changed(place, (features, *private[1:])) == (1, 1)
-    said = place.run("--engine", "serial")
-    released = place.artifact("aggregate").facts["protects"]
-    report = place.artifact("account").json("guarantees.json")["protects"]
+    assert changed(project, (features, *private[1:])) == (1, 1)
+    output = project.bytes_of("--engine", "serial")
+    released = project.artifact("aggregate").facts["protects"]
+    report = project.artifact("account").json("guarantees.json")["protects"]
     assert {released, report} == {"one record replaced"}
-    assert b"one record replaced" in said
-    assert b"added" not in said
+    assert b"one record replaced" in output
+    assert b"added" not in output
 
 
 def test_a_shuffle_does_not_survive_a_dropped_record(tmp_path):
     private = (*records(PRIVATE_ROWS, seed=1), None, None)
-    place = Place(tmp_path / "place", private=private, recipe='[partition]\nmethod = "shuffle"\n')
-    shards, teachers = changed(place, drop(private, 5))
+    project = RecordsProject(tmp_path / "project", private=private, recipe=SHUFFLE)
+    shards, teachers = changed(project, drop(private, 5))
     assert shards == teachers > 1

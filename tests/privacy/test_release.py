@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shutil
 import socket
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import call
+from harness import Project
 
 from pate.accounting import Ledger
 from pate.errors import InvalidInput
@@ -66,28 +65,23 @@ def records(count, *, seed, marked=0):
     return {"X": features, "y": labels, "who": np.array(ids), "clinic": np.array(groups)}
 
 
-class Place:
-    """A folder of somebody whose name and machine are marked too."""
+class SecretProject(Project):
+    """A finished run of somebody whose name and machine are marked too."""
 
     def __init__(self, folder, **recipe):
-        self.folder = folder / "SECRETUSER"
+        super().__init__(folder / "SECRETUSER", name="my")
         (self.folder / "data").mkdir(parents=True)
         np.savez(self.folder / "secret-private.npz", **records(PRIVATE_ROWS, seed=1, marked=9))
         np.savez(self.folder / "public.npz", **records(60, seed=2))
         np.savez(self.folder / "test.npz", **records(TEST_ROWS, seed=3))
         (self.folder / "my.toml").write_text(RECIPE.format(**recipe))
-        self.pate("run", "my.toml", "--engine", "serial", "--quiet")
-        self.run = self.folder / "runs" / "my"
+        self.run("--quiet")
 
-    def pate(self, *words, cwd=None):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1",
-                       "HOME": str(self.folder), "USER": "SECRETUSER"}  # fmt: skip
-        done = call("pate", *map(str, words), folder=cwd or self.folder, environment=environment)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def environment(self):
+        return super().environment() | {"HOME": str(self.folder), "USER": "SECRETUSER"}
 
     def private(self, stage, name):
-        (file,) = self.run.glob(f"private/{stage}/*/{name}")
+        (file,) = self.run_folder.glob(f"private/{stage}/*/{name}")
         return file
 
 
@@ -100,9 +94,11 @@ class Place:
     ],
     ids=lambda each: each[0],
 )
-def place(request, tmp_path_factory):
+def project(request, tmp_path_factory):
     keys = ("mechanism", "noise", "model", "inputs")
-    made = Place(tmp_path_factory.mktemp("place"), **dict(zip(keys, request.param, strict=True)))
+    made = SecretProject(
+        tmp_path_factory.mktemp("project"), **dict(zip(keys, request.param, strict=True))
+    )
     rival = {
         "method": "dpsgd", "name": "SECRET-RIVAL", "epsilon": 2.0, "accuracy": 0.5, "spread": None,
         "low": 0.4, "high": 0.6, "neighbours": "add-remove", "publishable": True,
@@ -110,7 +106,7 @@ def place(request, tmp_path_factory):
     cost = {"together": {"epsilon": 4.0, "delta": 2e-5, "neighbours": "add-remove"}}
     # No charge of this run covers what was compared.
     comparison = {"format": 1, "delta": 1e-5, "seeds": 1, "rows": [rival], "cost": cost}
-    (made.run / "compare.json").write_text(json.dumps(comparison))
+    (made.run_folder / "compare.json").write_text(json.dumps(comparison))
     made.pate("release", "runs/my", "out", "--labels")
     return made
 
@@ -123,13 +119,13 @@ def numbers(name, value):
     }
 
 
-def marks(place):
+def marks(project):
     found = {
         "secret id": re.compile(rb"SECRET-ID-1"),
         "any id": re.compile(rb"SECRET-ID"),
         "clinic": re.compile(rb"SECRET-CLINIC"),
         "user": re.compile(rb"SECRETUSER"),
-        "folder": re.compile(re.escape(str(place.folder).encode())),
+        "folder": re.compile(re.escape(str(project.folder).encode())),
         "host": re.compile(rb"\b" + re.escape(socket.gethostname().encode()) + rb"\b"),
         "number of records": re.compile(rb"(?<![\w.])%d(?![\w.])" % PRIVATE_ROWS),
         "a file of the data": re.compile(rb"secret-private"),
@@ -139,19 +135,19 @@ def marks(place):
     }
     for kind in ("<f8", ">f8", "<f4", ">f4"):
         found[f"value as {kind}"] = re.compile(re.escape(np.array(VALUE, dtype=kind).tobytes()))
-    counts = np.load(place.private("vote", "counts.npy"))
+    counts = np.load(project.private("vote", "counts.npy"))
     for kind in ("<i8", "<i4", "<i2", "<f8", "<f4", "u1"):
         found[f"votes as {kind}"] = re.compile(re.escape(counts[:8].astype(kind).tobytes()))
-    exact = json.loads(place.private("account-private", "guarantees.json").read_text())
+    exact = json.loads(project.private("account-private", "guarantees.json").read_text())
     for conversion in ("classic", "improved"):
         found |= numbers(f"ε ({conversion})", exact[conversion]["epsilon"])
-    reference = json.loads(place.private("evaluate-reference", "evaluation.json").read_text())
+    reference = json.loads(project.private("evaluate-reference", "evaluation.json").read_text())
     found |= numbers("the reference", reference["reference"]["accuracy"])
-    (key,) = place.folder.glob("data/ledgers/*.key")
+    (key,) = project.folder.glob("data/ledgers/*.key")
     found["key"] = re.compile(re.escape(key.read_bytes()) + b"|" + key.read_bytes().hex().encode())
-    for folder in place.run.glob("private/*/*"):
+    for folder in project.run_folder.glob("private/*/*"):
         found[f"fingerprint {folder.parent.name}"] = re.compile(folder.name[:16].encode())
-    for file in place.run.glob("private/*/*/*.npy"):
+    for file in project.run_folder.glob("private/*/*/*.npy"):
         if file.stat().st_size > 200:
             found[f"what {file.name} holds"] = re.compile(re.escape(file.read_bytes()[128:]))
     return found
@@ -175,25 +171,29 @@ def search(folder, wanted):
     return found
 
 
-def test_nothing_private_is_in_a_release(place):
-    wanted = marks(place)
-    student = json.loads(next(place.run.glob("released/evaluate/*/evaluation.json")).read_text())
-    reference = json.loads(place.private("evaluate-reference", "evaluation.json").read_text())
+def test_nothing_private_is_in_a_release(project):
+    wanted = marks(project)
+    student = json.loads(
+        next(project.run_folder.glob("released/evaluate/*/evaluation.json")).read_text()
+    )
+    reference = json.loads(project.private("evaluate-reference", "evaluation.json").read_text())
     if student["student"]["accuracy"] == reference["reference"]["accuracy"]:
         wanted = {name: mark for name, mark in wanted.items() if "reference" not in name}
-    there = {what for what, _ in search(place.run / "private", wanted)}
+    there = {what for what, _ in search(project.run_folder / "private", wanted)}
     assert {"secret id", "value as <f8", "ε (improved) as text", "what counts.npy holds"} <= there
     # Answers lie in private until they are paid for, and these were.
     paid = ("answered", "asked", "labels", "kept", "kept_labels", "rows")
     answers = {f"what {name}.npy holds" for name in paid}
-    assert [each for each in search(place.folder / "out", wanted) if each[0] not in answers] == []
+    assert [each for each in search(project.folder / "out", wanted) if each[0] not in answers] == []
 
 
-def test_the_exact_epsilon_is_in_no_sentence(place):
+def test_the_exact_epsilon_is_in_no_sentence(project):
     """Also rounded, as people write it; curves of a plot may pass through any number."""
-    exact = json.loads(place.private("account-private", "guarantees.json").read_text())
-    stated = json.loads((place.folder / "out" / "guarantee.json").read_text())
-    files = [p for p in (place.folder / "out").rglob("*") if p.suffix in (".md", ".html", ".json")]
+    exact = json.loads(project.private("account-private", "guarantees.json").read_text())
+    stated = json.loads((project.folder / "out" / "guarantee.json").read_text())
+    files = [
+        p for p in (project.folder / "out").rglob("*") if p.suffix in (".md", ".html", ".json")
+    ]
     texts = [re.sub(r"(?s)<svg.*?</svg>", "", file.read_text()) for file in files]
     assert len(texts) >= 5
     own = repr(stated["guarantee"]["epsilon"])
@@ -205,34 +205,36 @@ def test_the_exact_epsilon_is_in_no_sentence(place):
                 assert not re.search(rf"(?<![\d.]){figure}(?!\d)", text)
 
 
-def test_a_release_names_charges_by_chance_alone(place):
+def test_a_release_names_charges_by_chance_alone(project):
     """The ledger's own names hold keyed fingerprints: two of them would tell if data changed."""
-    statement = json.loads((place.folder / "out" / "guarantee.json").read_text())
-    with Ledger.open(next(place.folder.glob("data/ledgers/*.ledger"))) as ledger:
+    statement = json.loads((project.folder / "out" / "guarantee.json").read_text())
+    with Ledger.open(next(project.folder.glob("data/ledgers/*.ledger"))) as ledger:
         charges = [each.release.split() for each in ledger.charges()]
     assert sorted(statement["charges"]) == sorted(f"{kind} {name}" for kind, _, name in charges)
-    everything = b"".join(p.read_bytes() for p in (place.folder / "out").rglob("*") if p.is_file())
+    everything = b"".join(
+        p.read_bytes() for p in (project.folder / "out").rglob("*") if p.is_file()
+    )
     for _, made_from, _ in charges:
         assert made_from[:12].encode() not in everything
 
 
-def test_a_release_is_good_where_nothing_else_is(place, tmp_path):
-    shutil.copytree(place.folder / "out", tmp_path / "given")
-    said = place.pate("verify", "given", cwd=tmp_path)
-    assert "verified: given holds the files of its SHA256SUMS" in said
+def test_a_release_is_good_where_nothing_else_is(project, tmp_path):
+    shutil.copytree(project.folder / "out", tmp_path / "given")
+    output = Project(tmp_path).pate("verify", "given").stdout
+    assert "verified: given holds the files of its SHA256SUMS" in output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["given"]
 
 
 @pytest.mark.parametrize("kind", ["path", "fingerprint", "key", "pickle", "figure", "archive"])
-def test_the_last_look_finds_what_must_not_leave(place, tmp_path, monkeypatch, kind):
-    monkeypatch.chdir(place.folder)
-    finished = open_finished_run(place.run)
+def test_the_last_look_finds_what_must_not_leave(project, tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(project.folder)
+    finished = open_finished_run(project.run_folder)
     (tmp_path / "clean.txt").write_text("nothing")
     require_clean(tmp_path, finished)
-    (key,) = place.folder.glob("data/ledgers/*.key")
-    name = next((place.run / "private" / "vote").iterdir()).name
+    (key,) = project.folder.glob("data/ledgers/*.key")
+    name = next((project.run_folder / "private" / "vote").iterdir()).name
     if kind == "path":
-        (tmp_path / "note.txt").write_text(f"see {place.run}/x")
+        (tmp_path / "note.txt").write_text(f"see {project.run_folder}/x")
     elif kind == "fingerprint":
         (tmp_path / "note.txt").write_text(f"from {name}")
     elif kind == "key":

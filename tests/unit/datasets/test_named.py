@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from pate.datasets.loading import load
-from pate.datasets.named import FEATURES, read_adult
+from pate.datasets.loading import ADULT_FEATURES, load, read_adult
 from pate.datasets.spec import DataSpec
 from pate.datasets.table import record_ids
 from pate.errors import InvalidInput
@@ -214,12 +213,12 @@ def test_adult(tmp_path):
     assert splits.class_names == ("<=50K", ">50K")
     assert splits.private.labels[:4].tolist() == [0, 1, 0, 1]
     first, second = splits.private.features[:2]
-    named = dict(zip(FEATURES, first.tolist(), strict=True))
+    named = dict(zip(ADULT_FEATURES, first.tolist(), strict=True))
     assert named["age"] == pytest.approx(0.2)
     assert named["education-num"] == pytest.approx(13 / 16)
     assert named["capital-gain"] == pytest.approx(np.log(2175) / np.log(100_000))
     assert named["workclass=State-gov"] == 1
-    missing = dict(zip(FEATURES, second.tolist(), strict=True))
+    missing = dict(zip(ADULT_FEATURES, second.tolist(), strict=True))
     assert missing["workclass=?"] == missing["occupation=?"] == 1
     categories = [value for name, value in missing.items() if "=" in name]
     assert sum(categories) == 8  # one for each categorical column

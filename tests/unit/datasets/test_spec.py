@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pate.datasets.catalogue import data_root, listings
+from pate.datasets.catalogue import CATALOGUE, data_root
 from pate.datasets.spec import DataSpec
 
 THREE = {"private_path": "a.csv", "public_path": "b.csv", "test_path": "c.csv"}
@@ -81,7 +81,7 @@ def test_the_list_tells_what_is_on_disk(tmp_path):
     (tmp_path / "adult").mkdir()
     for name in ("adult.data", "adult.test"):
         (tmp_path / "adult" / name).write_text("x\n")
-    present = {listing.name: listing.present for listing in listings(tmp_path)}
+    present = {name: named.present(tmp_path) for name, named in CATALOGUE.items()}
     assert [name for name, there in present.items() if there] == [
         "digits",
         "breast-cancer",
@@ -89,14 +89,14 @@ def test_the_list_tells_what_is_on_disk(tmp_path):
     ]
     assert set(present) >= {"mnist", "fashion-mnist", "cifar10", "svhn"}
     (tmp_path / "adult" / "adult.test").write_text("")
-    assert not {listing.name: listing.present for listing in listings(tmp_path)}["adult"]
-    assert all(listing.licence and listing.source for listing in listings(tmp_path))
+    assert not CATALOGUE["adult"].present(tmp_path)
+    assert all(named.licence and named.source for named in CATALOGUE.values())
 
 
 def test_checking_a_recipe_needs_no_numpy():
     code = (
         "import sys; from pate.datasets.spec import DataSpec; DataSpec(name='digits')\n"
-        "from pate.datasets.catalogue import listings; listings()\n"
+        "from pate.datasets.catalogue import CATALOGUE\n"
         "print([m for m in ('numpy', 'torch', 'sklearn') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pate.datasets.split import cap, divide
-from pate.datasets.table import Table, record_ids
+from pate.datasets.table import Table, cap, divide, record_ids
 from pate.errors import InvalidInput
 
 

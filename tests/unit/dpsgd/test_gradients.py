@@ -356,9 +356,16 @@ def networks(draw):
     return nn.Sequential(*layers), inputs, torch.randint(0, 3, (examples,))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(networks())
 def test_random_networks_are_exact(network):
+    assert_exact(*network)
+
+
+@pytest.mark.campaign
+@settings(max_examples=100, deadline=None)
+@given(networks())
+def test_many_random_networks_are_exact(network):
     assert_exact(*network)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pate.encoders.chain import fit_encoder, load_encoder, save_encoder
-from pate.encoders.diffusion import Diffusion
+from pate.encoders.reduction import Diffusion
 from pate.encoders.scaling import Standardise
 from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from pate.encoders.chain import encoder_content, fit_encoder, load_encoder, save_encoder
+from pate.encoders.chain import fit_encoder, load_encoder, save_encoder
 from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput
 from pate.vision import torchvision
@@ -175,7 +175,7 @@ def test_a_function_of_the_records(plugins, tmp_path, name, params, expected):
     ("name", "message"),
     [
         ("own_steps:ready", "is one Stateless object; name its class"),
-        ("own_steps:number", "is a int; a step is a class or a function"),
+        ("own_steps:number", "is one int object; a step is a class or a function"),
         ("own_steps:broken", "cannot be made with params .*RuntimeError: no"),
         ("own_steps:nothing", "makes a int, which has no transform"),
         ("own_steps:lossy", "returned shape .* one row for each"),
@@ -272,13 +272,13 @@ def test_other_weights_are_noticed(plugins, tmp_path):
     weights_of(plugins, "own_steps:Net", file)
     settings = {"model": "own_steps:Net", "weights": file.name}  # beside the user's code
     spec, chain = fitted(plugins, images(channels=3), "torch", **settings)
-    before = encoder_content(spec, plugin_path=plugins)
+    before = spec.weight_digests(plugin_path=plugins)
     save_encoder(chain, tmp_path / "saved")
     state = {k: v + 1 for k, v in chain.steps[0].module.state_dict().items()}
     save_file({**state, "head.weight": torch.zeros(10, 4), "head.bias": torch.zeros(10)}, file)
     with pytest.raises(InvalidInput, match="does not hold the weights that the encoder was fitted"):
         load_encoder(spec, tmp_path / "saved", plugin_path=plugins)
-    assert encoder_content(spec, plugin_path=plugins) != before
+    assert spec.weight_digests(plugin_path=plugins) != before
 
 
 def test_grey_images_resized_and_scaled(plugins, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pate.encoders.pca import PCA
+from pate.encoders.reduction import PCA
 from pate.encoders.scaling import Normalise, Standardise
 from pate.errors import InvalidInput
 

@@ -23,9 +23,8 @@ from pate.accounting.sanitise import ReleasePlan
 from pate.accounting.smooth import gnmax_cost
 from pate.mechanisms import AggregateSpec, Plan, make_mechanism
 from pate.planner.forecast import Budget, evenness, expected_answers, forecast, useful_labels
-from pate.planner.profile import Profile, simulated
-from pate.planner.proposal import Facts, propose
-from pate.planner.search import Candidate, Wish, candidates, plannable
+from pate.planner.profile import Facts, Profile, simulated
+from pate.planner.search import Candidate, Wish, candidates, plannable, propose
 from pate.votes import Votes
 
 BUDGET = Budget(epsilon=2.0, delta=1e-5)

@@ -32,16 +32,6 @@ def test_figures_of_a_profile() -> None:
     assert (made.teachers, made.classes, made.inputs) == (10, 3, 3)
     assert made.teacher_accuracy == pytest.approx((0.6 + 0.1 + 1.0) / 3)
     assert made.plurality_accuracy == pytest.approx(2 / 3)
-    assert made.consensus == pytest.approx(0.8)
-
-
-@pytest.mark.parametrize(
-    ("counts", "truth"),
-    [([[3, 1], [2, 1]], [0, 1]), ([[3, 1]], [0, 1]), ([[5, -1]], [0]), ([[0, 0]], [0])],
-)
-def test_a_profile_needs_every_teachers_vote(counts: list[list[int]], truth: list[int]) -> None:
-    with pytest.raises(InvalidInput, match="a profile needs"):
-        Profile(counts=np.array(counts), truth=np.array(truth))
 
 
 @pytest.mark.parametrize("noise", [2.0, 25.0, 150.0])

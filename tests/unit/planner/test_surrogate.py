@@ -12,12 +12,11 @@ from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
 from pate.planner.forecast import Budget
 from pate.planner.profile import Profile
-from pate.planner.search import candidates
+from pate.planner.search import candidates, shortlist
 from pate.planner.surrogate import (
     Rehearsal,
     Surrogate,
     load_surrogate,
-    shortlist,
     surrogate_profile,
 )
 from pate.teachers.spec import TeachersSpec

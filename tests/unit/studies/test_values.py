@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
-from pate.recipes.read import read_recipe
-from pate.studies.grid import as_setting, read_values
+from pate.recipes.read import as_setting, read_recipe
+from pate.studies.grid import read_values
 
 
 @pytest.mark.parametrize(

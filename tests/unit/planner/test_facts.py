@@ -9,7 +9,7 @@ import pytest
 from pate.datasets.loading import load
 from pate.datasets.spec import DataSpec
 from pate.errors import InvalidInput
-from pate.planner.proposal import Facts, public_facts, teacher_counts
+from pate.planner.profile import Facts, public_facts, teacher_counts
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,131 @@
-"""Diffusion maps: coordinates of random walks over the public inputs.
-
-Labels are few in a shard, and public inputs are many. A walk that steps from an input to similar
-ones stays within a class for long. Coordinates of its position after some steps bring records of
-one class close together, so that a small shard suffices to train a teacher.
-"""
+"""Steps that reduce the dimension: principal components, and diffusion maps of public inputs."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.encoders.step import flat, read_arrays, write_arrays
+from pate.encoders.scaling import mean_of
+from pate.encoders.step import Step, batches, flat
 from pate.errors import InvalidInput
 from pate.nearest_neighbours import directions, nearest
 
 _BLOCK = 64  # records of one product
+_NOTHING = 1e-12  # a variance below this share of the largest is rounding
 _CLOSEST = 1e-6  # lower bound on an input's reach
 
 
-class Diffusion:
+class PCA(Step):
+    """The ``dimension`` directions in which public inputs vary most; records are flattened.
+
+    ``whiten`` w divides each component by its standard deviation to the power w: 0 keeps the
+    variances, 1 makes all of them one on the public inputs. The components are exact: eigenvectors,
+    in double precision, of the covariance matrix, or of the products of inputs where those are
+    fewer than numbers. The largest entry of each component is positive.
+
+    >>> step = PCA(dimension=1)
+    >>> step.fit(np.array([[0.0, 0.0], [3.0, 4.0]]))
+    >>> step.transform(np.array([[3.0, 4.0]]))
+    array([[2.5]], dtype=float32)
+
+    Guarantees:
+        Fitted on PUBLIC inputs alone. Products always have the same shape, so other records cannot
+        even change the rounding of a record's features; its place in the product may.
+    """
+
+    fitted = True
+    arrays = ("mean", "components", "variances")
+    mean: NDArray[np.float32]
+    components: NDArray[np.float32]  # (numbers, dimension)
+    variances: NDArray[np.float64]
+
+    def __init__(self, *, dimension: int, whiten: float = 0.0) -> None:
+        self.dimension, self.whiten = dimension, whiten
+
+    def fit(self, X: NDArray[Any]) -> None:
+        from scipy.linalg import eigh
+
+        X = flat(X)
+        records, numbers = X.shape
+        if self.dimension > min(records, numbers):
+            raise InvalidInput(
+                f"pca.dimension is {self.dimension}, and {records} public inputs of {numbers} "
+                f"numbers have at most {min(records, numbers)} components; lower dimension"
+            )
+        mean = mean_of(X)
+        few = records < numbers
+        matrix = _gram(X, mean) if few else _covariance(X, mean)
+        largest = [len(matrix) - self.dimension, len(matrix) - 1]
+        variances, vectors = eigh(matrix, subset_by_index=largest)
+        variances = np.maximum(variances[::-1], 0.0)
+        vectors = np.ascontiguousarray(vectors[:, ::-1])
+        if self.whiten > 0 and variances[-1] <= _NOTHING * variances[0]:
+            varying = int((variances > _NOTHING * variances[0]).sum())
+            raise InvalidInput(
+                f"pca.dimension is {self.dimension}, and public inputs vary in {varying} "
+                "directions only, so the others cannot be whitened; lower dimension"
+            )
+        if few:
+            vectors = _back(X, mean, vectors)
+        heaviest = np.abs(vectors).argmax(axis=0)
+        vectors *= np.where(vectors[heaviest, np.arange(self.dimension)] < 0, -1.0, 1.0)
+        if self.whiten > 0:
+            vectors /= variances ** (self.whiten / 2)
+        self.mean = mean.astype(np.float32)
+        self.components = np.ascontiguousarray(vectors, dtype=np.float32)
+        self.variances = variances
+
+    def transform(self, X: NDArray[Any]) -> NDArray[np.float32]:
+        X = flat(X)
+        out = np.empty((len(X), self.dimension), dtype=np.float32)
+        block = np.zeros((_BLOCK, X.shape[1]), dtype=np.float32)
+        for part in batches(X, rows=_BLOCK):
+            rows = part.stop - part.start
+            block[:rows] = X[part] - self.mean
+            block[rows:] = 0
+            out[part] = (block @ self.components)[:rows]
+        return out
+
+
+def _covariance(X: NDArray[Any], mean: NDArray[np.float64]) -> NDArray[np.float64]:
+    total = np.zeros((X.shape[1], X.shape[1]))
+    for part in batches(X):
+        rows = np.asarray(X[part], dtype=np.float64) - mean
+        total += rows.T @ rows
+    return total / len(X)
+
+
+def _gram(X: NDArray[Any], mean: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return products of all pairs of records; its eigenvalues are those of the covariance."""
+    total = np.zeros((len(X), len(X)))
+    for columns in range(0, X.shape[1], 1024):
+        some = slice(columns, columns + 1024)
+        part = np.asarray(X[:, some], dtype=np.float64) - mean[some]
+        total += part @ part.T
+    return total / len(X)
+
+
+def _back(
+    X: NDArray[Any], mean: NDArray[np.float64], vectors: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Turn weights of records into directions of length one."""
+    total = np.zeros((X.shape[1], vectors.shape[1]))
+    for part in batches(X):
+        total += (np.asarray(X[part], dtype=np.float64) - mean).T @ vectors[part]
+    # Orthogonal already, but for directions in which nothing varies: those have no length.
+    directions, sizes = np.linalg.qr(total)
+    turned: NDArray[np.float64] = directions * np.where(np.diag(sizes) < 0, -1.0, 1.0)
+    return turned
+
+
+class Diffusion(Step):
     """The ``dimension`` slowest coordinates of a walk over public inputs, after ``time`` steps.
+
+    Labels are few in a shard, and public inputs are many. A walk that steps from an input to
+    similar ones stays within a class for long, so its position after some steps brings records of
+    one class close together, and a small shard suffices to train a teacher.
 
     The walk goes to one of the ``neighbours`` nearest public inputs by direction, with the
     self-tuning weights of Zelnik-Manor & Perona 2004. Its eigenvectors, times eigenvalue to the
@@ -43,11 +146,14 @@ class Diffusion:
         the rounding; a record's place in a product may.
     """
 
+    fitted = True
+    arrays = ("inputs", "reach", "coordinates")
+    inputs: NDArray[np.float32]  # of length one
+    reach: NDArray[np.float64]
+    coordinates: NDArray[np.float32]  # (inputs, dimension)
+
     def __init__(self, *, dimension: int, neighbours: int = 10, time: float = 16.0) -> None:
         self.dimension, self.neighbours, self.time = dimension, neighbours, time
-        self.inputs: NDArray[np.float32] | None = None  # of length one
-        self.reach: NDArray[np.float64] | None = None
-        self.coordinates: NDArray[np.float32] | None = None  # (inputs, dimension)
 
     def fit(self, X: NDArray[Any]) -> None:
         points = directions(flat(X))
@@ -65,8 +171,6 @@ class Diffusion:
         self.coordinates = (vectors * values ** (self.time - 1)).astype(np.float32)
 
     def transform(self, X: NDArray[Any]) -> NDArray[np.float32]:
-        assert self.inputs is not None
-        assert self.coordinates is not None
         near, squares = nearest(directions(flat(X)), self.inputs, self.neighbours, rows=_BLOCK)
         weights = self._weights(near, squares, np.sqrt(np.maximum(squares[:, -1], _CLOSEST)))
         weights /= weights.sum(axis=1, keepdims=True)
@@ -77,23 +181,8 @@ class Diffusion:
     def _weights(
         self, near: NDArray[np.int64], squares: NDArray[np.float64], reach: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        assert self.reach is not None
         weights: NDArray[np.float64] = np.exp(-squares / (reach[:, None] * self.reach[near]))
         return np.maximum(weights, np.finfo(np.float32).tiny)  # one step must be possible
-
-    def save(self, folder: Path) -> None:
-        assert self.inputs is not None
-        assert self.reach is not None
-        assert self.coordinates is not None
-        write_arrays(
-            folder,
-            {"inputs": self.inputs, "reach": self.reach, "coordinates": self.coordinates},
-        )
-
-    def load(self, folder: Path) -> None:
-        arrays = read_arrays(folder)
-        self.inputs, self.reach = arrays["inputs"], arrays["reach"]
-        self.coordinates = arrays["coordinates"]
 
 
 def _others(
