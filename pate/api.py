@@ -154,7 +154,7 @@ class Run:
         Its notes state what this ε does not cover: other releases of the data set, a study.
         """
         from pate.pipeline.ledger import open_ledger
-        from pate.report.caveats import tuning_caveats
+        from pate.stages.caveats import tuning_caveats
 
         with open_ledger(self._pipeline.recipe, self._pipeline.options) as ledger:
             notes = tuple(tuning_caveats(self._pipeline, ledger))

@@ -19,8 +19,7 @@ from pate.stages.encode import (
     private_records,
     student_inputs,
 )
-from pate.students.data import StudentData
-from pate.students.train import train_student
+from pate.students.train import StudentData, train_student
 from pate.teachers.persist import load
 from pate.teachers.protocol import predict_labels
 
