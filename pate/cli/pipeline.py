@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pate.cli import options
+from pate.console import wide_console
 
 if TYPE_CHECKING:
     from pate.artifacts.results import Costs, StatedGuarantee
@@ -74,7 +75,6 @@ def status(
 
     from pate.accounting import Ledger
     from pate.accounting.ledger.data_ledger import budget_line
-    from pate.cli.tables import wide_console
     from pate.pipeline.ledger import ledger_path
     from pate.stages.catalogue import open_run
 
@@ -130,7 +130,6 @@ def show_summary(run: PipelineRun) -> None:
 
     from pate.accounting.ledger.data_ledger import budget_line
     from pate.artifacts.results import Costs, Evaluation, Labels, PrivateCosts, load_reference
-    from pate.cli.tables import wide_console
     from pate.pipeline.ledger import open_ledger
     from pate.stages.caveats import sanitised_caveat, tuning_caveats
 

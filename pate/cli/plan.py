@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pate.cli import options
+from pate.console import wide_console
 from pate.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -193,7 +194,6 @@ def _comment(planned: Planned, data: str) -> list[str]:
 
 def _show(planned: Planned) -> None:
     """Print the best setting for each k, for each mechanism at that k, and the proposal."""
-    from pate.cli.tables import wide_console
 
     proposal = planned.proposal
     console = wide_console(140)
