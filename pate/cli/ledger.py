@@ -115,7 +115,7 @@ def _studies(ledger: Ledger, one_teacher: Neighbours | None) -> Iterator[str]:
 def _together(total: Guarantee | None) -> str:
     from pate._format import describe_neighbours, format_epsilon
 
-    if total is None:  # δ of a restated figure came to one
+    if total is None:  # δ of a restated guarantee came to one
         return "nothing is promised between data sets that differ in one record replaced"
     return (
         f"ε {format_epsilon(total.epsilon)} at δ {format_epsilon(total.delta)}, for "

@@ -149,7 +149,7 @@ def show_summary(run: PipelineRun) -> None:
     if evaluation.labels is not None:
         table.add_row("labels that are right", *_share(evaluation.labels))
     priced = costs.sanitised is not None and costs.sanitised.price
-    what = "labels and sanitised figure" if priced else "labels"
+    what = "labels and sanitised ε" if priced else "labels"
     if run.recipe.selection is not None:
         what = f"labels, and choosing among {len(run.recipe.selection.candidates)} candidates"
     meaning = f"δ = {costs.guarantee.delta:g}: the guarantee ({what})"
@@ -195,13 +195,13 @@ def _number(guarantee: StatedGuarantee) -> str:
 
 
 def _sanitised(costs: Costs) -> tuple[str, str]:
-    figure = costs.sanitised
-    if figure is None:
+    sanitised = costs.sanitised
+    if sanitised is None:
         return "none", costs.why_not or "not asked for"
     if not _pays_off(costs):
-        return _number(figure), "not below the guarantee: quote that"
-    return _number(figure), (
-        f"covers the labels and itself, at this data; {100 * figure.confidence:g} % sure; may "
+        return _number(sanitised), "not below the guarantee: quote that"
+    return _number(sanitised), (
+        f"covers the labels and itself, at this data; {100 * sanitised.confidence:g} % sure; may "
         "be published"
     )
 

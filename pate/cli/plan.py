@@ -40,12 +40,12 @@ Accuracies = Annotated[
 ]  # fmt: skip
 Teachers = Annotated[
     str | None,
-    typer.Option("--teachers", help="Numbers of teachers to look at: 250,500,1000.",
+    typer.Option("--teachers", help="Numbers of teachers to consider: 250,500,1000.",
                  show_default=False),
 ]  # fmt: skip
 Mechanisms = Annotated[
     str | None,
-    typer.Option("--mechanism", help="Those to look at: lnmax,gnmax,confident (default: all).",
+    typer.Option("--mechanism", help="Those to consider: lnmax,gnmax,confident (default: all).",
                  show_default=False),
 ]  # fmt: skip
 Answers = Annotated[
@@ -78,7 +78,7 @@ OutFile = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Replace the file of --out.")]
 Plot = Annotated[
     Path | None,
-    typer.Option(help="Draw how the number of teachers trades accuracy against noise.",
+    typer.Option(help="Plot how the number of teachers trades accuracy against noise.",
                  show_default=False),
 ]  # fmt: skip
 
