@@ -54,15 +54,8 @@ class Model:
     def of(cls, model: Any, settings: Mapping[str, Any] | None = None) -> Model:
         """Check what was given and return how to make one.
 
-        Parameters
-        ----------
-        model : str, class, callable, estimator or torch.nn.Module
-            A short name (``"ridge"``, ``"logistic"``, ``"small-cnn"``, ``"mlp"``), an import name
-            ``"module:attr"``, a class or factory, or an object with ``fit`` and ``predict`` or a
-            torch module, of which every teacher gets its own copy.
-        settings : mapping, optional
-            Keys of a recipe's model: ``params``, and for torch modules ``epochs``, ``batch_size``,
-            ``lr``, ``optimizer``, ``weight_decay``.
+        ``settings`` are keys of a recipe's model: ``params``, and for torch modules ``epochs``,
+        ``batch_size``, ``lr``, ``optimizer``, ``weight_decay``.
         """
         factory: Callable[..., Any] | None = None
         if isinstance(model, str):
@@ -167,7 +160,9 @@ def train_teachers(
     Parameters
     ----------
     model : str, class, callable, estimator or torch.nn.Module
-        The teachers' model: see :class:`Model`.
+        The teachers' model: a short name (``"ridge"``, ``"logistic"``, ``"small-cnn"``, ``"mlp"``),
+        an import name ``"module:attr"``, a class or factory, or an object with ``fit`` and
+        ``predict`` or a torch module, of which every teacher gets its own copy.
     X : array-like of shape (n_records, …) or DataFrame
         Private records. A DataFrame reaches scikit-learn estimators as a DataFrame.
     y : array-like of shape (n_records,)
