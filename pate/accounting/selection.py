@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 
@@ -64,6 +65,7 @@ def _one_try(event: BestOfTries, moments: FloatArray) -> FloatArray:
     return np.where(ended, most + np.log1p(np.expm1(below).mean(axis=0)), np.inf)
 
 
+@lru_cache(maxsize=64)
 def _spread(mean_tries: float, shape: float) -> tuple[float, float]:
     """Return (log 1/γ, E[K]) for a mean; E[K] belongs to the γ in use, to the last bits."""
     low, high = 0.0, 1.0
