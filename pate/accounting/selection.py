@@ -119,11 +119,7 @@ def draw_tries(mean_tries: float, shape: float = 0.0, *, rng: np.random.Generato
 
 
 def _chances(mean_tries: float, shape: float) -> Iterator[tuple[int, float]]:
-    """Yield (k, Pr[K = k]) for k = 1, 2, …, until the remaining mass is negligible.
-
-    >>> [round(chance, 3) for _, chance in _chances(2.0, 1.0)][:4]
-    [0.5, 0.25, 0.125, 0.062]
-    """
+    """Yield (k, Pr[K = k]) for k = 1, 2, …, until the remaining mass is negligible."""
     x, _ = _spread(mean_tries, shape)
     stays = -math.expm1(-x)  # 1 − γ
     small = shape * x < _TINY

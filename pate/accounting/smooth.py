@@ -78,11 +78,7 @@ class SensitiveCost:
 
 
 def discounted_max(sensitivity: FloatArray, beta: float) -> float:
-    """Return max_d e^{−βd} · sensitivity[d].
-
-    >>> discounted_max(np.array([1.0, 3.0]), beta=0.0)
-    3.0
-    """
+    """Return max_d e^{−βd} · sensitivity[d]."""
     return float(np.max(sensitivity * np.exp(-beta * np.arange(len(sensitivity)))))
 
 

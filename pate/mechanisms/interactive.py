@@ -22,9 +22,6 @@ def student_baseline(student: ArrayLike, *, teachers: int) -> FloatArray:
     """Return the votes a student would predict: ``teachers`` × its probabilities, in doubles.
 
     Accounting for an interactive release must take off the same baseline, so it calls this too.
-
-    >>> student_baseline([[0.25, 0.75]], teachers=100)
-    array([[25., 75.]])
     """
     check_whole("teachers", teachers, least=1)
     return teachers * np.asarray(student, dtype=np.float64)
