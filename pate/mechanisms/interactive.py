@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pate._validate import check_probability, check_whole
+from pate.accounting.noisy_max import count_teachers
 from pate.errors import InvalidInput
 from pate.mechanisms.confident import CheckedNoisyMax
 from pate.mechanisms.mechanism import FloatArray, IntArray, Release
@@ -93,7 +94,7 @@ class InteractiveGnmax(CheckedNoisyMax):
         if student is None or not len(counts):
             return self._checked_release(counts, rng=rng, most_answers=answers)
         shown = _checked_student(student, counts.shape)
-        cast = _teachers(counts, teachers)
+        cast = count_teachers(counts, teachers)
         release = self._checked_release(
             counts,
             rng=rng,
@@ -127,21 +128,3 @@ def _checked_student(student: FloatArray, shape: tuple[int, ...]) -> FloatArray:
                 "and sum to one"
             )
     return table
-
-
-def _teachers(counts: IntArray, teachers: int | None) -> int:
-    """Return the public number of teachers, from the votes only where they settle it."""
-    totals = counts.sum(axis=1)
-    if teachers is None:
-        if totals.min() != totals.max():
-            raise InvalidInput(
-                "some teachers abstained, so the votes do not show how many there are; "
-                "give the number of teachers"
-            )
-        return int(totals[0])
-    check_whole("teachers", teachers, least=1)
-    if totals.max() > teachers:
-        raise InvalidInput(
-            f"a query holds more votes than the {teachers} teachers given; give the number trained"
-        )
-    return teachers
