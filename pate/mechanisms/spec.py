@@ -16,8 +16,7 @@ from pydantic_core import InitErrorDetails, PydanticKnownError
 
 from pate._validate import LEAST_NOISE, MOST_NOISE
 from pate.errors import InvalidInput
-from pate.mechanisms.confident import ConfidentGnmax
-from pate.mechanisms.interactive import InteractiveGnmax
+from pate.mechanisms.checked import ConfidentGnmax, InteractiveGnmax
 from pate.mechanisms.mechanism import Mechanism
 from pate.mechanisms.noisy_max import GaussianNoisyMax, LaplaceNoisyMax
 
