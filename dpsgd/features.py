@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dpsgd.models import call_with
 from dpsgd.pca import PrivatePCA
 from dpsgd.public import encode
-from dpsgd.recipe import FeaturesSpec, Recipe
+from dpsgd.recipe import DpsgdRecipe, FeaturesSpec
 from pate.datasets.table import Splits, Table
 from pate.encoders.chain import Chain, fit_encoder, load_encoder, save_encoder
 from pate.encoders.spec import EncoderSpec
@@ -97,7 +97,7 @@ class Inputs:
 
 
 def prepare(
-    recipe: Recipe,
+    recipe: DpsgdRecipe,
     splits: Splits,
     *,
     pca_file: Path,
@@ -146,7 +146,7 @@ def prepare(
 
 
 def _each(
-    recipe: Recipe, chain: Chain | None, plugin_path: Path | None
+    recipe: DpsgdRecipe, chain: Chain | None, plugin_path: Path | None
 ) -> Callable[[Table], NDArray[np.float32]]:
     spec = recipe.features
     encoder = _encoder(spec, plugin_path)

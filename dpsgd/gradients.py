@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from typing import final
 
 import torch
@@ -21,46 +22,11 @@ from dpsgd.clipping import Clipper
 from dpsgd.layers import Materialised, Site, Trace, UnsuitableModel
 from dpsgd.layers.trace import added
 from dpsgd.losses import Loss
+from dpsgd.noise import torch_seed
 
 COMPARED = 3  # examples
 _ROUNDING = 1e-3  # float32 through a deep network; a wrong gradient is far off
 _NOTHING = 1e-15  # a length that stands for zero: squares of lengths are not taken for smaller
-
-
-def compare(
-    model: nn.Module,
-    loss: Loss,
-    measure: Callable[[], Tensor],
-    inputs: tuple[Tensor, ...],
-    targets: Tensor,
-    *,
-    groups: Sequence[tuple[nn.Parameter, ...]],
-    names: Sequence[tuple[str, ...]],
-) -> bool:
-    """Raise an error unless ``measure()`` (groups, examples) equals the lengths of autograd.
-
-    In evaluation mode, and in training mode with dropout off, unless something else there is
-    random. Return False if there were too few examples, or one without a finite gradient.
-    """
-    enough = len(targets) == COMPARED
-    for training in (False, True):
-        with mode(model, training=training, dropout=False):
-            norms = _seeded(measure, 0)
-            if not bool(torch.isfinite(norms).all()):
-                return False
-            if not _close(norms, _seeded(measure, 0)):
-                raise UnsuitableModel(
-                    "the model gives the same examples other gradients the second time; does it "
-                    "keep something of one batch for the next, or use chance that is not torch's?"
-                )
-            if not _close(norms, _seeded(measure, 1)):
-                continue  # randomness of the model's own: one example alone would draw differently
-            for index in range(len(targets)):
-                one = tuple(each[index : index + 1] for each in inputs)
-                value = loss(model(*one), targets[index : index + 1]).sum()
-                lengths = _by_autograd(value, groups)
-                _require_equal(norms[:, index].tolist(), lengths, names)
-    return enough
 
 
 @contextlib.contextmanager
@@ -76,41 +42,6 @@ def mode(model: nn.Module, *, training: bool, dropout: bool = True) -> Iterator[
     finally:
         for module, was in before.items():
             module.training = was
-
-
-def _seeded(measure: Callable[[], Tensor], seed: int) -> Tensor:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return measure()
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=_ROUNDING, atol=_ROUNDING / 100 * float(one.max()))
-
-
-def _by_autograd(value: Tensor, groups: Sequence[tuple[nn.Parameter, ...]]) -> list[float]:
-    parameters = [each for group in groups for each in group]
-    grads = iter(torch.autograd.grad(value, parameters, allow_unused=True))
-    norms = [[next(grads) for _ in group] for group in groups]
-    return [
-        math.hypot(*(float(each.norm()) for each in group if each is not None)) for group in norms
-    ]
-
-
-def _require_equal(
-    found: list[float], lengths: list[float], names: Sequence[tuple[str, ...]]
-) -> None:
-    rounding = _NOTHING + _ROUNDING / 100 * math.hypot(*lengths)
-    for own, length, group in zip(found, lengths, names, strict=True):
-        if abs(own - length) > _ROUNDING * length + rounding:
-            raise UnsuitableModel(
-                f"the gradient of {', '.join(group)} is not what ordinary differentiation of one "
-                "example gives; is a weight used outside its layer, does an example change "
-                "another, or are the examples not in the first dimension?"
-            )
-
-
-Inputs = Tensor | tuple[Tensor, ...]
 
 
 @final
@@ -155,14 +86,13 @@ class ClippedGradients:
         self._exact = False  # until compared with autograd
 
     def add(
-        self, inputs: Inputs, targets: Tensor, *, clipper: Clipper, step: int, scale: float
+        self, inputs: Tensor, targets: Tensor, *, clipper: Clipper, step: int, scale: float
     ) -> None:
         """Add scale · Σ clipped gradients to ``grad`` of every trained parameter."""
         if len(targets) == 0:
             return
-        given = inputs if isinstance(inputs, tuple) else (inputs,)
-        self._exact = self._exact or self.check(given, targets)
-        traces, norms = self._run(given, targets, per_layer=clipper.per_layer)
+        self._exact = self._exact or self.check(inputs, targets)
+        traces, norms = self._run(inputs, targets, per_layer=clipper.per_layer)
         finite = torch.isfinite(norms).all(0)
         all_finite = bool(finite.all())
         factors = torch.zeros_like(norms)
@@ -174,14 +104,8 @@ class ClippedGradients:
                         trace.zero_rows(~finite)
                     trace.add_sum(factors[group if clipper.per_layer else 0])
 
-    def norms(self, inputs: Inputs, targets: Tensor, *, clipper: Clipper) -> Tensor:
-        """Return the norm of each example's gradient: (groups, examples), or one group for all."""
-        given = inputs if isinstance(inputs, tuple) else (inputs,)
-        self._exact = self._exact or self.check(given, targets)
-        return self._run(given, targets, per_layer=clipper.per_layer)[1]
-
     def _run(
-        self, inputs: tuple[Tensor, ...], targets: Tensor, *, per_layer: bool
+        self, inputs: Tensor, targets: Tensor, *, per_layer: bool
     ) -> tuple[list[Trace | None], Tensor]:
         found = trace_pass(self._model, self._sites, self._loss, inputs, targets)
         by_site = dict(zip(map(id, self._sites), found, strict=True))
@@ -200,28 +124,71 @@ class ClippedGradients:
         found = {(site.module, *site.parameters.values()) for site in find_sites(model)}
         return found == {(site.module, *site.parameters.values()) for site in self._sites}
 
-    def check(self, inputs: Inputs, targets: Tensor) -> bool:
+    def check(self, inputs: Tensor, targets: Tensor) -> bool:
         """Compare a few examples with ordinary autograd; return True once there were enough.
 
         Raises :class:`UnsuitableModel` where they differ. Every trainer's first lot is checked.
         torch's generators are left as they were: whether a lot is checked, and how far, depends on
         its examples, and must not change the dropout of its gradient pass.
         """
-        given = inputs if isinstance(inputs, tuple) else (inputs,)
-        few, labels = tuple(each[:COMPARED] for each in given), targets[:COMPARED]
+        few, labels = inputs[:COMPARED], targets[:COMPARED]
+        modes = [partial(mode, self._model, training=each, dropout=False) for each in (False, True)]
         with torch.random.fork_rng(devices=[labels.device] if labels.is_cuda else []):
-            for training in (False, True):
-                with mode(self._model, training=training, dropout=False):
-                    learn_arguments(self._model, self._sites, few, len(labels))
-            return compare(
-                self._model,
-                self._loss,
-                lambda: self._run(few, labels, per_layer=True)[1],
-                few,
-                labels,
-                groups=self.groups,
-                names=self.names,
+            for each in modes:
+                with each():
+                    learn_arguments(self._model, self._sites, few)
+            for each in modes:
+                with each():
+                    if not self._equals_autograd(few, labels):
+                        return False
+        return len(labels) == COMPARED
+
+    def _equals_autograd(self, inputs: Tensor, targets: Tensor) -> bool:
+        """Require lengths of gradients as by autograd; return False if one is not finite.
+
+        Nothing is required where the model itself is random, whatever its mode.
+        """
+
+        def measured(seed: int) -> Tensor:
+            with torch_seed(seed):
+                return self._run(inputs, targets, per_layer=True)[1]
+
+        def same(one: Tensor, other: Tensor) -> bool:
+            atol = _ROUNDING / 100 * float(one.max())
+            return torch.allclose(one, other, rtol=_ROUNDING, atol=atol)
+
+        norms = measured(0)
+        if not bool(torch.isfinite(norms).all()):
+            return False
+        if not same(norms, measured(0)):
+            raise UnsuitableModel(
+                "the model gives the same examples other gradients the second time; does it "
+                "keep something of one batch for the next, or use chance that is not torch's?"
             )
+        if not same(norms, measured(1)):
+            return True  # randomness of the model's own: one example alone would draw differently
+        for index in range(len(targets)):
+            one = slice(index, index + 1)
+            value = self._loss(self._model(inputs[one]), targets[one]).sum()
+            lengths = self._lengths_by_autograd(value)
+            rounding = _NOTHING + _ROUNDING / 100 * math.hypot(*lengths)
+            for own, length, names in zip(norms[:, index], lengths, self.names, strict=True):
+                if abs(float(own) - length) > _ROUNDING * length + rounding:
+                    raise UnsuitableModel(
+                        f"the gradient of {', '.join(names)} is not what ordinary differentiation "
+                        "of one example gives; is a weight used outside its layer, does an example "
+                        "change another, or are the examples not in the first dimension?"
+                    )
+        return True
+
+    def _lengths_by_autograd(self, value: Tensor) -> list[float]:
+        parameters = [each for group in self.groups for each in group]
+        grads = iter(torch.autograd.grad(value, parameters, allow_unused=True))
+        norms = [[next(grads) for _ in group] for group in self.groups]
+        return [
+            math.hypot(*(float(each.norm()) for each in group if each is not None))
+            for group in norms
+        ]
 
 
 def _named_parameters(group: list[Site]) -> dict[str, nn.Parameter]:

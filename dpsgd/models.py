@@ -15,7 +15,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from dpsgd.recipe import ModelSpec, TrainingSpec
+from dpsgd.recipe import NetworkSpec, TrainingSpec
 from pate._validate import check_finite, check_positive
 from pate.errors import InvalidInput
 from pate.plugins import resolve
@@ -93,13 +93,13 @@ _SMALLEST_IMAGE = 14  # pixels a side that the convolutional network needs
 
 
 def build_model(
-    spec: ModelSpec, *, shape: tuple[int, ...], classes: int, plugin_path: Path | None = None
+    spec: NetworkSpec, *, shape: tuple[int, ...], classes: int, plugin_path: Path | None = None
 ) -> nn.Module:
     """Return a model for records of this shape; equal settings give equal initial weights.
 
     The state of torch's own generator is left as it was.
 
-    >>> build_model(ModelSpec(hidden=[8]), shape=(4, 4), classes=3)
+    >>> build_model(NetworkSpec(hidden=[8]), shape=(4, 4), classes=3)
     Sequential(
       (0): Flatten(start_dim=1, end_dim=-1)
       (1): Linear(in_features=16, out_features=8, bias=True)
@@ -186,7 +186,7 @@ def _small_cnn(name: str, *, shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def _own(
-    spec: ModelSpec, *, shape: tuple[int, ...], classes: int, plugin_path: Path | None
+    spec: NetworkSpec, *, shape: tuple[int, ...], classes: int, plugin_path: Path | None
 ) -> nn.Module:
     """Return a copy of the user's module, or the result of their class or function."""
     assert spec.entry is not None

@@ -195,7 +195,7 @@ class FastNoise:
 
 def choose_noise(noise: str, *, seed: int | None, device: torch.device) -> Noise:
     """Return the source of noise of this name, seeded in tests."""
-    own = None if seed is None else derived_seed(seed, _NOISE)
+    own = None if seed is None else _derived_seed(seed, _NOISE)
     if noise == "secure":
         return SecureNoise() if own is None else SeededNoise(own)
     check_choice("noise", noise, ["secure", "fast"])
@@ -203,16 +203,23 @@ def choose_noise(noise: str, *, seed: int | None, device: torch.device) -> Noise
 
 
 @contextlib.contextmanager
-def seeded_dropout(seed: int | None, step: int) -> Iterator[None]:
+def torch_seed(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed torch's generators (CPU, and the device if given) inside the block; restore them."""
+    forked = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=forked):
+        torch.default_generator.manual_seed(seed)
+        for each in forked:
+            torch.cuda.default_generators[each.index or 0].manual_seed(seed)
+        yield
+
+
+def seeded_dropout(seed: int | None, step: int) -> contextlib.AbstractContextManager[None]:
     """Make dropout of a seeded run depend on seed and step alone."""
     if seed is None:
-        yield
-        return
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derived_seed(seed, _DROPOUT, step))
-        yield
+        return contextlib.nullcontext()
+    return torch_seed(_derived_seed(seed, _DROPOUT, step))
 
 
-def derived_seed(seed: int, *purpose: int) -> int:
+def _derived_seed(seed: int, *purpose: int) -> int:
     """Return a seed for one purpose, derived from the seed of the run."""
     return int(np.random.SeedSequence([seed, *purpose]).generate_state(1, np.uint64)[0] >> 1)

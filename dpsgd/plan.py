@@ -42,11 +42,7 @@ _TOLERANCE = {Method.MOMENTS: 1e-4, Method.ABADI: 1e-4, Method.PLD: 1e-3}
 
 
 def method_named(accountant: str) -> Method:
-    """Return the accountant of this name.
-
-    >>> method_named("pld")
-    <Method.PLD: 'pld'>
-    """
+    """Return the accountant of this name."""
     return Method(check_choice("accountant", accountant, [method.value for method in Method]))
 
 
@@ -54,26 +50,6 @@ def method_named(accountant: str) -> Method:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
     """The cost of step 0, 1, 2, … of a run whose sampling and noise are fixed in advance.
-
-    Parameters
-    ----------
-    sample_rate : float
-        The probability of an example to be in a lot.
-    noise_multiplier : Schedule
-        The noise over the clipping norm, by step.
-    delta : float
-        δ of every guarantee.
-    accountant : {"moments", "pld", "abadi"}, default="moments"
-        The accountant.
-    prior : tuple of Event, default=()
-        Costs paid beside the steps, such as those of a private PCA.
-    caveats : tuple of str, default=()
-        Caveats of every guarantee.
-    moment : float, optional
-        λ of the odometer, fixed in advance; by default the best one for ε = 1.
-    public_rate : bool, default=False
-        True if ``sample_rate`` does not depend on the number of records: costs are then for one
-        record added or removed, else for zero-out (see ``SampledGaussian``).
 
     Guarantees:
         * A step is a Poisson sample and a Gaussian mechanism: ``SampledGaussian``, composed by
@@ -88,14 +64,14 @@ class Spending:
     (1.035, 9376)
     """
 
-    sample_rate: float
-    noise_multiplier: Schedule
+    sample_rate: float  # the probability of an example to be in a lot
+    noise_multiplier: Schedule  # the noise over the clipping norm, by step
     delta: float
     accountant: str = "moments"
-    prior: tuple[Event, ...] = ()
-    caveats: tuple[str, ...] = ()
-    moment: float | None = None
-    public_rate: bool = False
+    prior: tuple[Event, ...] = ()  # costs paid beside the steps, such as those of a private PCA
+    caveats: tuple[str, ...] = ()  # of every guarantee
+    moment: float | None = None  # λ of the odometer, fixed in advance; None: the best for ε = 1
+    public_rate: bool = False  # True: costs are for one record added or removed; else zero-out
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
@@ -257,11 +233,7 @@ class FitPlan:
 def requested(
     *, epochs: int | None, steps: int | None, until_epsilon: float | None
 ) -> tuple[str, float]:
-    """Return the one of the three that is given, as its name and value.
-
-    >>> requested(epochs=20, steps=None, until_epsilon=None)
-    ('epochs', 20)
-    """
+    """Return the one of the three that is given, as its name and value."""
     given = {"epochs": epochs, "steps": steps, "until_epsilon": until_epsilon}
     chosen = [(name, value) for name, value in given.items() if value is not None]
     if len(chosen) != 1:

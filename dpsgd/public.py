@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Any, Self, TypeVar, final
 
@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from dpsgd.gradients import mode
+from dpsgd.noise import torch_seed
 from pate._validate import check_positive, check_whole
 from pate.errors import InvalidInput
 
@@ -189,7 +190,7 @@ def pretrain(
     optimizer = torch.optim.AdamW(trained, lr=learning_rate)
     order = torch.Generator().manual_seed(seed)
     device = trained[0].device
-    with mode(model, training=True), _own_random_state(seed, device):
+    with mode(model, training=True), torch_seed(seed, device):
         for epoch in range(epochs):
             total = 0.0
             for batch in _batches(torch.randperm(len(classes), generator=order), batch_size):
@@ -305,17 +306,6 @@ def _as_features(result: Any) -> NDArray[Any]:
     if features.dtype.kind not in "biuf":
         raise InvalidInput("the encoder did not return an array of real numbers")
     return features
-
-
-@contextlib.contextmanager
-def _own_random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's generators inside the block, and restore them after it."""
-    forked = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=forked):
-        torch.default_generator.manual_seed(seed)
-        if forked:
-            torch.cuda.manual_seed(seed)
-        yield
 
 
 def _as_tensor(data: ArrayLike | torch.Tensor, what: str) -> torch.Tensor:

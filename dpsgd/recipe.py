@@ -100,7 +100,7 @@ class FeaturesSpec(Section):
         return self
 
 
-class ModelSpec(Section):
+class NetworkSpec(Section):
     """``[model]``: a multilayer perceptron, a small convolutional network, or your own module."""
 
     kind: Literal["mlp", "cnn"] = Field(
@@ -238,7 +238,7 @@ class ClippingSpec(Section):
         return self
 
 
-class PrivacySpec(Section):
+class DpsgdPrivacySpec(Section):
     """``[privacy]``: the cost of this run, and the budget of the data set.
 
     ``epsilon`` covers everything the run releases, PCA and training together: PCA's noise is given,
@@ -273,7 +273,7 @@ class PrivacySpec(Section):
         return self
 
 
-class EvaluateSpec(Section):
+class DpsgdEvaluateSpec(Section):
     """``[evaluate]``: accuracy on the test records, which are public."""
 
     each_epoch: bool = Field(
@@ -281,10 +281,10 @@ class EvaluateSpec(Section):
     )
 
 
-class Recipe(BaseModel):
+class DpsgdRecipe(BaseModel):
     """A whole recipe.
 
-    >>> recipe = Recipe.model_validate(
+    >>> recipe = DpsgdRecipe.model_validate(
     ...     {
     ...         "kind": "dpsgd",
     ...         "data": {"name": "digits"},
@@ -302,11 +302,11 @@ class Recipe(BaseModel):
     notes: Notes = ""
     data: DataSpec
     features: FeaturesSpec = FeaturesSpec()
-    model: ModelSpec = ModelSpec()
+    model: NetworkSpec = NetworkSpec()
     training: TrainingSpec
     clipping: ClippingSpec = ClippingSpec()
-    privacy: PrivacySpec
-    evaluate: EvaluateSpec = EvaluateSpec()
+    privacy: DpsgdPrivacySpec
+    evaluate: DpsgdEvaluateSpec = DpsgdEvaluateSpec()
 
     @model_validator(mode="after")
     def _the_guarantee_holds(self) -> Self:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.plan import noise_for
-from dpsgd.recipe import FeaturesSpec, Recipe
+from dpsgd.recipe import DpsgdRecipe, FeaturesSpec
 from dpsgd.schedules import Constant, Linear, Schedule
 from pate._files import exclusive_lock, write_atomically
 from pate.accounting import Event, Ledger, Neighbours, Repeated, compose
@@ -53,7 +53,7 @@ class RunPlan:
         return (*self.prior, Repeated(step, self.steps))
 
 
-def plan_run(recipe: Recipe, *, records: int) -> RunPlan:
+def plan_run(recipe: DpsgdRecipe, *, records: int) -> RunPlan:
     """Return the plan for this many private records; calibrate the noise if the recipe names ε.
 
     Guarantees:
@@ -107,14 +107,14 @@ def _pca_events(spec: FeaturesSpec, public_rate: bool) -> tuple[Event, ...]:
     return (dpsgd_step(rate, public_rate=public_rate)(noise),)
 
 
-def _schedule(recipe: Recipe, in_epoch: int) -> Schedule:
+def _schedule(recipe: DpsgdRecipe, in_epoch: int) -> Schedule:
     rate = recipe.training.learning_rate
     if rate.end is None or rate.epochs is None:
         return Constant(rate.start)
     return Linear(rate.start, rate.end, max(1, round(rate.epochs * in_epoch)))
 
 
-def ledger_path(recipe: Recipe, data_root: Path, insecure_seed: int | None = None) -> Path:
+def ledger_path(recipe: DpsgdRecipe, data_root: Path, insecure_seed: int | None = None) -> Path:
     """Return the path of the data set's ledger, beside the data: deleting a run refunds nothing.
 
     It is not the ledger of ``pate``: costs of votes hold for one record replaced, costs of lots for
@@ -128,7 +128,7 @@ def ledger_path(recipe: Recipe, data_root: Path, insecure_seed: int | None = Non
     return data_root / "ledgers" / f"{recipe.data.name}.{kind}"
 
 
-def open_ledger(recipe: Recipe, plan: RunPlan, path: Path) -> Ledger:
+def open_ledger(recipe: DpsgdRecipe, plan: RunPlan, path: Path) -> Ledger:
     """Open the data set's ledger, or create it with the recipe's budget.
 
     Without a budget it is an odometer, which refuses nothing; its λ is then the best one for the
@@ -150,7 +150,7 @@ def private_folder(folder: Path, made_from: str) -> Path:
     return folder / Level.PRIVATE.folder / made_from[:20]
 
 
-def require_consent(recipe: Recipe, folder: Path, private: Path) -> None:
+def require_consent(recipe: DpsgdRecipe, folder: Path, private: Path) -> None:
     """Refuse to train and pay in a folder where another recipe was trained."""
     runs = folder / Level.PRIVATE.folder
     # A checkpoint is written just before the charge: without one nothing was paid.
@@ -210,7 +210,7 @@ def discard(private: Path) -> None:
                 file.unlink()
 
 
-def bind_to_ledger(private: Path, recipe: Recipe, ledger_file: Path) -> None:
+def bind_to_ledger(private: Path, recipe: DpsgdRecipe, ledger_file: Path) -> None:
     """Record the ledger under which a run is begun, or refuse one begun under another."""
     if require_ledger(private, ledger_file):
         return
@@ -254,7 +254,7 @@ class TrainingOutcome:
         return report
 
 
-def name_of_run(recipe: Recipe, insecure_seed: int | None) -> str:
+def name_of_run(recipe: DpsgdRecipe, insecure_seed: int | None) -> str:
     """Return a fingerprint of the settings, into which nothing of the private records goes.
 
     The data set's budget does not change the result and is left out; so are keys added to recipes
@@ -267,7 +267,7 @@ def name_of_run(recipe: Recipe, insecure_seed: int | None) -> str:
     return fingerprint("dpsgd train", _VERSION, settings, insecure_seed)
 
 
-def digest_of_settings(recipe: Recipe, insecure_seed: int | None) -> str:
+def digest_of_settings(recipe: DpsgdRecipe, insecure_seed: int | None) -> str:
     """Return a digest of everything that decides what is trained and what it costs.
 
     The location of the data is left out, since the digest is stored in the data set's own ledger;
@@ -283,7 +283,7 @@ def digest_of_settings(recipe: Recipe, insecure_seed: int | None) -> str:
 
 
 def find_outcome(
-    recipe: Recipe,
+    recipe: DpsgdRecipe,
     folder: Path,
     *,
     data_root: Path,

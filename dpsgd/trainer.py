@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dpsgd import checkpoint as files
+from dpsgd.checkpoint import Mark, ResumeGuard
 from dpsgd.clipping import Clipping, choose_clipping, choose_multiplier
 from dpsgd.curves import Row
 from dpsgd.data import as_records, first_inputs, optional_count
@@ -24,7 +25,6 @@ from dpsgd.gradients import ClippedGradients, mode
 from dpsgd.losses import Loss, per_example_loss
 from dpsgd.noise import choose_noise, seeded_dropout
 from dpsgd.plan import BARE, FitPlan, FitPlans, Spending, make_plan, requested
-from dpsgd.resume_guard import Mark, ResumeGuard
 from dpsgd.sampling import choose_lots, largest_batch
 from dpsgd.schedules import Schedule, as_schedule
 from dpsgd.step import (
@@ -142,7 +142,7 @@ class Trainer:
           shown after the checkpoint that contains it is on disk. A killed run therefore never
           shows two draws of one step for one charge. With a ledger, a checkpoint that is not the
           last of its run is refused, and of several copies of the last only one can be resumed
-          (:mod:`dpsgd.resume_guard`); without one, do not resume copies.
+          (:mod:`dpsgd.checkpoint`); without one, do not resume copies.
         * A step counts from the moment its lot is drawn, even if it is interrupted.
         * Nothing is measured on the training data: no loss, no accuracy.
         * That a model is refused may follow from records: it is tried on inputs of the first few

@@ -23,7 +23,7 @@ from dpsgd.clipping import AdaptiveQuantile, Automatic, Clipping, Flat, PerLayer
 from dpsgd.curves import Row, write_curve
 from dpsgd.features import Inputs, prepare
 from dpsgd.models import build_model, build_optimizer
-from dpsgd.recipe import ClippingSpec, Recipe
+from dpsgd.recipe import ClippingSpec, DpsgdRecipe
 from dpsgd.runs import (
     CHECKPOINT,
     STAGE,
@@ -64,7 +64,7 @@ class TrainingOptions:
     show: Callable[[dict[str, Any]], None] = lambda row: None  # each epoch, once on disk
 
 
-def train(recipe: Recipe, folder: Path, options: TrainingOptions) -> TrainingOutcome:
+def train(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> TrainingOutcome:
     """Train a recipe, resume its killed run, or return its finished outcome.
 
     Guarantees:
@@ -155,7 +155,9 @@ def _audible(options: TrainingOptions, unsilenced: Unsilenced) -> TrainingOption
     return dataclasses.replace(options, report=report, show=show)
 
 
-def _announce(recipe: Recipe, plan: RunPlan, trainer: Trainer, options: TrainingOptions) -> None:
+def _announce(
+    recipe: DpsgdRecipe, plan: RunPlan, trainer: Trainer, options: TrainingOptions
+) -> None:
     """Report what is about to be done and spent."""
     other = options.data_root / "ledgers" / f"{recipe.data.name}.ledger"
     if other.exists():
@@ -186,7 +188,7 @@ def _clipping(spec: ClippingSpec) -> Clipping:
 
 
 def _trainer(
-    recipe: Recipe,
+    recipe: DpsgdRecipe,
     plan: RunPlan,
     inputs: Inputs,
     options: TrainingOptions,
@@ -219,7 +221,7 @@ def _trainer(
 
 
 def _fit(
-    trainer: Trainer, recipe: Recipe, plan: RunPlan, inputs: Inputs, options: TrainingOptions
+    trainer: Trainer, recipe: DpsgdRecipe, plan: RunPlan, inputs: Inputs, options: TrainingOptions
 ) -> None:
     """Train to the end of the plan; show each epoch's row once a checkpoint holds it."""
     for row in trainer.history:  # of the killed run: these are on disk
@@ -245,7 +247,7 @@ def as_public(row: Row) -> dict[str, Any]:
 def _release(
     store: Store,
     name: str,
-    recipe: Recipe,
+    recipe: DpsgdRecipe,
     plan: RunPlan,
     inputs: Inputs,
     trainer: Trainer,

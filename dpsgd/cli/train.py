@@ -122,7 +122,7 @@ def train(
 ) -> None:
     """Train a recipe; a finished run is not trained again."""
     global _under_way
-    from dpsgd.recipe import Recipe
+    from dpsgd.recipe import DpsgdRecipe
     from pate.datasets.catalogue import data_root as default_root
     from pate.errors import InvalidInput
     from pate.recipes.read import read_recipe
@@ -130,7 +130,7 @@ def train(
     changes = [*(settings or [])]
     if epsilon is not None:
         changes.append(f"privacy.epsilon={epsilon!r}")
-    name, checked = read_recipe(recipe, changes, Recipe)
+    name, checked = read_recipe(recipe, changes, DpsgdRecipe)
     if plugin_path is not None and not plugin_path.exists():
         raise InvalidInput(f"there is nothing at --plugin-path {plugin_path}")
     if insecure_seed is not None:

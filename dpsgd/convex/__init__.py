@@ -16,8 +16,7 @@ a row of features) are public and given, never read off the data.
 
 from dpsgd.convex.descent import NoisyGradientDescent
 from dpsgd.convex.losses import Hinge, Huber, Logistic, MarginLoss
-from dpsgd.convex.objective import ObjectivePerturbation
-from dpsgd.convex.output import OutputPerturbation
+from dpsgd.convex.perturbation import ObjectivePerturbation, OutputPerturbation
 
 __all__ = [
     "Hinge",

@@ -10,12 +10,13 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsgd.convex.estimator import PrivateLinearClassifier, PrivateWeights, rounded
-from dpsgd.convex.inputs import (
+from dpsgd.convex.estimator import (
     BoundedRecords,
-    FloatArray,
+    PrivateLinearClassifier,
+    PrivateWeights,
+    rounded,
 )
-from dpsgd.convex.losses import MarginLoss, ScoreLoss, as_loss, score_loss
+from dpsgd.convex.losses import FloatArray, MarginLoss, ScoreLoss, as_loss, score_loss
 from pate._validate import check_delta, check_not_negative, check_positive, check_whole
 from pate.accounting import Repeated, compose, smallest_noise
 from pate.accounting.calibrate import dpsgd_step, moments_epsilon
@@ -32,18 +33,6 @@ class DescentCalibration:
     gradient_norm: float  # C: one record's gradient is at most this long
     noise_multiplier: float  # the noise of the sum of gradients has σ = C · noise_multiplier
     learning_rate: float
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Descent:
-    """The parameters of the descent as Python numbers."""
-
-    records: int
-    steps: int
-    radius: float
-    learning_rate: float | None
-    regularisation: float
 
 
 def projected(weights: FloatArray, radius: float) -> FloatArray:
@@ -82,16 +71,12 @@ class NoisyGradientDescent(PrivateLinearClassifier):
 
     Each of ``steps`` steps releases the sum of all gradients with noise, divides it by
     ``records``, steps and projects. More than two classes are treated as by
-    :class:`~dpsgd.convex.output.OutputPerturbation`.
+    :class:`~dpsgd.convex.OutputPerturbation`.
 
     Parameters
     ----------
-    epsilon : float, default=1.0
-        ε of one call of ``fit``.
     delta : float, default=1e-5
         δ of one call of ``fit``; above zero.
-    classes : sequence of labels
-        All possible labels, two or more. Public: they are never read off the data.
     records : int
         The rough number of records, as a public number: it divides the sum of gradients.
     steps : int, default=50
@@ -107,34 +92,8 @@ class NoisyGradientDescent(PrivateLinearClassifier):
         Λ of the term Λ/2 ‖w‖².
     loss : {'logistic', 'huber', 'hinge'} or MarginLoss, default='logistic'
         The loss of a margin: any with bounded slopes.
-    data_norm : float, default=1.0
-        A public bound on the Euclidean norm of a row of features.
-    clip_rows : bool, default=False
-        Scale longer rows to ``data_norm``, when fitting and when predicting; otherwise a longer
-        row is refused when fitting.
-    fit_intercept : bool, default=True
-        Learn an intercept, as the weight of an appended constant column.
-    intercept_scaling : float, default=1.0
-        The value of that column; it counts in the norm of a row.
-    insecure_seed : int or None, default=None
-        Draw the noise from this seed. Such a model is not private; for tests only.
-
-    Attributes
-    ----------
-    coef_ : ndarray of shape (outputs, n_features)
-        The released weights: one row for two classes, else one for each class.
-    intercept_ : ndarray of shape (outputs,)
-        The released intercepts; zeros without ``fit_intercept``.
-    classes_ : ndarray
-        The classes, sorted.
-    n_features_in_ : int
-        The number of features seen by ``fit``.
-    guarantee_ : pate.accounting.Guarantee
-        (ε, δ) of this fit, with the relation for which it holds.
-    events_ : tuple of Event
-        The accounting events of this fit, to compose with others.
-    calibration_ : DescentCalibration
-        The public numbers behind the noise.
+    epsilon, classes, data_norm, clip_rows, fit_intercept, intercept_scaling, insecure_seed :
+        As in :class:`dpsgd.convex.estimator.PrivateLinearClassifier`, like all attributes.
 
     Guarantees:
         (ε, δ)-DP with δ > 0 for adding or removing one record: ``steps`` Gaussian mechanisms of
@@ -191,40 +150,38 @@ class NoisyGradientDescent(PrivateLinearClassifier):
     def _check_parameters(self) -> None:
         super()._check_parameters()
         check_delta(self.delta)
-        self._descent()
-        if self.iterate not in ("average", "last"):
-            raise InvalidInput(f"iterate is {self.iterate!r}; it must be 'average' or 'last'")
-        as_loss(self.loss, smooth=False)
-
-    def _descent(self) -> _Descent:
         if self.records is None:
             raise InvalidInput(
                 "records is not given; state the rough number of records as a public number: the "
                 "true one is private where a record may be added or removed"
             )
-        rate = self.learning_rate
-        return _Descent(
-            records=check_whole("records", self.records, least=1),
-            steps=check_whole("steps", self.steps, least=1),
-            radius=check_positive("radius", self.radius),
-            learning_rate=None if rate is None else check_positive("learning_rate", rate),
-            regularisation=check_not_negative("regularisation", self.regularisation),
-        )
+        check_whole("records", self.records, least=1)
+        check_whole("steps", self.steps, least=1)
+        check_positive("radius", self.radius)
+        if self.learning_rate is not None:
+            check_positive("learning_rate", self.learning_rate)
+        check_not_negative("regularisation", self.regularisation)
+        if self.iterate not in ("average", "last"):
+            raise InvalidInput(f"iterate is {self.iterate!r}; it must be 'average' or 'last'")
+        as_loss(self.loss, smooth=False)
 
     def _calibrate(self, gradient_norm: float, size: int) -> DescentCalibration:
         """Calibrate the noise from public numbers only: nothing here reads a record."""
-        given, (epsilon, delta) = self._descent(), self._target()
+        assert self.records is not None  # it was checked
+        epsilon, delta = self._target()
         multiplier = smallest_noise(
             dpsgd_step(1.0),
-            count=given.steps,
+            count=int(self.steps),
             target=epsilon,
             epsilon=moments_epsilon(delta=delta),
         )
-        rate = given.learning_rate
-        if rate is None:
-            spread = gradient_norm * multiplier * math.sqrt(size) / given.records
-            usual = math.hypot(gradient_norm + given.regularisation * given.radius, spread)
-            rate = given.radius / (usual * math.sqrt(given.steps))
+        if self.learning_rate is None:
+            radius = float(self.radius)
+            spread = gradient_norm * multiplier * math.sqrt(size) / int(self.records)
+            usual = math.hypot(gradient_norm + float(self.regularisation) * radius, spread)
+            rate = radius / (usual * math.sqrt(self.steps))
+        else:
+            rate = float(self.learning_rate)
         if not rate * gradient_norm * max(1.0, multiplier) < _LONGEST_STEP:
             raise InvalidInput(
                 f"a step of rate {rate:g} along gradients of norm {gradient_norm:g} overflows; "
@@ -235,27 +192,26 @@ class NoisyGradientDescent(PrivateLinearClassifier):
         )
 
     def _learn(self, records: BoundedRecords, rng: np.random.Generator) -> PrivateWeights:
-        given, (_, delta) = self._descent(), self._target()
+        assert self.records is not None  # it was checked
+        steps, count = int(self.steps), int(self.records)
         loss = score_loss(records, as_loss(self.loss, smooth=False))
         shape = (loss.outputs, records.rows.shape[1])
         public = self._calibrate(loss.lipschitz * records.row_norm, shape[0] * shape[1])
         sigma = public.gradient_norm * public.noise_multiplier
         weights, total = np.zeros(shape), np.zeros(shape)
-        for _ in range(given.steps):
+        for _ in range(steps):
             noised = gradient_sum(
                 records.rows, loss, weights, gradient_norm=public.gradient_norm
             ) + rng.normal(scale=sigma, size=shape)
-            slope = noised / given.records + given.regularisation * weights
-            weights = projected(weights - public.learning_rate * slope, given.radius)
+            slope = noised / count + float(self.regularisation) * weights
+            weights = projected(weights - public.learning_rate * slope, float(self.radius))
             total += weights
-        kept = weights if self.iterate == "last" else total / given.steps
+        kept = weights if self.iterate == "last" else total / steps
         step = dpsgd_step(1.0, public_rate=True)(public.noise_multiplier)
-        events = (Repeated(step, given.steps),)
+        events = (Repeated(step, steps),)
         return PrivateWeights(
-            weights=rounded(
-                kept, spread=public.learning_rate * sigma / given.records / given.steps
-            ),
+            weights=rounded(kept, spread=public.learning_rate * sigma / count / steps),
             events=events,
-            guarantee=compose(events).guarantee(delta=delta),
+            guarantee=compose(events).guarantee(delta=self._target()[1]),
             calibration=public,
         )

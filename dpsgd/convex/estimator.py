@@ -1,4 +1,4 @@
-"""The base of the private linear classifiers, their noise, and the rounding of what they release.
+"""The base of the private linear classifiers: their records, their noise, and their rounding.
 
 The noised numbers themselves are published, unlike in voting. The low bits of a noised double can
 reveal the number under the noise (Mironov 2012), so weights are rounded to a public grid before
@@ -20,21 +20,148 @@ from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 
-from dpsgd.convex.inputs import (
-    BoundedRecords,
-    FloatArray,
-    as_table,
-    scaled_rows,
-)
-from dpsgd.convex.losses import Logistic, MarginLoss, as_loss
+from dpsgd.convex.losses import FloatArray, Logistic, MarginLoss
 from pate._validate import check_delta, check_positive
 from pate.accounting import Event, Guarantee
 from pate.errors import InvalidInput
 from pate.randomness import Randomness
 
 _GRID_BITS = 20
+_ROUNDING = 1e-9  # a row scaled to the bound may exceed it by this much, relatively
 _WHOLE = 2.0**53  # from here on doubles are whole numbers
 _SEEDED = "not private: the noise came from a seed, and who knows the seed can take it off"
+
+
+def as_table(X: ArrayLike) -> FloatArray:
+    """Return a finite table (records, features); no error message names a row."""
+    if isinstance(X, np.ma.MaskedArray):
+        raise InvalidInput("X is a masked array; fill or remove what is masked first")
+    try:
+        given = np.asarray(X)
+        if given.dtype.kind in "cmMV":
+            raise TypeError
+        with np.errstate(over="ignore"):  # a warning would reveal a private number
+            table = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # whose texts may quote a cell
+        raise InvalidInput("X is not a dense table of real numbers") from None
+    if table.ndim != 2 or not table.size:
+        raise InvalidInput(f"X has {table.ndim} dimensions; give a filled table: records, features")
+    if not np.isfinite(table).all():
+        raise InvalidInput("X holds numbers that are not finite; remove or replace them first")
+    return table
+
+
+def scaled_rows(table: FloatArray, norm: float) -> FloatArray:
+    """Scale every row longer than ``norm`` down to it, independently of all other rows.
+
+    >>> scaled_rows(np.array([[3.0, 4.0], [0.3, 0.4]]), 1.0)
+    array([[0.6, 0.8],
+           [0.3, 0.4]])
+    """
+    largest = np.abs(table).max(axis=1, keepdims=True)  # first: the square of 1e200 overflows
+    unit = table / np.where(largest > 0, largest, 1.0)
+    lengths = largest * np.linalg.norm(unit, axis=1, keepdims=True)
+    long = np.asarray(lengths > norm)
+    shrunk = unit * (norm / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1.0))
+    return np.where(long, shrunk, table)
+
+
+def check_classes(classes: Sequence[Any] | NDArray[Any] | None) -> NDArray[Any]:
+    """Return the public classes, sorted."""
+    if classes is None:
+        raise InvalidInput(
+            "classes is not given; name the possible labels (they are public): reading them off "
+            "private labels would reveal that a record of a rare class exists"
+        )
+    try:
+        given = np.asarray(classes)
+        known = np.unique(given)
+    except (TypeError, ValueError):
+        raise InvalidInput("classes are not labels of one kind; list two or more, once") from None
+    if known.dtype.kind in "fc" and not np.isfinite(known).all():
+        raise InvalidInput("classes hold a number that is not finite; name every class")
+    if given.ndim != 1 or len(known) < 2 or len(known) != len(given):
+        raise InvalidInput(f"classes has {len(known)} different labels; list two or more, once")
+    return known
+
+
+def _class_indices(known: NDArray[Any], y: ArrayLike, *, count: int) -> NDArray[np.intp]:
+    """Return the index of every label among the classes; no error message quotes a label."""
+    if isinstance(y, np.ma.MaskedArray):
+        raise InvalidInput("y is a masked array; fill or remove what is masked first")
+    try:
+        given = np.asarray(y)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInput("y is not a list of labels") from None
+    if given.shape != (count,):
+        raise InvalidInput("y must hold one label for every row of X")
+    if "O" in (known.dtype.kind, given.dtype.kind):  # any Python objects
+        numbered = {label: index for index, label in enumerate(known.tolist())}
+        try:
+            indices = np.array([numbered.get(label, -1) for label in given.tolist()], dtype=np.intp)
+        except TypeError:
+            raise InvalidInput("y holds something that is not a label") from None
+        found = indices >= 0
+    elif _kind(known) != _kind(given):
+        raise InvalidInput("y and classes do not hold the same kind of labels")
+    else:
+        indices = np.minimum(np.searchsorted(known, given), len(known) - 1)
+        found = known[indices] == given
+    if not found.all():
+        raise InvalidInput("y holds a label that is not among the classes; list every class")
+    return indices
+
+
+def _kind(labels: NDArray[Any]) -> str:
+    return "number" if labels.dtype.kind in "biuf" else labels.dtype.kind
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BoundedRecords:
+    """The input of a learner: rows with the intercept's column, and labels as 0 … classes − 1."""
+
+    rows: FloatArray
+    labels: NDArray[np.intp]
+    classes: NDArray[Any]
+    row_norm: float  # public bound on the norm of a row, the intercept's column included
+
+    @classmethod
+    def read(
+        cls,
+        X: ArrayLike,
+        y: ArrayLike,
+        *,
+        classes: Sequence[Any] | NDArray[Any] | None,
+        data_norm: float,
+        clip_rows: bool,
+        intercept: float | None,
+    ) -> Self:
+        """Check private data against its public description; ``intercept`` is a column's value.
+
+        Guarantees:
+            * ‖(x, intercept)‖ ≤ ``row_norm`` = √(data_norm² + intercept²) for every row.
+            * A refusal depends on the data and is not covered by any ε: where rows may exceed
+              ``data_norm``, set ``clip_rows``, with which no finite row is refused.
+        """
+        known = check_classes(classes)
+        table = as_table(X)
+        indices = _class_indices(known, y, count=len(table))
+        room = data_norm * (1 + _ROUNDING)
+        if not clip_rows and not np.array_equal(scaled_rows(table, room), table):
+            raise InvalidInput(
+                f"a row is longer than data_norm = {data_norm:g}; set clip_rows=True to scale "
+                "such rows, or state a larger public bound"
+            )
+        rows = scaled_rows(table, data_norm)
+        if intercept is not None:
+            rows = np.column_stack([rows, np.full(len(rows), intercept)])
+        return cls(
+            rows=rows,
+            labels=indices,
+            classes=known,
+            row_norm=math.hypot(data_norm, intercept or 0.0),
+        )
 
 
 def spherical_noise(size: int, *, rate: float, rng: np.random.Generator) -> FloatArray:
@@ -46,11 +173,6 @@ def spherical_noise(size: int, *, rate: float, rng: np.random.Generator) -> Floa
     """
     direction = rng.standard_normal(size)
     return direction * (rng.gamma(size) / (rate * np.linalg.norm(direction)))
-
-
-def gaussian_noise_vector(size: int, *, sigma: float, rng: np.random.Generator) -> FloatArray:
-    """Draw independent N(0, sigma²)."""
-    return rng.normal(scale=sigma, size=size)
 
 
 def rounded(weights: FloatArray, *, spread: float) -> FloatArray:
@@ -88,6 +210,45 @@ def _is_logistic(model: PrivateLinearClassifier) -> bool:
 class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """The base of the estimators in :mod:`dpsgd.convex`; subclasses implement ``_learn``.
 
+    Parameters
+    ----------
+    epsilon : float, default=1.0
+        ε of one call of ``fit``.
+    delta : float
+        δ of one call of ``fit``.
+    classes : sequence of labels
+        All possible labels, two or more. Public: they are never read off the data.
+    loss : {'logistic', 'huber', 'hinge'} or MarginLoss, default='logistic'
+        The loss of a margin.
+    data_norm : float, default=1.0
+        A public bound on the Euclidean norm of a row of features.
+    clip_rows : bool, default=False
+        Scale longer rows to ``data_norm``, when fitting and when predicting; otherwise a longer
+        row is refused when fitting.
+    fit_intercept : bool, default=True
+        Learn an intercept, as the weight of an appended constant column.
+    intercept_scaling : float, default=1.0
+        The value of that column; it counts in the norm of a row.
+    insecure_seed : int or None, default=None
+        Draw the noise from this seed. Such a model is not private; for tests only.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (outputs, n_features)
+        The released weights: one row for two classes, else one for each class.
+    intercept_ : ndarray of shape (outputs,)
+        The released intercepts; zeros without ``fit_intercept``.
+    classes_ : ndarray
+        The classes, sorted.
+    n_features_in_ : int
+        The number of features seen by ``fit``.
+    guarantee_ : pate.accounting.Guarantee
+        (ε, δ) of this fit, with the relation for which it holds.
+    events_ : tuple of Event
+        The accounting events of this fit, to compose with others.
+    calibration_ : object
+        The public numbers behind the noise.
+
     Guarantees:
         * ``coef_``, ``intercept_`` and everything computed from them are covered by
           ``guarantee_``; every call of ``fit`` on the same records spends it again.
@@ -97,7 +258,6 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         * The intercept is the weight of an appended constant column ``intercept_scaling``: it is
           counted in the norm of a row, regularised and noised like any other weight. So rows are
           bounded by √(data_norm² + intercept_scaling²).
-        * ``clip_rows`` scales every longer row to ``data_norm``, when fitting and when predicting.
         * A refusal (a row beyond ``data_norm``, a number that is not finite, a label that is not a
           class, a solver that stops early) depends on the data and is not covered.
     """
@@ -212,40 +372,3 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def _probabilities(self, scores: FloatArray) -> FloatArray:
         return np.asarray(softmax(scores, axis=1))
-
-
-class PerturbedClassifier(PrivateLinearClassifier):
-    """The base of output and objective perturbation: a regularised, smooth minimisation."""
-
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        delta: float = 0.0,
-        classes: Sequence[Any] | NDArray[Any] | None = None,
-        regularisation: float = 0.01,
-        loss: str | MarginLoss = "logistic",
-        data_norm: float = 1.0,
-        clip_rows: bool = False,
-        fit_intercept: bool = True,
-        intercept_scaling: float = 1.0,
-        insecure_seed: int | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.classes = classes
-        self.regularisation = regularisation
-        self.loss = loss
-        self.data_norm = data_norm
-        self.clip_rows = clip_rows
-        self.fit_intercept = fit_intercept
-        self.intercept_scaling = intercept_scaling
-        self.insecure_seed = insecure_seed
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        self._regularisation()
-        as_loss(self.loss, smooth=True)
-
-    def _regularisation(self) -> float:
-        return check_positive("regularisation", self.regularisation)

@@ -6,6 +6,9 @@ positions' inner products only (Li, Tramèr, Liang & Hashimoto 2022, "ghost clip
 examples is one matrix product of what the backward pass left behind, g scaled by the factors (Bu,
 Wang, Zha & Karypis 2023, "book-keeping"). Where an example's gradient is smaller than its inputs
 and outputs together, laying it out is less work than either.
+
+Embeddings are linear layers on one-hot inputs: an example's gradient is zero outside the rows that
+it looked up.
 """
 
 from __future__ import annotations
@@ -29,20 +32,25 @@ from dpsgd.layers.trace import (
     zeroed,
 )
 
-_CANCELS = 16
+_CANCELS = 16  # times below what its positions allow, a squared length is doubtful
 _NOTHING = 1e-20  # a squared length that no clipping norm in use is near
 
 
-def outer_trace(
-    inputs: Tensor, grads: Tensor, weight: nn.Parameter | None, bias: nn.Parameter | None
-) -> Trace:
-    """Return the trace of inputs (examples, [positions,] p) and output gradients (…, q)."""
-    if inputs.dim() == 2:
-        return _Single(inputs, grads, weight, bias)
+def linear(site: Site, calls: list[Call]) -> Trace:
+    """The rule for any shape (examples, …, features); further uses are further positions."""
+    weight, bias = site.parameters.get("weight"), site.parameters.get("bias")
+    if len(calls) == 1 and calls[0].inputs.dim() == 2:
+        return _Single(calls[0].inputs, calls[0].grads, weight, bias)
+    inputs = joined([_positions(call.inputs) for call in calls])
+    grads = joined([_positions(call.grads) for call in calls])
     positions, wide, high = inputs.shape[1], inputs.shape[2], grads.shape[2]
     if wide * high <= positions * (wide + high):
         return Materialised(_laid_out(inputs, grads, weight, bias))
     return _Sequence(inputs, grads, weight, bias)
+
+
+def _positions(values: Tensor) -> Tensor:
+    return values.reshape(values.shape[0], -1, values.shape[-1])
 
 
 def _laid_out(
@@ -178,15 +186,61 @@ def _scaled(inputs: Tensor, grads: Tensor, factors: Tensor) -> tuple[Tensor, Ten
     return inputs, grads * factors
 
 
-def linear(site: Site, calls: list[Call]) -> Trace:
-    """The rule for any shape (examples, …, features); further uses are further positions."""
-    weight, bias = site.parameters.get("weight"), site.parameters.get("bias")
-    if len(calls) == 1 and calls[0].inputs.dim() == 2:
-        return outer_trace(calls[0].inputs, calls[0].grads, weight, bias)
-    inputs = joined([_positions(call.inputs) for call in calls])
-    grads = joined([_positions(call.grads) for call in calls])
-    return outer_trace(inputs, grads, weight, bias)
+def embedding(site: Site, calls: list[Call]) -> Trace:
+    """The rule for indices (examples, …); the row of ``padding_idx`` is not trained."""
+    module = site.module
+    assert isinstance(module, nn.Embedding)
+    rows = joined([call.inputs.reshape(len(call.inputs), -1) for call in calls])
+    grads = joined(
+        [call.grads.reshape(len(call.grads), -1, module.embedding_dim) for call in calls]
+    )
+    if module.padding_idx is not None:
+        grads = grads.masked_fill((rows == module.padding_idx).unsqueeze(2), 0.0)
+    return _Lookup(rows, grads, site.parameters["weight"])
 
 
-def _positions(values: Tensor) -> Tensor:
-    return values.reshape(values.shape[0], -1, values.shape[-1])
+@final
+class _Lookup:
+    """Positions of one example that looked up one row add up before their length is taken."""
+
+    def __init__(self, rows: Tensor, grads: Tensor, weight: nn.Parameter) -> None:
+        self._rows = rows
+        self._grads = grads
+        self._weight = weight
+
+    def norms_squared(self) -> Tensor:
+        total = self._grads.new_empty(len(self._rows))
+        for block in blocks(len(total), 2 * self._rows.shape[1] ** 2):
+            rows, grads = self._rows[block], self._grads[block]
+            products = torch.bmm(grads, grads.transpose(1, 2))
+            products *= rows.unsqueeze(2) == rows.unsqueeze(1)
+            total[block] = products.flatten(1).sum(1).clamp_(min=0)
+        # Positions that looked up one row may cancel: their sum is then measured, and added.
+        spread = self._grads.square().sum((1, 2))
+        self._cancelling = (total * _CANCELS < spread).nonzero().squeeze(1)
+        for example, _, summed in self._one_by_one():
+            total[example] = summed.square().sum()
+        return total
+
+    def _one_by_one(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield examples that nearly cancel: the rows they looked up, and their gradients."""
+        for example in self._cancelling:
+            rows, positions = torch.unique(self._rows[example], return_inverse=True)
+            summed = self._grads.new_zeros(len(rows), self._grads.shape[2])
+            yield example, rows, summed.index_add_(0, positions, self._grads[example])
+
+    def add_sum(self, factors: Tensor) -> None:
+        rest = factors.index_fill(0, self._cancelling, 0.0)
+        scaled = self._grads * rest.view(-1, 1, 1)
+        gradient = gradient_of(self._weight)
+        gradient.index_add_(0, self._rows.flatten(), scaled.flatten(0, 1))
+        for example, rows, summed in self._one_by_one():
+            gradient.index_add_(0, rows, summed * factors[example])
+
+    def zero_rows(self, rows: Tensor) -> None:
+        self._grads = zeroed(self._grads, rows)
+
+    def materialised(self) -> dict[nn.Parameter, Tensor]:
+        laid_out = self._grads.new_zeros(len(self._rows), *self._weight.shape)
+        index = self._rows.unsqueeze(2).expand_as(self._grads)
+        return {self._weight: laid_out.scatter_add_(1, index, self._grads)}

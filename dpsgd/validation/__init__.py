@@ -18,14 +18,16 @@ from typing import final
 from torch import Tensor, nn
 
 from dpsgd.layers import UnsuitableModel
-from dpsgd.validation.modules import ModuleInfo, fix, module_infos
 from dpsgd.validation.probe import PAST_NOISE, checked_examples, few, probe, probe_together, trial
 from dpsgd.validation.rules import (
     CHANGES_ITSELF,
     MIXES,
-    NOTES,
     RULES,
     Finding,
+    ModuleInfo,
+    fix,
+    module_infos,
+    notes,
     shared_parameters,
     whole_model,
 )
@@ -114,11 +116,10 @@ def problems(model: nn.Module, *, example_inputs: Tensor | None = None) -> tuple
             more = probe_together(model, examples=examples)
             serious += [(by_name[name], each) for name, each in more]
         if not serious:
-            tried = trial(model, examples=few(examples))
-            serious += [(by_name[name], each) for name, each in tried]
-    notes = [(info, each) for info in infos for rule in NOTES for each in rule(info)]
-    notes += [(by_name[name], each) for name, each in shared_parameters(model)]
-    return (*_listed(serious, infos, serious=True), *_listed(notes, infos, serious=False))
+            serious += [(infos[0], each) for each in trial(model, examples=few(examples))]
+    remarks = [(info, each) for info in infos for each in notes(info)]
+    remarks += [(by_name[name], each) for name, each in shared_parameters(model)]
+    return (*_listed(serious, infos, serious=True), *_listed(remarks, infos, serious=False))
 
 
 def validate(model: nn.Module, *, example_inputs: Tensor | None = None) -> None:
@@ -160,7 +161,7 @@ def _listed(
     for info, each in sorted(findings, key=lambda pair: order[pair[0].name]):
         yield Problem(
             where=info.name,
-            kind=info.kind,
+            kind=type(info.module).__name__,
             what=each.what,
             remedy=each.remedy,
             fixable=each.fixable,

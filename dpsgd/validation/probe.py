@@ -19,7 +19,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -30,162 +29,42 @@ from torch.utils import _pytree as pytree
 
 from dpsgd.clipping import Flat
 from dpsgd.gradients import ClippedGradients
-from dpsgd.validation.modules import ModuleInfo
-from dpsgd.validation.rules import MIXES, Finding
+from dpsgd.noise import torch_seed
+from dpsgd.validation.rules import MIXES, Finding, ModuleInfo
 from pate.errors import InvalidInput, PateError
 
-_RELATIVE = 1e-4  # of the kept example's largest value
-_ROUNDING = 1e-6  # of the largest value of all: what cancellation may leave
-
-Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
-
-
-def tensors(value: object) -> Iterator[Tensor]:
-    """Yield the tensors in the arguments or the output of a module, in order."""
-    yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
-
-
-def same_values(one: Tensor, other: Tensor) -> bool:
-    """Return True if two tensors hold the same values; NaN counts as equal to NaN."""
-    if one.shape != other.shape or torch.equal(one, other):
-        return one.shape == other.shape
-    return bool(((one == other) | ((one != one) & (other != other))).all())
-
-
-@contextmanager
-def fixed_seed(model: nn.Module) -> Iterator[None]:
-    """Seed torch's generators inside the block, and restore them after it."""
-    first = next(model.parameters(), None)
-    devices = [first.device] if first is not None and first.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(0)
-        for device in devices:
-            torch.cuda.default_generators[device.index or 0].manual_seed(0)
-        yield
-
-
-@final
-@dataclass(slots=True)
-class Recorder:
-    """The outputs of all calls, in order; the modules called, and those not called row by row."""
-
-    examples: int
-    answers: list[tuple[str, list[Tensor]]] = field(default_factory=list)
-    called: set[str] = field(default_factory=set)
-    odd: set[str] = field(default_factory=set)
-
-    def hook(self, name: str) -> Hook:
-        """Return a hook that records the calls of the module of this name."""
-
-        def record(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-        ) -> None:
-            self.called.add(name)
-            given, returned = list(tensors((args, kwargs))), _by_example(module, output)
-            if not all(self._row_each(each) for each in [*given[:1], *returned[:1]]):
-                self.odd.add(name)
-            self.answers.append((name, [each.detach().clone() for each in returned]))
-
-        return record
-
-    def _row_each(self, value: Tensor) -> bool:
-        return value.dim() > 0 and value.shape[0] == self.examples
-
-
-@final
-@dataclass(slots=True)
-class Kept:
-    """A comparison of one kept example with an earlier run, which corrects what differs."""
-
-    row: int
-    reference: Recorder
-    mixing: list[str] = field(default_factory=list)
-    calls: int = 0
-
-    def hook(self, name: str) -> Hook:
-        """Return a hook that checks the calls of the module of this name."""
-
-        def compare(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-        ) -> Any:
-            answers = self.reference.answers
-            position, self.calls = self.calls, self.calls + 1
-            if position >= len(answers) or answers[position][0] != name:
-                if not self.mixing:  # another path through the model, because of other examples
-                    self.mixing.append("")
-                return None
-            right: dict[int, Tensor] = {}
-            mixes = False
-            for now, before in zip(_by_example(module, output), answers[position][1], strict=False):
-                mixes = mixes or self._differs(now, before)
-                right[id(now)] = self._put_right(now, before)
-            if mixes:
-                self.mixing.append(name)
-            return pytree.tree_map(lambda leaf: right.get(id(leaf), leaf), output)
-
-        return compare
-
-    def _differs(self, now: Tensor, before: Tensor) -> bool:
-        if now.shape != before.shape:
-            return True
-        if not now.dim() or now.shape[0] != self.reference.examples:
-            return False  # not by example; the rule on rows reports it
-        return not _close(now[self.row], before[self.row], overall=before)
-
-    def _put_right(self, now: Tensor, before: Tensor) -> Tensor:
-        """Correct rounding too, or it would grow until it reaches a module without fault."""
-        if now.shape != before.shape or not now.dim() or now.shape[0] != self.reference.examples:
-            return now
-        if torch.equal(now[self.row], before[self.row]):
-            return now
-        now = now.clone()  # an output may be a view of an input
-        now[self.row] = before[self.row]
-        return now
-
-
-def _by_example(module: nn.Module, output: Any) -> list[Tensor]:
-    """Return the tensors that may have the examples first; last states of an RNN do not."""
-    if isinstance(module, nn.RNNBase) and isinstance(output, tuple):
-        output = output[0]
-    return list(tensors(output))
-
-
-def _close(a: Tensor, b: Tensor, *, overall: Tensor) -> bool:
-    if not (a.is_floating_point() or a.is_complex()):
-        return bool((a == b).all())
-    finite = a.isfinite()
-    if not bool((finite == b.isfinite()).all()):
-        return False
-    a, b, all_finite = a[finite], b[finite], overall[overall.isfinite()]
-    if not a.numel():
-        return True
-    own = max(float(a.abs().max()), float(b.abs().max()))
-    allowed = _RELATIVE * own + _ROUNDING * float(all_finite.abs().max())
-    return float((a - b).abs().max()) <= allowed
-
+PAST_NOISE = "in a forward pass, past clipping and noise"
 
 _EXAMPLES = 4
 _FEWEST = 3
 _KEPT = 3  # of all the examples: the first, the last and one between
+_RELATIVE = 1e-4  # of the kept example's largest value
+_ROUNDING = 1e-6  # of the largest value of all: what cancellation may leave
+_REMEDY = "change the model so that each example's gradient can be followed"
 
-PAST_NOISE = "in a forward pass, past clipping and noise"
 Found = tuple[str, Finding]  # under the name of the module
+Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 
 
 class _Stopped(Exception):
     """The probe cannot continue because of this finding."""
 
-    def __init__(self, finding: Finding) -> None:
-        self.finding = finding
+    def __init__(self, what: str, remedy: str) -> None:
+        self.finding = Finding(what, remedy)
 
 
 def probe(model: nn.Module, found: tuple[ModuleInfo, ...], *, examples: Tensor) -> Iterator[Found]:
     """Yield the findings of running copies of the model on a few examples."""
+    sites = {info.name for info in found if info.is_site}
     try:
         yield from _changed_state(model, examples)
-        reference = _record(model, examples)
-        yield from _rows(reference, _record(model, examples[:-1]), found)
-        yield from _unseen(model, reference, found, examples)
+        reference, fewer = _record(model, examples), _record(model, examples[:-1])
+        # Two numbers of examples: a sequence may happen to be as long as one of them.
+        for name in sorted(sites & (reference.odd | fewer.odd)):
+            what = "is called on something that does not have one row for each example"
+            remedy = "keep the examples along the first dimension (expand what they share)"
+            yield name, Finding(what, remedy)
+        yield from _used_uncalled(model, sorted(sites - reference.called), examples)
         for name in _mixing(model, reference, examples, rows=range(len(examples))):
             yield name, Finding(MIXES, "use a layer that treats each example on its own")
     except _Stopped as stopped:
@@ -208,28 +87,23 @@ def probe_together(model: nn.Module, *, examples: Tensor) -> Iterator[Found]:
         yield "", stopped.finding
 
 
-def trial(model: nn.Module, *, examples: Tensor) -> Iterator[Found]:
-    """Yield the finding of the gradient pass on a copy of the model, if there is one."""
-    finding = refused(_copy(model), examples.clone())
-    if finding is not None:
-        yield "", finding
-
-
-def _mixing(
-    model: nn.Module,
-    reference: Recorder,
-    examples: Tensor,
-    *,
-    rows: Iterable[int],
-    inside: bool = True,
-) -> dict[str, None]:
-    """Return the modules whose output for one of these rows depends on the other rows."""
-    mixing: dict[str, None] = {}
-    for row in rows:
-        kept = Kept(row=row, reference=reference)
-        _run(model, _others_exchanged(examples, row), kept, inside=inside)
-        mixing |= dict.fromkeys(kept.mixing)
-    return mixing
+def trial(model: nn.Module, *, examples: Tensor) -> Iterator[Finding]:
+    """Yield the error of the gradient pass on a copy of the model, if there is one."""
+    copied = _copy(model)
+    for parameter in copied.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    with warnings.catch_warnings(), torch_seed(0, _device_of(copied)):
+        warnings.simplefilter("ignore")
+        try:
+            gradients = ClippedGradients(copied, _mixed_outputs)
+            clipper = Flat(1.0).start(len(gradients.groups))
+            targets = torch.zeros(len(examples), device=examples.device)
+            gradients.add(examples.clone(), targets, clipper=clipper, step=0, scale=1.0)
+        except PateError as error:
+            yield Finding(f"is refused by the gradient pass: {error}", _REMEDY)
+        except Exception as error:  # the model is arbitrary code
+            yield Finding(f"stops the gradient pass ({type(error).__name__})", _REMEDY)
 
 
 def few(examples: Tensor) -> Tensor:
@@ -252,72 +126,187 @@ def checked_examples(example_inputs: object, *, model: nn.Module) -> Tensor:
     return examples if device.type == "meta" else examples.to(device)
 
 
-def _record(model: nn.Module, examples: Tensor, *, inside: bool = True) -> Recorder:
-    recorder = Recorder(examples=len(examples))
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Return True if two tensors hold the same values; NaN counts as equal to NaN."""
+    if one.shape != other.shape or torch.equal(one, other):
+        return one.shape == other.shape
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+# --- runs of a copy under hooks -------------------------------------------------------------------
+
+
+@final
+@dataclass(slots=True)
+class _Recorder:
+    """The outputs of all calls, in order; the modules called, and those not called row by row."""
+
+    examples: int
+    answers: list[tuple[str, list[Tensor]]] = field(default_factory=list)
+    called: set[str] = field(default_factory=set)
+    odd: set[str] = field(default_factory=set)
+
+    def hook(self, name: str) -> Hook:
+        """Return a hook that records the calls of the module of this name."""
+
+        def record(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        ) -> None:
+            self.called.add(name)
+            given, returned = _tensors((args, kwargs)), _by_example(module, output)
+            if not all(self.has_rows(each) for each in [*given[:1], *returned[:1]]):
+                self.odd.add(name)
+            self.answers.append((name, [each.detach().clone() for each in returned]))
+
+        return record
+
+    def has_rows(self, value: Tensor) -> bool:
+        return value.dim() > 0 and value.shape[0] == self.examples
+
+
+@final
+@dataclass(slots=True)
+class _Kept:
+    """A comparison of one kept example with an earlier run, which corrects what differs."""
+
+    row: int
+    reference: _Recorder
+    mixing: list[str] = field(default_factory=list)
+    calls: int = 0
+
+    def hook(self, name: str) -> Hook:
+        """Return a hook that checks the calls of the module of this name."""
+
+        def compare(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        ) -> Any:
+            answers = self.reference.answers
+            position, self.calls = self.calls, self.calls + 1
+            if position >= len(answers) or answers[position][0] != name:
+                if not self.mixing:  # another path through the model, because of other examples
+                    self.mixing.append("")
+                return None
+            right: dict[int, Tensor] = {}
+            mixes = False
+            for now, before in zip(_by_example(module, output), answers[position][1], strict=False):
+                if now.shape != before.shape:
+                    mixes = True
+                elif self.reference.has_rows(now):  # otherwise the rule on rows reports it
+                    mixes = mixes or not _close(now[self.row], before[self.row], overall=before)
+                    right[id(now)] = self._put_right(now, before)
+            if mixes:
+                self.mixing.append(name)
+            return pytree.tree_map(lambda leaf: right.get(id(leaf), leaf), output)
+
+        return compare
+
+    def _put_right(self, now: Tensor, before: Tensor) -> Tensor:
+        """Correct rounding too, or it would grow until it reaches a module without fault."""
+        if torch.equal(now[self.row], before[self.row]):
+            return now
+        now = now.clone()  # an output may be a view of an input
+        now[self.row] = before[self.row]
+        return now
+
+
+def _tensors(value: object) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _by_example(module: nn.Module, output: Any) -> list[Tensor]:
+    """Return the tensors that may have the examples first; last states of an RNN do not."""
+    if isinstance(module, nn.RNNBase) and isinstance(output, tuple):
+        output = output[0]
+    return _tensors(output)
+
+
+def _close(a: Tensor, b: Tensor, *, overall: Tensor) -> bool:
+    if not (a.is_floating_point() or a.is_complex()):
+        return bool((a == b).all())
+    finite = a.isfinite()
+    if not bool((finite == b.isfinite()).all()):
+        return False
+    a, b, all_finite = a[finite], b[finite], overall[overall.isfinite()]
+    if not a.numel():
+        return True
+    own = max(float(a.abs().max()), float(b.abs().max()))
+    allowed = _RELATIVE * own + _ROUNDING * float(all_finite.abs().max())
+    return float((a - b).abs().max()) <= allowed
+
+
+def _record(model: nn.Module, examples: Tensor, *, inside: bool = True) -> _Recorder:
+    recorder = _Recorder(examples=len(examples))
     output = _run(model, examples, recorder, inside=inside)
-    if not any(each.dim() and each.shape[0] == len(examples) for each in tensors(output)):
+    if not any(map(recorder.has_rows, _tensors(output))):
         what = "its output does not have one row for each example"
-        raise _Stopped(Finding(what, "return outputs with the examples along the first dimension"))
+        raise _Stopped(what, "return outputs with the examples along the first dimension")
     return recorder
 
 
+def _mixing(
+    model: nn.Module,
+    reference: _Recorder,
+    examples: Tensor,
+    *,
+    rows: Iterable[int],
+    inside: bool = True,
+) -> dict[str, None]:
+    """Return the modules whose output for one of these rows depends on the other rows."""
+    mixing: dict[str, None] = {}
+    for row in rows:
+        kept = _Kept(row=row, reference=reference)
+        _run(model, _others_exchanged(examples, row), kept, inside=inside)
+        mixing |= dict.fromkeys(kept.mixing)
+    return mixing
+
+
+def _others_exchanged(examples: Tensor, row: int) -> Tensor:
+    """Replace all but one example by copies of it, or by noise if they were copies already."""
+    copies = examples[row].expand_as(examples).clone()
+    if not torch.equal(copies, examples):
+        return copies
+    copies += torch.randn(copies.shape, generator=torch.Generator().manual_seed(0)).to(copies)
+    copies[row] = examples[row]
+    return copies
+
+
 def _changed_state(model: nn.Module, examples: Tensor) -> Iterator[Found]:
+    """Yield parameters and buffers that a forward pass changes, under the layer that owns them."""
     copied = _copy(model)
-    before = {name: tensor.detach().clone() for name, tensor in _state(copied)}
+
+    def state() -> list[tuple[str, Tensor]]:
+        return [*copied.named_parameters(), *copied.named_buffers()]
+
+    before = {name: tensor.detach().clone() for name, tensor in state()}
     with torch.no_grad():
         _forward(copied, examples)
-    for name, tensor in _state(copied):
+    for name, tensor in state():
         if name not in before or not same_values(before[name], tensor):
             owner, _, own = name.rpartition(".")
-            layer = owner.partition("parametrizations.")[0].removesuffix(".")
-            yield (
-                layer if "parametrizations" in owner.split(".") else owner,
-                Finding(
-                    f"changes its {own} {PAST_NOISE}",
-                    "keep it as it is in training mode",
-                ),
-            )
+            if "parametrizations" in owner.split("."):
+                owner = owner.partition("parametrizations.")[0].removesuffix(".")
+            what = f"changes its {own} {PAST_NOISE}"
+            yield owner, Finding(what, "keep it as it is in training mode")
 
 
-def _rows(more: Recorder, fewer: Recorder, found: tuple[ModuleInfo, ...]) -> Iterator[Found]:
-    """Yield trained layers whose calls do not have one row for each example.
-
-    Their gradients could not be separated by example. Two numbers of examples are compared: a
-    sequence may happen to be as long as one of them.
-    """
-    sites = {info.name for info in found if info.is_site}
-    for name in sorted(sites & (more.odd | fewer.odd)):
-        yield (
-            name,
-            Finding(
-                "is called on something that does not have one row for each example",
-                "keep the examples along the first dimension (expand what they share)",
-            ),
-        )
-
-
-def _unseen(
-    model: nn.Module, reference: Recorder, found: tuple[ModuleInfo, ...], examples: Tensor
-) -> Iterator[Found]:
-    """Yield trained layers that are used without being called."""
-    unseen = {p.name for p in found if p.is_site and p.name not in reference.called}
-    if not unseen:
+def _used_uncalled(model: nn.Module, names: list[str], examples: Tensor) -> Iterator[Found]:
+    """Yield the layers of these names, which were not called, if they are used all the same."""
+    if not names:
         return
     copied = _copy(model)
-    total = sum(each.sum() for each in tensors(_forward(copied, examples)) if each.requires_grad)
-    for name in sorted(unseen):
+    total = sum(each.sum() for each in _tensors(_forward(copied, examples)) if each.requires_grad)
+    for name in names:
         parameters = [p for p in copied.get_submodule(name).parameters() if p.requires_grad]
-        used = isinstance(total, Tensor) and any(
+        if isinstance(total, Tensor) and any(
             each is not None
             for each in torch.autograd.grad(total, parameters, allow_unused=True, retain_graph=True)
-        )
-        if used:
+        ):
             what = "is used without being called, so that its gradients cannot be followed"
             yield name, Finding(what, "call the module, or register the parameters where used")
 
 
 def _run(
-    model: nn.Module, examples: Tensor, watcher: Recorder | Kept, *, inside: bool = True
+    model: nn.Module, examples: Tensor, watcher: _Recorder | _Kept, *, inside: bool = True
 ) -> object:
     """Run a copy of the model under a watcher's hooks, on all its modules if ``inside``."""
     copied = _copy(model)
@@ -332,8 +321,7 @@ def _copy(model: nn.Module) -> nn.Module:
         copied = copy.deepcopy(model).train()
     except (RuntimeError, ValueError, TypeError) as error:
         what = f"cannot be copied for a trial run ({type(error).__name__})"
-        remedy = "take off weight_norm hooks and run lazy layers once"
-        raise _Stopped(Finding(what, remedy)) from error
+        raise _Stopped(what, "take off weight_norm hooks and run lazy layers once") from error
     for module in copied.modules():
         if isinstance(module, _DropoutNd):
             module.eval()
@@ -341,56 +329,24 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def _forward(copied: nn.Module, examples: Tensor) -> object:
-    with fixed_seed(copied):
+    with torch_seed(0, _device_of(copied)):
         try:
             return copied(examples.clone())  # a model may change its inputs in place
         except Exception as error:  # the model is arbitrary code
             what = f"does not run on the example inputs ({type(error).__name__})"
-            raise _Stopped(Finding(what, "try model(example_inputs) in training mode")) from error
+            raise _Stopped(what, "try model(example_inputs) in training mode") from error
 
 
-def _others_exchanged(examples: Tensor, row: int) -> Tensor:
-    """Replace all but one example by copies of it, or by noise if they were copies already."""
-    copies = examples[row].expand_as(examples).clone()
-    if not torch.equal(copies, examples):
-        return copies
-    copies += torch.randn(copies.shape, generator=torch.Generator().manual_seed(0)).to(copies)
-    copies[row] = examples[row]
-    return copies
-
-
-def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
-
-
-_REMEDY = "change the model so that each example's gradient can be followed"
-
-
-def refused(copied: nn.Module, examples: Tensor) -> Finding | None:
-    """Return the error of the gradient pass on a copy of the model, whose ``grad`` it changes."""
-    for parameter in copied.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
-    with warnings.catch_warnings(), fixed_seed(copied):
-        warnings.simplefilter("ignore")
-        try:
-            gradients = ClippedGradients(copied, _mixed_outputs)
-            clipper = Flat(1.0).start(len(gradients.groups))
-            targets = torch.zeros(len(examples), device=examples.device)
-            gradients.add(examples, targets, clipper=clipper, step=0, scale=1.0)
-        except PateError as error:
-            return Finding(f"is refused by the gradient pass: {error}", _REMEDY)
-        except Exception as error:  # the model is arbitrary code
-            return Finding(f"stops the gradient pass ({type(error).__name__})", _REMEDY)
-    return None
+def _device_of(model: nn.Module) -> torch.device:
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def _mixed_outputs(output: Any, targets: Tensor) -> Tensor:
     """A loss that weights every output differently, so that no layer's gradient cancels."""
     generator = torch.Generator().manual_seed(0)
     losses = torch.zeros(len(targets), device=targets.device)
-    for each in tensors(output):
+    for each in _tensors(output):
         if each.is_floating_point() and each.dim() and each.shape[0] == len(targets):
             weights = torch.randn(each.shape[1:], generator=generator).to(each)
             losses = losses + (each * weights).flatten(1).sum(1)

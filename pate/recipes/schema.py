@@ -31,7 +31,7 @@ Notes = Annotated[
 # By name: the models belong to layers above this one.
 _MODELS = {
     "pate run": "pate.pipeline.recipe:Recipe",
-    "dpsgd train": "dpsgd.recipe:Recipe",
+    "dpsgd train": "dpsgd.recipe:DpsgdRecipe",
     "pate compare": "pate.studies.compare_recipe:CompareRecipe",
 }
 _HEAD = """\

@@ -13,15 +13,13 @@ from pate.devices import use_first
 from pate.metrics import Share, wilson
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.features import (
+from pate.stages.encode import (
     as_student_sees,
     graph_features,
     private_records,
     student_inputs,
 )
-from pate.stages.teach import plugin_digest
-from pate.students.data import StudentData
-from pate.students.train import train_student
+from pate.students.train import StudentData, train_student
 from pate.teachers.persist import load
 from pate.teachers.protocol import predict_labels
 
@@ -32,7 +30,7 @@ def _settings(recipe: Recipe, options: Options) -> Any:
     return {
         "evaluate": recipe.evaluate.model_dump(exclude=exclude),
         "student": recipe.student.model_dump(mode="json"),
-        "plugin": plugin_digest(options.plugin_path),
+        "plugin": options.plugin_digest,
     }
 
 
@@ -56,10 +54,11 @@ def _run(context: Context) -> None:
             _reference(context, inputs, truth, classes)
         if context.recipe.evaluate.public_labels:
             _public_labels(context, inputs, truth, classes)
+    confusion = _confusion(predicted, truth, classes)
     evaluation = Evaluation(
         student=_accuracy(predicted, truth),
-        classes=_per_class(predicted, truth, test.json("class_names.json")),
-        confusion=_confusion(predicted, truth, classes),
+        classes=_per_class(confusion, test.json("class_names.json")),
+        confusion=tuple(map(tuple, confusion.tolist())),
         agreement=agreement,
         labels=_label_quality(released, context.inputs["data-answers"]),
     )
@@ -126,30 +125,28 @@ def _accuracy(predicted: NDArray[np.int64], truth: NDArray[np.int64]) -> Share:
     return Share(accuracy=right / records, low=low, high=high, records=records)
 
 
-def _per_class(
-    predicted: NDArray[np.int64], truth: NDArray[np.int64], names: list[str]
-) -> tuple[ClassCount, ...]:
+def _confusion(
+    predicted: NDArray[np.int64], truth: NDArray[np.int64], classes: int
+) -> NDArray[np.int64]:
+    """Return records by their class (rows) and by the student's prediction (columns).
+
+    >>> _confusion(np.array([0, 1, 1]), np.array([0, 0, 1]), 2).tolist()
+    [[1, 1], [0, 1]]
+    """
+    cells = np.bincount(truth * classes + predicted, minlength=classes * classes)
+    return cells.reshape(classes, classes)
+
+
+def _per_class(confusion: NDArray[np.int64], names: list[str]) -> tuple[ClassCount, ...]:
     return tuple(
         ClassCount(
             name=name,
-            records=int((truth == label).sum()),
-            right=int(((predicted == label) & (truth == label)).sum()),
-            predicted=int((predicted == label).sum()),
+            records=int(confusion[label].sum()),
+            right=int(confusion[label, label]),
+            predicted=int(confusion[:, label].sum()),
         )
         for label, name in enumerate(names)
     )
-
-
-def _confusion(
-    predicted: NDArray[np.int64], truth: NDArray[np.int64], classes: int
-) -> tuple[tuple[int, ...], ...]:
-    """Return records by their class (rows) and by the student's prediction (columns).
-
-    >>> _confusion(np.array([0, 1, 1]), np.array([0, 0, 1]), 2)
-    ((1, 1), (0, 1))
-    """
-    cells = np.bincount(truth * classes + predicted, minlength=classes * classes)
-    return tuple(map(tuple, cells.reshape(classes, classes).tolist()))
 
 
 def _agreement(context: Context, released: Labels, student: Any, classes: int) -> Share | None:

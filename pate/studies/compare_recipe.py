@@ -12,8 +12,15 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from dpsgd.recipe import Accountant, ClippingSpec, FeaturesSpec, ModelSpec, Section, TrainingSpec
-from dpsgd.recipe import Recipe as DpsgdRecipe
+from dpsgd.recipe import (
+    Accountant,
+    ClippingSpec,
+    DpsgdRecipe,
+    FeaturesSpec,
+    NetworkSpec,
+    Section,
+    TrainingSpec,
+)
 from dpsgd.runs import RunPlan, plan_run
 from pate._validate import LEAST_NOISE
 from pate.accounting.calibrate import moments_epsilon, smallest_noise
@@ -133,7 +140,7 @@ class DpsgdSections(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     features: FeaturesSpec = FeaturesSpec()
-    model: ModelSpec = ModelSpec()
+    model: NetworkSpec = NetworkSpec()
     training: TrainingSpec
     clipping: ClippingSpec = ClippingSpec()
     privacy: AccountantSpec = AccountantSpec()

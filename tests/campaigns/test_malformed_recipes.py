@@ -19,7 +19,7 @@ import pytest
 from harness import RECIPE, CommandServer, Raw, toml
 from pydantic import BaseModel
 
-from dpsgd.recipe import Recipe as DpsgdRecipe
+from dpsgd.recipe import DpsgdRecipe
 from pate.accounting import Ledger
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe as PateRecipe

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dpsgd.training
-from dpsgd.recipe import Recipe as TrainingRecipe
+from dpsgd.recipe import DpsgdRecipe as TrainingRecipe
 from dpsgd.runs import plan_run
 from pate._format import describe_neighbours, format_epsilon
 from pate.accounting import Event, LaplaceNoisyMaxAnswer, Ledger, Neighbours, Repeated, compose

@@ -153,11 +153,12 @@ print(json.dumps(ended))
 """
 
 
-def test_of_two_copies_resumed_together_at_most_one_ends(tmp_path):
-    """Real processes, many rounds; whatever was shown of a step, it was one draw."""
+@pytest.mark.parametrize("rounds", [4, pytest.param(25, marks=pytest.mark.campaign)])
+def test_of_two_copies_resumed_together_at_most_one_ends(tmp_path, rounds):
+    """Real processes, several rounds; whatever was shown of a step, it was one draw."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    path, rounds = tmp_path / "ledger.db", 25
+    path = tmp_path / "ledger.db"
     Ledger.open(path, budget=Guarantee(epsilon=200.0, delta=DELTA)).close()
     command = [sys.executable, "-c", COPIES, str(program), str(tmp_path / "run"), str(path),
                str(tmp_path / "journal")]  # fmt: skip

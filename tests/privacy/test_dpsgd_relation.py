@@ -20,7 +20,7 @@ from dpsgd import Trainer, make_private
 from dpsgd import checkpoint as checkpoints
 from dpsgd.cli import main
 from dpsgd.pca import PrivatePCA
-from dpsgd.recipe import Recipe
+from dpsgd.recipe import DpsgdRecipe
 from dpsgd.runs import TrainingOutcome, name_of_run
 from pate.accounting import (
     Guarantee,
@@ -266,9 +266,9 @@ def test_an_old_recipe_names_its_run_as_before():
         "privacy": {"epsilon": 4.0},
     }
     before = "ffe7997ad350bdfe7670dc678bca097876631c95efecb37a4fba47179a4e4387"
-    assert name_of_run(Recipe.model_validate(settings), None) == before
+    assert name_of_run(DpsgdRecipe.model_validate(settings), None) == before
     settings["training"]["records"] = 1000
-    assert name_of_run(Recipe.model_validate(settings), None) != before
+    assert name_of_run(DpsgdRecipe.model_validate(settings), None) != before
 
 
 # --- the command line -----------------------------------------------------------------------------

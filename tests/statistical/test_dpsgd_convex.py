@@ -16,10 +16,14 @@ import pytest
 from scipy.special import expit
 from scipy.stats import kstest
 
-from dpsgd.convex import NoisyGradientDescent, ObjectivePerturbation, OutputPerturbation, objective
+from dpsgd.convex import (
+    NoisyGradientDescent,
+    ObjectivePerturbation,
+    OutputPerturbation,
+    perturbation,
+)
 from dpsgd.convex.estimator import spherical_noise
-from dpsgd.convex.objective import calibrate_objective
-from dpsgd.convex.output import calibrate_output
+from dpsgd.convex.perturbation import calibrate_objective, calibrate_output
 from pate.randomness import insecure_generator, secure_generator
 
 COLUMNS = 2000  # each a draw of the noise
@@ -115,8 +119,8 @@ def test_objective_perturbation_has_the_right_tilt(size, delta):
 @SIZES
 def test_objective_perturbation_covers_the_solver_with_the_right_noise(size, monkeypatch):
     """A solver that is as far off as it may be: its answer is 0, its tolerance a thousand."""
-    monkeypatch.setattr(objective, "RELATIVE_TOLERANCE", 1e3)
-    monkeypatch.setattr(objective, "minimise", lambda risk, tolerance: np.zeros(risk.size))
+    monkeypatch.setattr(perturbation, "RELATIVE_TOLERANCE", 1e3)
+    monkeypatch.setattr(perturbation, "minimise", lambda risk, tolerance: np.zeros(risk.size))
     given = fitted(ObjectivePerturbation, size=size, regularisation=50.0)
     tilt_rate = (0.99 - math.log1p(0.25 / (COUNT * 50.0))) / 2
     tolerance = 1e3 * (1 + COLUMNS / tilt_rate / COUNT)

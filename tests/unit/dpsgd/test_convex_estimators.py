@@ -26,8 +26,7 @@ from dpsgd.convex import (
     OutputPerturbation,
 )
 from dpsgd.convex.descent import projected
-from dpsgd.convex.estimator import rounded
-from dpsgd.convex.inputs import scaled_rows
+from dpsgd.convex.estimator import rounded, scaled_rows
 from pate.accounting import (
     ApproximateDP,
     Gaussian,

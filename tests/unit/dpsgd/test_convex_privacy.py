@@ -18,11 +18,9 @@ from scipy.stats import multivariate_normal
 
 from dpsgd.convex import Huber, Logistic, NoisyGradientDescent
 from dpsgd.convex.descent import gradient_sum
-from dpsgd.convex.inputs import BoundedRecords, scaled_rows
-from dpsgd.convex.losses import Margins, score_loss
-from dpsgd.convex.objective import calibrate_objective, tilt_delta
-from dpsgd.convex.output import calibrate_output
-from dpsgd.convex.solver import RegularisedRisk, minimise
+from dpsgd.convex.estimator import BoundedRecords, scaled_rows
+from dpsgd.convex.losses import Margins, RegularisedRisk, minimise, score_loss
+from dpsgd.convex.perturbation import calibrate_objective, calibrate_output, tilt_delta
 from pate.accounting.composition import gaussian_delta
 from pate.errors import ConditionsFail
 

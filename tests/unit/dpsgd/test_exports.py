@@ -13,6 +13,7 @@ import pytest
 import dpsgd
 import dpsgd.convex
 import dpsgd.public
+from dpsgd.convex.estimator import PrivateLinearClassifier
 
 PUBLIC = {
     "dpsgd": [
@@ -46,11 +47,21 @@ def test_every_argument_is_documented_and_there_is_an_example(module, name):
     documented = {
         each.strip(" *")
         for line in section.splitlines()
-        if re.match(r"\S.* : |\*\*", line)
-        for each in line.partition(" : ")[0].split(",")
+        if re.match(r"\S.* :( |$)|\*\*", line)
+        for each in line.partition(" :")[0].split(",")
     }
     missing = set(inspect.signature(found).parameters) - documented
     assert not missing
+
+
+def test_shared_parameters_of_the_convex_learners_are_documented_by_their_base():
+    base = inspect.getdoc(PrivateLinearClassifier)
+    for name in PUBLIC["dpsgd.convex"][4:]:
+        learner = getattr(dpsgd.convex, name)
+        shared = re.search(r"^(epsilon, .*) :\n", inspect.getdoc(learner), re.MULTILINE)[1]
+        for parameter in shared.split(", "):
+            assert f"\n{parameter} : " in base
+            assert parameter in inspect.signature(learner).parameters
 
 
 def test_unknown_names_are_refused():

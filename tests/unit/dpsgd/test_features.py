@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from dpsgd.features import prepare
 from dpsgd.models import build_model, linear
-from dpsgd.recipe import FeaturesSpec, ModelSpec, Recipe
+from dpsgd.recipe import DpsgdRecipe, FeaturesSpec, NetworkSpec
 from dpsgd.runs import plan_run
 from dpsgd.training import TrainingOptions, train
 from pate.datasets.loading import load
@@ -29,7 +29,7 @@ FITTED = ["standardise", {"name": "pca", "dimension": 3}]
 
 
 def recipe(steps, **features):
-    return Recipe.model_validate(
+    return DpsgdRecipe.model_validate(
         {
             "kind": "dpsgd",
             "data": {"name": "digits"},
@@ -122,7 +122,7 @@ def test_one_encoder_at_a_time():
 
 
 def test_the_linear_model_begins_at_zero_and_has_no_bias():
-    spec = ModelSpec(entry="dpsgd.models:linear")
+    spec = NetworkSpec(entry="dpsgd.models:linear")
     for shape in ((6,), (2, 3)):
         model = build_model(spec, shape=shape, classes=4)
         (weight,) = model.parameters()
@@ -134,7 +134,7 @@ def test_the_linear_model_begins_at_zero_and_has_no_bias():
 
 @pytest.mark.parametrize("name", ["mnist-dpsgd-scatter", "fashion-dpsgd-scatter"])
 def test_shipped_recipes_fit_what_they_fit_on_enough_public_inputs(name, tmp_path):
-    _, checked = read_recipe(name, None, Recipe)
+    _, checked = read_recipe(name, None, DpsgdRecipe)
     assert checked.data.public == 1000
     assert checked.data.private is None
     small = {"dimension": 20}
@@ -153,8 +153,9 @@ def test_shipped_recipes_fit_what_they_fit_on_enough_public_inputs(name, tmp_pat
 
 def test_a_recipe_with_steps_is_read_without_numpy():
     code = (
-        "import sys; from dpsgd.recipe import Recipe; from pate.recipes.read import read_recipe\n"
-        "read_recipe('mnist-dpsgd-scatter', None, Recipe)\n"
+        "import sys; from dpsgd.recipe import DpsgdRecipe\n"
+        "from pate.recipes.read import read_recipe\n"
+        "read_recipe('mnist-dpsgd-scatter', None, DpsgdRecipe)\n"
         "print([name for name in ('numpy', 'torch') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ import torch
 
 from dpsgd.features import prepare
 from dpsgd.models import build_model, build_optimizer
-from dpsgd.recipe import ModelSpec, Recipe, TrainingSpec
+from dpsgd.recipe import DpsgdRecipe, NetworkSpec, TrainingSpec
 from dpsgd.runs import name_of_run, plan_run
 from dpsgd.schedules import Constant, Linear
 from pate.accounting import Repeated, SampledGaussian, compose
@@ -55,7 +55,7 @@ def read(tmp_path, monkeypatch):
     def read_(old="", new="", *settings):
         assert old in RECIPE
         Path("my.toml").write_text(RECIPE.replace(old, new, 1))
-        return read_recipe("my.toml", list(settings), Recipe)[1]
+        return read_recipe("my.toml", list(settings), DpsgdRecipe)[1]
 
     return read_
 
@@ -68,7 +68,7 @@ def plain(**sections):
         "training": {"epochs": 2, "learning_rate": 0.1},
         "privacy": {"epsilon": 2.0},
     }
-    return Recipe.model_validate(filled | sections)
+    return DpsgdRecipe.model_validate(filled | sections)
 
 
 MISTAKES = {
@@ -142,17 +142,17 @@ def test_shipped_recipes_are_good_and_of_one_kind_each():
     assert not any(names & each for each in others)
     assert names.union(*others) == set(shipped_recipes())
     for name in names:
-        read_recipe(name, None, Recipe)
+        read_recipe(name, None, DpsgdRecipe)
     with pytest.raises(InvalidInput, match=r"did you mean mnist-dpsgd-abadi\?"):
-        read_recipe("mnist-dpsgd-abady", None, Recipe)
+        read_recipe("mnist-dpsgd-abady", None, DpsgdRecipe)
     with pytest.raises(InvalidInput, match="digits-dpsgd") as none:
-        read_recipe("qqq", None, Recipe)
+        read_recipe("qqq", None, DpsgdRecipe)
     assert "tabular" not in str(none.value)
 
 
 def test_a_recipe_says_the_same_after_a_round_trip(read):
     recipe = read()
-    again = Recipe.model_validate_json(recipe.model_dump_json())
+    again = DpsgdRecipe.model_validate_json(recipe.model_dump_json())
     assert again == recipe
     assert name_of_run(again, None) == name_of_run(recipe, None)
 
@@ -248,14 +248,14 @@ def test_images_become_channels_first_for_the_network(tmp_path):
 
 
 def test_the_network_is_the_published_one():
-    model = build_model(ModelSpec(kind="cnn"), shape=(1, 28, 28), classes=10)
+    model = build_model(NetworkSpec(kind="cnn"), shape=(1, 28, 28), classes=10)
     assert sum(weight.numel() for weight in model.parameters()) == 26_010
 
 
 def test_first_weights_follow_the_seed_and_leave_torchs_generator_alone():
     state = torch.get_rng_state()
-    one, same = (build_model(ModelSpec(hidden=[4]), shape=(6,), classes=2) for _ in range(2))
-    other = build_model(ModelSpec(hidden=[4], init=1), shape=(6,), classes=2)
+    one, same = (build_model(NetworkSpec(hidden=[4]), shape=(6,), classes=2) for _ in range(2))
+    other = build_model(NetworkSpec(hidden=[4], init=1), shape=(6,), classes=2)
     assert torch.equal(state, torch.get_rng_state())
     assert torch.equal(one[0].weight, same[0].weight)
     assert not torch.equal(one[0].weight, other[0].weight)
@@ -278,7 +278,7 @@ def test_a_model_of_ones_own(tmp_path):
     (tmp_path / "own_models.py").write_text(OWN)
 
     def build(entry, **params):
-        spec = ModelSpec(entry=f"own_models:{entry}", params=params)
+        spec = NetworkSpec(entry=f"own_models:{entry}", params=params)
         return build_model(spec, shape=(6,), classes=2, plugin_path=tmp_path)
 
     assert build("make", width=7)[0].out_features == 7
@@ -307,4 +307,4 @@ def test_optimisers():
 @pytest.mark.parametrize("hidden", [[10**12], [10**30], [8, 10**12, 8]])
 def test_a_network_beyond_all_memory_is_refused_before_it_is_made(hidden):
     with pytest.raises(InvalidInput, match=r"model.hidden makes a network .*; use fewer units"):
-        build_model(ModelSpec(hidden=hidden), shape=(4,), classes=3)
+        build_model(NetworkSpec(hidden=hidden), shape=(4,), classes=3)

@@ -357,7 +357,7 @@ def test_of_two_copies_of_a_run_one_goes_on(tmp_path):
 
 def _crash_at_commit(monkeypatch, number):
     """From here on, the so-many-th checkpoint is written and its line beside the ledger is not."""
-    from dpsgd.resume_guard import Mark
+    from dpsgd.checkpoint import Mark
 
     real, written = Mark.commit, []
 
@@ -382,7 +382,7 @@ def test_a_crash_between_checkpoint_and_mark_is_resumed(tmp_path, monkeypatch):
 
 
 def test_an_interruption_around_the_mark_is_no_other_process(tmp_path, monkeypatch):
-    from dpsgd.resume_guard import Mark
+    from dpsgd.checkpoint import Mark
 
     real = Mark.commit
     with ledger(tmp_path, 80.0) as book:
@@ -426,7 +426,7 @@ def test_of_a_checkpoint_that_nobody_saw_and_its_predecessor_one_is_loaded(tmp_p
 @pytest.mark.parametrize("when", ["before the checkpoint", "after it", "after its mark"])
 def test_a_second_interruption_shows_no_step_that_a_resume_draws_again(tmp_path, monkeypatch, when):
     """Ctrl-C in a step, and again while what was drawn is written down."""
-    from dpsgd.resume_guard import Mark
+    from dpsgd.checkpoint import Mark
 
     path, old = tmp_path / "run.safetensors", tmp_path / "old.safetensors"
     with ledger(tmp_path, 80.0) as book:
@@ -472,7 +472,7 @@ def test_a_second_interruption_shows_no_step_that_a_resume_draws_again(tmp_path,
 
 
 def test_a_link_to_the_ledger_leads_to_the_same_record(tmp_path):
-    from dpsgd.resume_guard import ResumeGuard
+    from dpsgd.checkpoint import ResumeGuard
 
     (tmp_path / "b.ledger").symlink_to(tmp_path / "a.ledger")
     one, two = (ResumeGuard(tmp_path / name) for name in ("a.ledger", "b.ledger"))

@@ -16,7 +16,7 @@ from dpsgd.gradients import ClippedGradients
 from dpsgd.losses import per_example_loss
 from dpsgd.public import Frozen
 from dpsgd.validation import Problem, UnsuitableModel, fix, problems, validate
-from dpsgd.validation.modules import group_count
+from dpsgd.validation.rules import group_count
 from pate.errors import InvalidInput, PateError
 from pate.vision import torchvision
 

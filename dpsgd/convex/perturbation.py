@@ -1,7 +1,8 @@
-"""Objective perturbation: add a random linear term to the objective, then minimise.
+"""Output and objective perturbation: noise on a regularised minimiser, or inside its objective.
 
-The proof, for losses of a margin, one record replaced, any dimension: write u = y·x for a
-record, so its loss is φ(wᵀu), with φ′ in [−L, 0], φ″ in [0, c] and ‖u‖ ≤ R. Let w minimise
+The proof of objective perturbation, for losses of a margin, one record replaced, any dimension:
+write u = y·x for a record, so its loss is φ(wᵀu), with φ′ in [−L, 0], φ″ in [0, c] and ‖u‖ ≤ R.
+Let w minimise
 
     Σ φ(wᵀuᵢ) + (nΛ′/2) ‖w‖² + bᵀw,        so that  b = b_D(w) = −Σ φ′(wᵀuᵢ) uᵢ − nΛ′ w.
 
@@ -29,28 +30,177 @@ which is why kinks of φ′, as Huber's, do no harm). Between neighbours D and D
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import expit
 
 from dpsgd.convex.estimator import (
-    PerturbedClassifier,
+    BoundedRecords,
+    PrivateLinearClassifier,
     PrivateWeights,
-    gaussian_noise_vector,
     rounded,
     spherical_noise,
 )
-from dpsgd.convex.inputs import BoundedRecords, FloatArray
-from dpsgd.convex.losses import Margins, as_loss, signs_of
-from dpsgd.convex.solver import RELATIVE_TOLERANCE, RegularisedRisk, minimise
-from pate.accounting import ApproximateDP, Event, Guarantee, Neighbours, PureDP, Repeated
+from dpsgd.convex.losses import (
+    RELATIVE_TOLERANCE,
+    FloatArray,
+    MarginLoss,
+    Margins,
+    RegularisedRisk,
+    as_loss,
+    minimise,
+    score_loss,
+    signs_of,
+)
+from pate._validate import check_positive
+from pate.accounting import ApproximateDP, Event, Gaussian, Guarantee, Neighbours, PureDP, Repeated
 from pate.accounting.composition import SMALLEST_EPSILON, gaussian_delta, gaussian_noise
 from pate.accounting.events import ForReplacement
 from pate.errors import InvalidInput
 
 _SOLVER_SHARE = 0.01  # of ε, for the distance between the solver's answer and the minimiser
+
+
+class _PerturbedClassifier(PrivateLinearClassifier):
+    """A regularised, smooth minimisation."""
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 1.0,
+        delta: float = 0.0,
+        classes: Sequence[Any] | NDArray[Any] | None = None,
+        regularisation: float = 0.01,
+        loss: str | MarginLoss = "logistic",
+        data_norm: float = 1.0,
+        clip_rows: bool = False,
+        fit_intercept: bool = True,
+        intercept_scaling: float = 1.0,
+        insecure_seed: int | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.classes = classes
+        self.regularisation = regularisation
+        self.loss = loss
+        self.data_norm = data_norm
+        self.clip_rows = clip_rows
+        self.fit_intercept = fit_intercept
+        self.intercept_scaling = intercept_scaling
+        self.insecure_seed = insecure_seed
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_positive("regularisation", self.regularisation)
+        as_loss(self.loss, smooth=True)
+
+
+# --- output perturbation --------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputCalibration:
+    """The public numbers behind the noise; one of ``rate`` and ``sigma`` is set."""
+
+    tolerance: float  # τ: the gradient's norm at which the solver stops
+    sensitivity: float  # how far apart two neighbours' approximate minimisers can lie
+    rate: float | None  # δ = 0: noise of density ∝ exp(−rate·‖b‖)
+    sigma: float | None  # δ > 0: Gaussian noise
+
+
+def calibrate_output(
+    *, epsilon: float, delta: float, records: int, regularisation: float, gradient_norm: float
+) -> OutputCalibration:
+    """Return the noise for a minimiser of ``records`` losses with gradients of norm at most G.
+
+    Guarantees:
+        * Chaudhuri, Monteleoni & Sarwate 2011, Lemma 7 and Corollary 8: the exact minimisers of
+          neighbours (one record replaced) lie within 2G/(nΛ). For if F and F′ are their
+          objectives, ∇F′ at F's minimiser is a difference of two records' gradients over n, at
+          most 2G/n, and F′ is Λ-strongly convex.
+        * The solver stops at ‖∇F‖ ≤ τ, which is within τ/Λ of the minimiser: 2τ/Λ is added.
+        * δ = 0: their Theorem 6. δ > 0: the exact Gaussian calibration, Balle & Wang 2018,
+          Theorem 8.
+
+    >>> public = dict(records=1000, regularisation=0.01, gradient_norm=1.0)
+    >>> round(calibrate_output(epsilon=1.0, delta=0.0, **public).sensitivity, 6)
+    0.2
+    """
+    epsilon, delta = float(epsilon), float(delta)  # a NumPy single would round what follows
+    regularisation, gradient_norm = float(regularisation), float(gradient_norm)
+    tolerance = RELATIVE_TOLERANCE * gradient_norm
+    sensitivity = 2 * (gradient_norm / records + tolerance) / regularisation
+    pure = delta == 0
+    return OutputCalibration(
+        tolerance=tolerance,
+        sensitivity=sensitivity,
+        rate=epsilon / sensitivity if pure else None,
+        sigma=None if pure else sensitivity * gaussian_noise(epsilon, delta=delta),
+    )
+
+
+@final
+class OutputPerturbation(_PerturbedClassifier):
+    """Regularised linear classification; the minimiser is released with noise.
+
+    Minimises (1/n) Σ loss + Λ/2 ‖w‖², where Λ is ``regularisation``. Two classes have one vector of
+    weights. More have one each: softmax for the logistic loss, whose gradient has norm at most
+    √2·‖x‖ (derived in :class:`dpsgd.convex.losses.Softmax`), and one against the rest, learnt
+    jointly, for other losses (√K·L·‖x‖ for K classes).
+
+    Parameters
+    ----------
+    delta : float, default=0.0
+        δ of one call of ``fit``; 0 for pure differential privacy.
+    regularisation : float, default=0.01
+        Λ, above zero.
+    loss : {'logistic', 'huber'} or MarginLoss, default='logistic'
+        The loss of a margin; its derivative must be Lipschitz, so the plain hinge is refused.
+    epsilon, classes, data_norm, clip_rows, fit_intercept, intercept_scaling, insecure_seed :
+        As in :class:`dpsgd.convex.estimator.PrivateLinearClassifier`, like all attributes.
+
+    Guarantees:
+        (ε, δ)-DP for replacing one record; the number of records is public. Chaudhuri, Monteleoni
+        & Sarwate 2011, Algorithm 1 and Theorem 6; see :func:`calibrate_output`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(2000, 2)) / 4
+    >>> y = (X @ [2.0, -1.0] > 0).astype(int)
+    >>> model = OutputPerturbation(epsilon=1.0, classes=[0, 1], clip_rows=True).fit(X, y)
+    >>> bool(model.score(X, y) > 0.8), model.guarantee_.neighbours.value
+    (True, 'replace-one')
+    """
+
+    def _learn(self, records: BoundedRecords, rng: np.random.Generator) -> PrivateWeights:
+        loss = score_loss(records, as_loss(self.loss, smooth=True))
+        (epsilon, delta), regularisation = self._target(), float(self.regularisation)
+        noise = calibrate_output(
+            epsilon=epsilon,
+            delta=delta,
+            records=len(records.rows),
+            regularisation=regularisation,
+            gradient_norm=loss.lipschitz * records.row_norm,
+        )
+        risk = RegularisedRisk(rows=records.rows, loss=loss, regularisation=regularisation)
+        best = minimise(risk, tolerance=noise.tolerance)
+        drawn, scale = _draw(risk.size, noise, rng)
+        event: Event = PureDP(epsilon=epsilon)
+        if noise.sigma is not None:
+            event = Gaussian(noise_multiplier=noise.sigma / noise.sensitivity)
+        return PrivateWeights(
+            weights=rounded(best + drawn, spread=scale).reshape(loss.outputs, -1),
+            events=(ForReplacement(event),),
+            guarantee=Guarantee(epsilon=epsilon, delta=delta, neighbours=Neighbours.REPLACE_ONE),
+            calibration=noise,
+        )
+
+
+# --- objective perturbation -----------------------------------------------------------------------
 
 
 @final
@@ -136,7 +286,7 @@ def _tilt_noise(epsilon: float, *, delta: float) -> float:
 
 
 @final
-class ObjectivePerturbation(PerturbedClassifier):
+class ObjectivePerturbation(_PerturbedClassifier):
     """Regularised linear classification of a randomly tilted objective.
 
     Usually more accurate than output perturbation: the noise is inside, where the data's own
@@ -146,44 +296,14 @@ class ObjectivePerturbation(PerturbedClassifier):
 
     Parameters
     ----------
-    epsilon : float, default=1.0
-        ε of one call of ``fit``.
     delta : float, default=0.0
         δ of one call of ``fit``; 0 for pure differential privacy.
-    classes : sequence of labels
-        All possible labels, two or more. Public: they are never read off the data.
     regularisation : float, default=0.01
         The smallest Λ to use, above zero; raised where ε is too small for it.
     loss : {'logistic', 'huber'} or MarginLoss, default='logistic'
         The loss of a margin; its derivative must be Lipschitz, so the plain hinge is refused.
-    data_norm : float, default=1.0
-        A public bound on the Euclidean norm of a row of features.
-    clip_rows : bool, default=False
-        Scale longer rows to ``data_norm``, when fitting and when predicting; otherwise a longer
-        row is refused when fitting.
-    fit_intercept : bool, default=True
-        Learn an intercept, as the weight of an appended constant column.
-    intercept_scaling : float, default=1.0
-        The value of that column; it counts in the norm of a row.
-    insecure_seed : int or None, default=None
-        Draw the noise from this seed. Such a model is not private; for tests only.
-
-    Attributes
-    ----------
-    coef_ : ndarray of shape (outputs, n_features)
-        The released weights: one row for two classes, else one for each class.
-    intercept_ : ndarray of shape (outputs,)
-        The released intercepts; zeros without ``fit_intercept``.
-    classes_ : ndarray
-        The classes, sorted.
-    n_features_in_ : int
-        The number of features seen by ``fit``.
-    guarantee_ : pate.accounting.Guarantee
-        (ε, δ) of this fit, with the relation for which it holds.
-    events_ : tuple of Event
-        The accounting events of this fit, to compose with others.
-    calibration_ : ObjectiveCalibration
-        The public numbers behind the noise.
+    epsilon, classes, data_norm, clip_rows, fit_intercept, intercept_scaling, insecure_seed :
+        As in :class:`dpsgd.convex.estimator.PrivateLinearClassifier`, like all attributes.
 
     Guarantees:
         (ε, δ)-DP for replacing one record; the number of records is public. See
@@ -207,20 +327,19 @@ class ObjectivePerturbation(PerturbedClassifier):
             epsilon=epsilon,
             delta=delta,
             records=len(records.rows),
-            regularisation=self._regularisation(),
+            regularisation=self.regularisation,
             lipschitz=loss.lipschitz,
             smoothness=loss.smoothness,
             row_norm=records.row_norm,
         )
-        weights = np.stack([
-            _perturbed(records, Margins(loss, signs[:, [k]]), noise, rng=rng)
-            for k in range(outputs)
-        ])  # fmt: skip
+        weights = [
+            _tilted(records, Margins(loss, signs[:, [k]]), noise, rng) for k in range(outputs)
+        ]
         each: Event = ForReplacement(
             PureDP(epsilon=epsilon) if delta == 0 else ApproximateDP(epsilon=epsilon, delta=delta)
         )
         return PrivateWeights(
-            weights=weights,
+            weights=np.stack(weights),
             events=(each if outputs == 1 else Repeated(each, outputs),),
             guarantee=Guarantee(
                 epsilon=whole_epsilon, delta=whole_delta, neighbours=Neighbours.REPLACE_ONE
@@ -233,22 +352,15 @@ class ObjectivePerturbation(PerturbedClassifier):
         return np.asarray(each / each.sum(axis=1, keepdims=True))
 
 
-def _perturbed(
+def _tilted(
     records: BoundedRecords,
     margins: Margins,
     noise: ObjectiveCalibration,
-    *,
     rng: np.random.Generator,
 ) -> FloatArray:
     """Return the weights of one margin: tilt, minimise, cover the solver's distance, round."""
     count, columns = records.rows.shape
-    if noise.sigma is not None:
-        tilt = gaussian_noise_vector(columns, sigma=noise.sigma, rng=rng)
-        scale = noise.sigma
-    else:
-        assert noise.rate is not None
-        tilt = spherical_noise(columns, rate=noise.rate, rng=rng)
-        scale = 1 / noise.rate
+    tilt, scale = _draw(columns, noise, rng)
     typical = scale * columns / count  # public: no less than the mean length of tilt/n
     tolerance = RELATIVE_TOLERANCE * (margins.lipschitz * records.row_norm + typical)
     risk = RegularisedRisk(
@@ -259,3 +371,13 @@ def _perturbed(
     cover = spherical_noise(columns, rate=noise.output_epsilon / apart, rng=rng)
     steepest = noise.regularisation + float(margins.loss.smoothness) * records.row_norm**2
     return rounded(found + cover, spread=scale / (count * steepest))
+
+
+def _draw(
+    size: int, noise: OutputCalibration | ObjectiveCalibration, rng: np.random.Generator
+) -> tuple[FloatArray, float]:
+    """Draw the calibrated noise; return it with its scale, which is public."""
+    if noise.sigma is not None:
+        return rng.normal(scale=noise.sigma, size=size), noise.sigma
+    assert noise.rate is not None
+    return spherical_noise(size, rate=noise.rate, rng=rng), 1 / noise.rate
