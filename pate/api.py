@@ -221,7 +221,6 @@ def prepare_run(
     from pate.recipes.read import read_recipe
     from pate.stages.catalogue import STAGES
     from pate.stages.exactly_once import require_paid
-    from pate.stages.selection import require_made
 
     name, checked = read_recipe(recipe, as_settings(set), Recipe)
     made = PipelineRun(
@@ -230,7 +229,10 @@ def prepare_run(
         stages=STAGES,
         options=options,
     )
-    require_made(made.recipe, made.store)
+    if made.recipe.selection is not None:
+        from pate.stages.selection import require_made
+
+        require_made(made.recipe, made.store)
     require_paid(made)
     return made
 

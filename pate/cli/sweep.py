@@ -80,7 +80,7 @@ def sweep(
     if private_selection:
         from pate.cli.pipeline import show_summary
         from pate.studies import selection
-        from pate.studies.grid import read_grid
+        from pate.studies.sweep import read_grid
 
         grid = read_grid(recipe, over or [], settings or [])
         folder = out or Path("runs") / f"{grid.name}-sweep"
