@@ -20,7 +20,6 @@ from typing import Any
 
 from pate.errors import InvalidInput
 from pate.untrusted import contained, debugging, locate, propagates
-from pate.vision import torchvision
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _importing = threading.RLock()  # sys.path belongs to the whole process
@@ -97,6 +96,8 @@ def _import(name: str, *, path: Path | None) -> ModuleType:
         try:
             with contained():
                 if name.partition(".")[0] == "torchvision":
+                    from pate.vision import torchvision
+
                     torchvision()
                 return importlib.import_module(name)
         except ModuleNotFoundError as error:
