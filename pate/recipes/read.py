@@ -34,21 +34,9 @@ Notes = Annotated[
 
 
 def read_recipe(name: str, settings: list[str] | None, model: type[M]) -> tuple[str, M]:
-    """Return the name of a recipe and its validated content.
+    """Return the name and the validated content of a shipped recipe, or of a ``.toml`` file.
 
-    Parameters
-    ----------
-    name : str
-        The name of a shipped recipe, or the path of a ``.toml`` file.
-    settings : list of str or None
-        Overrides of the form ``section.key=value``; a later one wins.
-    model : type
-        The pydantic model of this kind of recipe.
-
-    Raises
-    ------
-    InvalidInput
-        If there is no such recipe, if it belongs to another command, or if a value breaks a rule.
+    ``settings`` are overrides of the form ``section.key=value``; a later one wins.
     """
     kind = kind_of_model(model)
     path = find_recipe(name, kind=kind)
