@@ -222,7 +222,7 @@ def pld_guarantee(
         * That library convolves in floats and does not count their rounding. ε is taken at δ less
           ``_ROUNDING`` for every event, and ``PLD_MARGIN`` is added: what one processor prints is
           at most that margin below what another does. Where the rounding is more than half of δ,
-          no figure is given. (Measured, the noise moved by 1e-12: δ moves by up to 1e-16 for each
+          no value is given. (Measured, the noise moved by 1e-12: δ moves by up to 1e-16 for each
           event. ε moves by 1e-9 for 10 000 steps at δ = 1e-5, by 1e-4 for 100 000 at δ = 1e-8.)
 
     >>> steps = [Repeated(SampledGaussian(sample_rate=0.01, noise_multiplier=1.0), 100)]
