@@ -183,9 +183,19 @@ def most(event: Event, *, target: float, epsilon: Epsilon) -> int:
         low, high = high, high * 2
         if high > _MOST:
             raise InvalidInput(f"more than {_MOST} repetitions stay within epsilon {target:g}")
+    return _bisect(meets, low, high)
+
+
+def largest_count(fits: Callable[[int], bool], *, most: int) -> int:
+    """Return the largest n in 1 … most that fits, where 1 does and more never costs less."""
+    return most if fits(most) else _bisect(fits, 1, most)
+
+
+def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the largest count that fits; ``low`` does and ``high`` does not."""
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if meets(middle) else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
