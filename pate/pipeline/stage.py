@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from typing import Any
 from pate.artifacts import Artifact, Draft, Level, Store, fingerprint
 from pate.engines import Engine, Show
 from pate.engines.files import modules
-from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
+from pate.plugin_source import source_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +28,16 @@ class Options:
     report: Callable[[str], None] = print  # prints a line about progress
     progress: Show
 
-    @functools.cached_property
-    def plugin_digest(self) -> str | None:
-        """A digest of the user's own code, so that a changed teacher is trained again."""
+    whole_folder: bool = False  # count all plug-ins in every cache key, as earlier versions did
+
+    def source_digest(self, settings: Any) -> str | None:
+        """Return a digest of the user's own code that settings use, for a stage's cache key."""
         path = self.plugin_path
-        if path is None:
-            return None
-        try:
-            found = [(name, file.read_bytes().hex()) for name, file in modules(path).items()]
-        except OSError as error:
-            raise PateError(f"cannot read the plug-ins in {path}: {error.strerror}") from error
-        return fingerprint(found)
+        if path is None or not self.whole_folder:
+            return source_digest(settings, path)
+        return fingerprint(
+            [(name, file.read_bytes().hex()) for name, file in modules(path).items()]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -289,7 +289,10 @@ def _tags(ledger: Ledger, own: str | None, builds_on: Collection[str]) -> list[s
 def require_consent(
     context: Context, kind: str, source: str, ledger: Ledger, *, sources: Collection[str] = ()
 ) -> None:
-    """Refuse a second draw from one source unless the user agrees to pay for it."""
+    """Refuse a second draw from one source, and second labels in one run, without consent.
+
+    Whether the votes are the same does not matter: an answer to that would be about private data.
+    """
     if context.options.spend:
         return
     paid = ledger.releases()
@@ -305,10 +308,17 @@ def require_consent(
         known = set(ChargeNote.load(earlier).sources) or {earlier.manifest["inputs"].get(source)}
         same = not known.isdisjoint(sources or [context.provenance[source]])
         prefix = charge_name(kind, earlier.manifest["made_from"])
-        if same and any(each.startswith(prefix) for each in paid):
+        if not any(each.startswith(prefix) for each in paid):
+            continue
+        if same:
             raise SpendNeeded(
                 f"{kind} of the same {source} were released before, with other settings; releasing "
                 "them again costs again: add --spend to pay for it"
+            )
+        if kind == LABELS:
+            raise SpendNeeded(
+                "this run has paid for labels of other teachers or records; new ones cost again: "
+                "undo the change (`pate status` names it), or add --spend to pay for them"
             )
 
 
