@@ -98,7 +98,7 @@ def measure(order: dict[str, Any]) -> list[dict[str, float]]:
 
     engine = make_engine(order["engine"])
     if order["engine"] == "ray":
-        session: Any = importlib.import_module("pate.engines.ray")
+        session: Any = importlib.import_module("pate.engines.ray_session")
         session.usable_cores = lambda: order["cpus"]
     if order["alone"]:
         from pate.stages import dispatch

@@ -61,8 +61,7 @@ def linear(teachers: int, records: int, *, rounds: int, clock: Clock) -> None:
     import numpy as np
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
 
-    from pate.teachers.linear import RidgeTeacher
-    from pate.teachers.logistic import LogisticTeacher
+    from pate.teachers.linear import LogisticTeacher, RidgeTeacher
 
     data = shards(teachers, records, (FEATURES,))
     queries = np.concatenate([X for X, _ in shards(1, QUERIES, (FEATURES,))])
@@ -106,8 +105,7 @@ def networks(teachers: int, *, rounds: int, clock: Clock) -> None:
     from torch import nn
 
     from pate.teachers.adapters import build
-    from pate.teachers.families import train_many
-    from pate.teachers.protocol import train
+    from pate.teachers.protocol import train, train_many
     from pate.teachers.spec import Training
 
     def perceptron(inputs: int) -> Callable[[], nn.Module]:

@@ -83,7 +83,8 @@ def make_options(
         Receives one line for each stage. By default ``print`` if ``verbose``.
     """
     from pate.datasets.catalogue import data_root as default_root
-    from pate.engines import make_engine, sweep_leftovers, terminal_progress
+    from pate.engines import make_engine, terminal_progress
+    from pate.engines.files import sweep_leftovers
     from pate.pipeline.stage import Options
 
     plugins = None if plugin_path is None else Path(plugin_path)

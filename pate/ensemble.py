@@ -27,8 +27,7 @@ from pate.errors import InvalidInput, PateError, TeacherError
 from pate.partition import PartitionSpec, partition
 from pate.students.spec import NETWORKS
 from pate.teachers.adapters import build, is_sklearn, is_torch_module, make
-from pate.teachers.families import group_families, predict_many_labels, train_many
-from pate.teachers.protocol import Teacher
+from pate.teachers.protocol import Teacher, group_families, predict_many_labels, train_many
 from pate.teachers.spec import ModelSpec, TeachersSpec, Training, seed_for
 from pate.votes import Votes
 

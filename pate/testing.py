@@ -22,10 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.errors import PateError
-from pate.teachers.adapters import build, make_model, takes_seed
+from pate.teachers.adapters import SklearnTeacher, build, make_model, takes_seed
 from pate.teachers.persist import restore, save
 from pate.teachers.protocol import Teacher, checked_labels
-from pate.teachers.sklearn_teacher import SklearnTeacher
 from pate.teachers.spec import Training
 from pate.teachers.torch_teacher import TorchTeacher
 

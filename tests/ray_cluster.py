@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pate.engines.ray import _set_token
+from pate.engines.ray_session import set_token
 
 # What the first node has, each node more has; spilling is on, as Ray has it.
 CLUSTER = """
@@ -119,7 +119,7 @@ def descendants(pid):
 @contextlib.contextmanager
 def new_cluster():
     """Start a cluster; what it left is removed at the end."""
-    _set_token()  # the nodes and this process
+    set_token()  # the nodes and this process
     # In /tmp: names of sockets have a limit.
     folder = Path(tempfile.mkdtemp(prefix="ray-test-", dir="/tmp"))
     try:

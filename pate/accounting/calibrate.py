@@ -121,6 +121,8 @@ def smallest_noise(
 ) -> float:
     """Return the smallest noise with which ``count`` events cost no more than ``target``.
 
+    It is at most ``tolerance`` above the exact solution, never below it.
+
     Parameters
     ----------
     event_with
@@ -133,16 +135,6 @@ def smallest_noise(
         The accountant, as a function from a list of events to ε.
     tolerance
         The relative precision of the search.
-
-    Returns
-    -------
-    float
-        At most ``tolerance`` above the exact solution, never below it.
-
-    Raises
-    ------
-    InvalidInput
-        If no noise meets the target.
 
     >>> answers = smallest_noise(lambda sigma: GaussianNoisyMaxAnswer(sigma=sigma),
     ...                          count=100, target=1.0, epsilon=moments_epsilon(delta=1e-5))
@@ -171,7 +163,7 @@ def smallest_noise(
 
 
 def most(event: Event, *, target: float, epsilon: Epsilon) -> int:
-    """Return how often an event can happen at a cost of no more than ``target``.
+    """Return how often an event can happen at a cost of no more than ``target``; 0 if not once.
 
     Parameters
     ----------
@@ -181,11 +173,6 @@ def most(event: Event, *, target: float, epsilon: Epsilon) -> int:
         The largest ε allowed.
     epsilon
         The accountant, as a function from a list of events to ε.
-
-    Returns
-    -------
-    int
-        0 if one event already costs more.
 
     >>> answer = LaplaceNoisyMaxAnswer(scale=20.0)
     >>> most(answer, target=5.0, epsilon=moments_epsilon(delta=1e-5))
@@ -223,7 +210,8 @@ def pld_guarantee(
 ) -> Guarantee:
     """Return the guarantee of events that were fixed in advance, by privacy loss distributions.
 
-    Tighter than moments, and data-independent only.
+    Tighter than moments, and data-independent only. The ε is rounded up by the discretisation and a
+    margin, never down.
 
     Parameters
     ----------
@@ -233,18 +221,6 @@ def pld_guarantee(
         The δ of the guarantee.
     discretisation
         The width of the grid of losses; rounding to it is upwards.
-
-    Returns
-    -------
-    Guarantee
-        Its ε is rounded up by the discretisation and a margin, never down.
-
-    Raises
-    ------
-    UnsupportedEvent
-        If an event has no privacy loss distribution here.
-    InvalidInput
-        If the noise is too small, or δ too small for the number of events.
 
     Guarantees:
         * Koskela et al. 2020 and Doroshenko et al. 2022 (connect-the-dots, pessimistic), as

@@ -62,11 +62,6 @@ class GaussianNoisyMaxAnswer(Event):
     ----------
     sigma
         The standard deviation of the noise, in votes.
-
-    >>> from pate.accounting import compose
-    >>> answers = compose([Repeated(GaussianNoisyMaxAnswer(sigma=40.0), 100)])
-    >>> round(answers.guarantee(delta=1e-5).epsilon, 3)
-    1.478
     """
 
     neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
@@ -82,11 +77,6 @@ class ThresholdCheck(Event):
     ----------
     sigma
         The standard deviation of the noise, in votes.
-
-    >>> from pate.accounting import compose
-    >>> checks = compose([Repeated(ThresholdCheck(sigma=150.0), 1000)])
-    >>> round(checks.guarantee(delta=1e-5).epsilon, 3)
-    0.841
     """
 
     neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
@@ -163,10 +153,6 @@ class Gaussian(Event):
     ----------
     noise_multiplier
         σ over the L2 sensitivity of the value.
-
-    >>> from pate.accounting import compose
-    >>> round(compose([Gaussian(noise_multiplier=4.0)]).guarantee(delta=1e-5).epsilon, 3)
-    1.012
     """
 
     noise_multiplier: float
@@ -181,10 +167,6 @@ class Laplace(Event):
     ----------
     noise_multiplier
         b over the L1 sensitivity of the value.
-
-    >>> from pate.accounting import compose
-    >>> round(compose([Laplace(noise_multiplier=2.0)]).guarantee(delta=1e-5).epsilon, 3)
-    0.5
     """
 
     noise_multiplier: float
@@ -235,10 +217,6 @@ class ZeroConcentrated(Event):
     ----------
     rho
         Its ρ.
-
-    >>> from pate.accounting import compose
-    >>> round(compose([ZeroConcentrated(rho=0.1)]).guarantee(delta=1e-5).epsilon, 3)
-    1.914
     """
 
     rho: float
@@ -255,9 +233,6 @@ class Repeated(Event):
         The event.
     count
         The number of times it happened, 0 or more.
-
-    >>> Repeated(LaplaceNoisyMaxAnswer(scale=20.0), count=100)
-    Repeated(event=LaplaceNoisyMaxAnswer(scale=20.0), count=100)
     """
 
     event: Event
@@ -435,15 +410,6 @@ def event_to_json(event: Event) -> str:
     event
         An event of this package.
 
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    UnsupportedEvent
-        For a class of somebody else's.
-
     >>> event_to_json(PureDP(epsilon=0.1))
     '{"epsilon": 0.1, "event": "PureDP"}'
     """
@@ -476,17 +442,6 @@ def event_from_json(text: str) -> Event:
     ----------
     text
         One line of JSON.
-
-    Returns
-    -------
-    Event
-
-    Raises
-    ------
-    InvalidInput
-        If the text is not a recorded event.
-    UnsupportedEvent
-        If it is an event of a later version.
 
     >>> event_from_json('{"epsilon": 0.1, "event": "PureDP"}')
     PureDP(epsilon=0.1)

@@ -59,10 +59,6 @@ def integer_moments(largest: int) -> FloatArray:
     largest
         The largest λ, from 1 to 1 000 000.
 
-    Returns
-    -------
-    ndarray of float
-
     >>> integer_moments(3)
     array([1., 2., 3.])
     """
@@ -91,16 +87,6 @@ def log_moments(event: Event, moments: ArrayLike) -> FloatArray:
     moments
         The values of λ, above zero, whole or not.
 
-    Returns
-    -------
-    ndarray of float
-        α at each λ.
-
-    Raises
-    ------
-    UnsupportedEvent
-        If no theorem bounds the log-moments of this event.
-
     >>> log_moments(Gaussian(noise_multiplier=2.0), [1, 3])
     array([0.25, 1.5 ])
     """
@@ -111,8 +97,7 @@ def log_moments(event: Event, moments: ArrayLike) -> FloatArray:
 def moments_of(event: Event, moments: FloatArray) -> FloatArray:
     """Return α(λ) of an event: one pure function for each kind, registered beside its theorem.
 
-    Call :func:`log_moments` instead, which checks the grid. An array of integers must not get here:
-    NumPy would round the results down to integers.
+    The grid is one of :func:`as_moments`: with integers NumPy would round the results down.
     """
     raise UnsupportedEvent(
         f"{type(event).__name__} has no log-moment bound; compose it by other means"
@@ -368,11 +353,6 @@ def odometer_epsilon(
         The δ of the guarantee.
     conversion
         The bound that converts the log-moment; see below for what each covers.
-
-    Returns
-    -------
-    float
-        The ε of everything charged so far.
 
     Guarantees:
         Let L_t be the privacy loss log P(o)/P′(o) of the first t outputs o, drawn from P, and A_t

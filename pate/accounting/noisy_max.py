@@ -295,11 +295,6 @@ def laplace_total(
     moments
         The grid of λ; a fine default grid if None.
 
-    Returns
-    -------
-    LogMoments
-        The total over all queries, marked as data-dependent.
-
     >>> votes = np.array([[240, 5, 5], [130, 100, 20]])
     >>> total = laplace_total(votes, scale=20.0, moments=[1, 8])
     >>> total.data_dependent, bool(total.values[0] < 2 * 0.01)
@@ -326,11 +321,6 @@ def gaussian_total(
         The standard deviation of the noise, in votes.
     moments
         The grid of λ; a fine default grid if None.
-
-    Returns
-    -------
-    LogMoments
-        The total over all queries, marked as data-dependent.
 
     >>> votes = np.array([[240, 5, 5], [130, 100, 20]])
     >>> gaussian_total(votes, sigma=20.0).guarantee(delta=1e-5).publishable
@@ -381,10 +371,6 @@ def confident_total(
         For Interactive-GNMax: teachers × the student's probabilities, (queries, classes).
     data_dependent
         Use the votes to bound the cost of checks and answers. If False, only the noise counts.
-
-    Returns
-    -------
-    LogMoments
 
     >>> votes = np.array([[240, 5, 5], [130, 100, 20]])
     >>> total = confident_total(

@@ -81,11 +81,6 @@ def abadi_log_moments(event: SampledGaussian, moments: ArrayLike | None = None) 
     moments
         Whole values of λ up to 32; all of them if None.
 
-    Returns
-    -------
-    ndarray of float
-        α at each λ.
-
     Guarantees:
         Abadi et al. 2016, Theorem 2 and Section 3.2; whole λ up to 32.
 

@@ -1,15 +1,13 @@
 """The sanitised ε: a data-dependent cost published with noise, its own price included.
 
-What is published, at one Rényi order fixed in advance, is
+Published is, at one Rényi order fixed in advance,
 
     min( cost + margin + noise,  data-independent cost ) + price of publishing,
 
 as ε, rounded up to a public grid (:data:`GRID`): the digits of a noised double beyond it carry no
-more information on the cost, and might reveal how the noise was drawn (Mironov 2012).
-
-Noise alone would put the published value below the truth half of the time. The margin, a multiple
-of the smooth sensitivity, makes it an upper bound with the stated confidence; it is private like
-the cost, so the noise hides it too.
+more information on the cost, and might reveal how the noise was drawn (Mironov 2012). The margin, a
+multiple of the smooth sensitivity, makes it an upper bound with the stated confidence; it is
+private like the cost, so the noise hides it too.
 """
 
 from __future__ import annotations
@@ -156,10 +154,6 @@ def sanitise(
         The source of the noise; secure outside of tests.
     conversion
         The bound that converts RDP to ε.
-
-    Returns
-    -------
-    Sanitised
 
     Guarantees:
         * The Gaussian mechanism scaled to the smooth sensitivity of cost + margin, worked out in

@@ -98,11 +98,6 @@ def draw_tries(mean_tries: float, shape: float = 0.0, *, rng: np.random.Generato
     rng
         The source of randomness; secure outside of tests.
 
-    Returns
-    -------
-    int
-        1 or more.
-
     Guarantees:
         K has the distribution of the theorem, read off one uniform number of 53 bits. Tails that
         weigh less than that are not reached; beside any δ in use they vanish

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -208,6 +208,12 @@ class GnmaxSensitivity:
 
     def require_conditions(self) -> None:
         """Raise :class:`ConditionsFail` where the published analysis does not apply."""
+        if self.problem is not None:
+            raise ConditionsFail(self.problem)
+
+    @cached_property
+    def problem(self) -> str | None:
+        """Why the published analysis does not apply; None if it does."""
         where = f"at sigma {self.sigma:g}, order {self.order:g}, {self.classes} classes"
         log_q = np.concatenate(
             [np.linspace(-60, -1e-3, _GRID), np.linspace(_LOWEST_LOG_Q, -60, 1000)]
@@ -215,16 +221,23 @@ class GnmaxSensitivity:
         moment = np.array([self.order - 1])
         charged = gaussian_from_log_q(log_q, sigma=self.sigma, moments=moment)[:, 0] / moment
         if not np.allclose(charged, self.cost(log_q), rtol=1e-9, atol=1e-300):
-            raise ConditionsFail(
+            return (
                 f"{where} the sensitivity analysis describes another cost than the one charged "
                 "(σ is too small); publish the data-independent ε instead"
             )
         c5, c6 = self.conditions()
-        if not (c5 and c6):
-            raise ConditionsFail(
-                f"condition {'C6' if c5 else 'C5'} of Papernot et al. 2018 fails {where}: the "
-                "smooth sensitivity can come out too small; choose a lower order or a larger σ"
-            )
+        if c5 and c6:
+            return None
+        return (
+            f"condition {'C6' if c5 else 'C5'} of Papernot et al. 2018 fails {where}: the "
+            "smooth sensitivity can come out too small; choose a lower order or a larger σ"
+        )
+
+
+@lru_cache(maxsize=64)
+def _analysis(sigma: float, order: float, classes: int) -> GnmaxSensitivity:
+    """Return the analysis at public settings, cached with its conditions: they take grids."""
+    return GnmaxSensitivity(sigma=sigma, order=order, classes=classes)
 
 
 def _more_certain(votes: Counts) -> Iterator[Counts]:
@@ -266,14 +279,15 @@ def gnmax_cost(
         an answer) are for planning: they are data-dependent and their change is not covered.
     """
     counts, teachers = _teachers_of(votes, teachers)
-    analysis = GnmaxSensitivity(sigma=sigma, order=order, classes=counts.shape[1])
+    analysis = _analysis(sigma, order, counts.shape[1])
     times = _as_weights(weights, len(counts))
     ceiling = float(log_moments(GaussianNoisyMaxAnswer(sigma=sigma), np.array([order - 1]))[0])
     ceiling *= times.sum() / (order - 1)
-    unanimous = np.zeros(counts.shape[1], dtype=np.int64)
-    unanimous[0] = teachers
-    if gaussian_log_q(unanimous, sigma=sigma)[0] >= analysis.log_q0:
-        return _constant_cost(order, ceiling, teachers)  # no votes make it data-dependent
+    sensitivity = np.zeros(teachers + 2)
+    if gaussian_log_q(_unanimous(counts, teachers), sigma=sigma)[0] >= analysis.log_q0:
+        return SensitiveCost(  # no votes make it data-dependent
+            order=order, value=ceiling, ceiling=ceiling, local_sensitivity=sensitivity
+        )
     analysis.require_conditions()
     histograms, inverse = np.unique(np.sort(counts, axis=1), axis=0, return_inverse=True)
     each = np.bincount(inverse.ravel(), weights=times, minlength=len(histograms))
@@ -281,7 +295,6 @@ def gnmax_cost(
     costs = gaussian_from_log_q(
         gaussian_log_q(histograms, sigma=sigma), sigma=sigma, moments=moment
     )
-    sensitivity = np.zeros(teachers + 2)
     for histogram, weight in zip(histograms, each, strict=True):
         if weight:
             at = np.append(analysis.at_distances(histogram, teachers), [analysis.plateau] * 2)
@@ -383,10 +396,9 @@ def lnmax_cost(
 
     # Growth over one step, bounded on every cell of a grid that is the same for all votes and
     # covers what votes can reach: from unanimity to the clamp.
-    unanimous = np.zeros(counts.shape[1], dtype=np.int64)
-    unanimous[0] = teachers
     parts = 64
     width = step / parts
+    unanimous = _unanimous(counts, teachers)
     lowest = math.floor(laplace_log_q(unanimous, scale=scale)[0] / width)
     highest = math.ceil(math.log1p(-1 / counts.shape[1]) / width)
     at = cost(np.minimum(np.arange(lowest, highest + parts + 2) * width, 0.0))
@@ -416,10 +428,10 @@ def _nested_maxima(values: FloatArray, first: Counts, last: Counts) -> FloatArra
     return np.asarray(np.maximum(left[last[0] - first], right[last - first[0]]))
 
 
-def _constant_cost(order: float, ceiling: float, teachers: int) -> SensitiveCost:
-    return SensitiveCost(
-        order=order, value=ceiling, ceiling=ceiling, local_sensitivity=np.zeros(teachers + 2)
-    )
+def _unanimous(counts: Counts, teachers: int) -> Counts:
+    votes = np.zeros(counts.shape[1], dtype=np.int64)
+    votes[0] = teachers
+    return votes
 
 
 def _teachers_of(votes: ArrayLike, teachers: int | None) -> tuple[Counts, int]:

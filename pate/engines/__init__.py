@@ -10,8 +10,6 @@ Tasks are plain data; outcomes come as they finish.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 
 from pate.engines.progress import Progress, Show, terminal_progress
@@ -28,7 +26,6 @@ __all__ = [
     "engine_names",
     "make_engine",
     "register_engine",
-    "sweep_leftovers",
     "terminal_progress",
 ]
 
@@ -38,7 +35,7 @@ EngineFactory = Callable[[str | None], Engine]
 
 
 def _serial(option: str | None) -> Engine:
-    from pate.engines.serial import SerialEngine
+    from pate.engines.worker import SerialEngine
 
     if option is not None:
         raise InvalidInput(f"{option!r} after 'serial' means nothing; 'serial' takes no number")
@@ -59,9 +56,9 @@ def _processes(option: str | None) -> Engine:
 
 
 def _gpus(option: str | None) -> Engine:
-    from pate.engines.gpus import from_option
+    from pate.engines.worker_pool import GpuEngine
 
-    return from_option(option)
+    return GpuEngine.from_option(option)
 
 
 def _ray(option: str | None) -> Engine:
@@ -150,20 +147,3 @@ def _choices() -> str:
     return ", ".join(
         f"{name} ({_EXAMPLES[name]})" if name in _EXAMPLES else name for name in engine_names()
     )
-
-
-def sweep_leftovers() -> None:
-    """Remove what killed processes of the Ray engine left on this machine, if there is anything."""
-    places = {os.environ.get("PATE_TASK_FOLDER"), tempfile.gettempdir(), "/tmp"} - {None, ""}
-    names = (name for place in places for name in _names_in(str(place)))
-    if any(name.startswith(("pate-ray-", "pate-task-")) for name in names):
-        from pate.engines import ray
-
-        ray.sweep_leftovers()
-
-
-def _names_in(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []

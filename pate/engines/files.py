@@ -1,8 +1,9 @@
-"""References to files in a task's payload, so that an engine can transfer the files with the task.
+"""Files of a task: references in its payload, so that an engine can transfer them with the task.
 
 A worker on this machine opens them where they are. A worker on another machine gets a copy of the
-files the task reads and sends back the files it makes; its payload then names its own copies. The
-task's function calls :func:`path_of` and :func:`load_rows` in both cases.
+files the task reads, in a folder of the task's own, and sends back the files it makes; its payload
+then names its own copies. The task's function calls :func:`path_of` and :func:`load_rows` in both
+cases.
 
 >>> reads("/data/plan.json")
 {'$reads': '/data/plan.json'}
@@ -13,9 +14,12 @@ task's function calls :func:`path_of` and :func:`load_rows` in both cases.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pate._files import remove_abandoned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,6 +28,10 @@ Reference = dict[str, Any]  # plain JSON, as all of a payload
 
 READS, ROWS, CODE, MAKES = "$reads", "$rows", "$code", "$makes"
 _KINDS = (READS, ROWS, CODE, MAKES)
+
+FOLDER_VARIABLE = "PATE_TASK_FOLDER"
+TASK_PREFIX, SESSION_PREFIX = "pate-task-", "pate-ray-"
+_LONGEST_TEMPORARY = 40  # characters: Ray's sockets lie below it, and their paths have a limit
 
 
 def reads(path: str | os.PathLike[str]) -> Reference:
@@ -81,11 +89,7 @@ def path_of(reference: Mapping[str, Any]) -> Path:
 
 
 def kind_of(reference: Mapping[str, Any]) -> str:
-    """Return which of the four kinds a reference is.
-
-    >>> kind_of(reads("a"))
-    '$reads'
-    """
+    """Return which of the four kinds a reference is."""
     (kind,) = (kind for kind in _KINDS if kind in reference)
     return kind
 
@@ -111,3 +115,28 @@ def with_files(payload: Any, replace: Callable[[Reference], Reference]) -> Any:
     if isinstance(payload, (list, tuple)):
         return [with_files(value, replace) for value in payload]
     return payload
+
+
+def task_home() -> Path:
+    """Return the folder in which tasks have their folders: ``PATE_TASK_FOLDER``, or a default."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or tempfile.gettempdir()).absolute()
+
+
+def session_home() -> Path:
+    """Return the folder in which a local Ray has its folder."""
+    default = Path(tempfile.gettempdir()).absolute()
+    return default if len(str(default)) <= _LONGEST_TEMPORARY else Path("/tmp")
+
+
+def sweep(place: Path | None = None, *, prefix: str = TASK_PREFIX) -> int:
+    """Remove the folders that killed processes left on this machine; return how many are in use."""
+    pattern = prefix + "[a-z0-9_]" * 8  # as tempfile ends a name
+    place = place or task_home()
+    remove_abandoned(place, drafts=pattern)
+    return len(list(place.glob(pattern)))
+
+
+def sweep_leftovers() -> None:
+    """Remove the folders of local Rays and of tasks whose processes were killed on this machine."""
+    sweep(session_home(), prefix=SESSION_PREFIX)
+    sweep()

@@ -1,9 +1,9 @@
 """The part of the Ray engine that runs on a node: a task's folder, its files, and its process.
 
 Ray calls :func:`run_task`. It writes copies of the files that the task reads to a folder of their
-own and has the task run by a worker process (:class:`pate.engines.worker_pool.WorkerProcess`), as
-on the other engines, not inside the Ray worker: so the task's output is discarded at the level of
-file descriptors instead of reaching Ray's logs, a crash is a report with its signal, and a timeout
+own and has the task run by a worker process (:mod:`pate.engines.worker_pool`), as on the other
+engines, not inside the Ray worker: so the task's output is discarded at the level of file
+descriptors instead of reaching Ray's logs, a crash is a report with its signal, and a timeout
 counts from the moment the task starts, not while it is queued. The process is kept for the next
 task.
 
@@ -21,45 +21,43 @@ import hashlib
 import io
 import json
 import os
-import select
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, final
 
 from pate import __version__
-from pate._files import draft_folder, error_reason, remove_abandoned
+from pate._files import draft_folder, error_reason
 from pate.devices import Device
-from pate.engines.files import MAKES, ROWS, Reference, kind_of, modules, path_of, with_files
-from pate.engines.task import Report
-from pate.engines.worker import READY
-from pate.engines.worker_pool import WorkerProcess
+from pate.engines.files import (
+    FOLDER_VARIABLE,
+    MAKES,
+    ROWS,
+    TASK_PREFIX,
+    Reference,
+    kind_of,
+    modules,
+    path_of,
+    sweep,
+    task_home,
+    with_files,
+)
+from pate.engines.task import Report, Task, TaskQueue
+from pate.engines.worker_pool import WorkerPool
 from pate.errors import PateError
 from pate.untrusted import describe_error, forbid_core_dumps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FOLDER_VARIABLE = "PATE_TASK_FOLDER"
-TASK_PREFIX = "pate-task-"
 _SWEEP_SECONDS = 30.0  # between two sweeps by one Ray worker
-_START_SECONDS = 120.0  # for a worker process to start, on a busy machine
-_CHECK_SECONDS = 1.0
-
-
-# ------------------------------------------------------------------ folders
+_ROOT = "content"  # the name, in transit, of the file or folder itself
 
 
 class TaskFolderError(PateError):
     """A machine has no room for a task's files."""
-
-
-def task_home() -> Path:
-    """Return the folder in which tasks have their folders: ``PATE_TASK_FOLDER``, or a default."""
-    return Path(os.environ.get(FOLDER_VARIABLE) or tempfile.gettempdir()).absolute()
 
 
 @contextlib.contextmanager
@@ -89,14 +87,6 @@ def _no_room(error: OSError) -> TaskFolderError:
     )
 
 
-def sweep(place: Path | None = None, *, prefix: str = TASK_PREFIX) -> int:
-    """Remove the folders that killed processes left on this machine; return how many are in use."""
-    pattern = prefix + "[a-z0-9_]" * 8  # as tempfile ends a name
-    place = place or task_home()
-    remove_abandoned(place, drafts=pattern)
-    return len(list(place.glob(pattern)))
-
-
 # ------------------------------------------------------------------ files in transit
 
 
@@ -105,22 +95,15 @@ class TransferError(PateError):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Transfer:
-    """The content of a file or folder, or its absence, so that it is missing elsewhere too.
+    """The content of a file or folder by names below ``content``; none if there is nothing.
 
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     place = Path(folder)
-    ...     _ = (place / "a.txt").write_text("hello")
-    ...     unpack(pack(place / "a.txt"), place / "b.txt")
-    ...     (place / "b.txt").read_text()
-    'hello'
+    The name of a folder ends in a slash, and its content is empty.
     """
 
-    kind: Literal["file", "folder", "missing"] = "missing"
-    files: tuple[tuple[str, NDArray[Any]], ...] = field(default=(), repr=False)  # names and bytes
-    folders: tuple[str, ...] = ()
-    digest: str = ""  # of all names and bytes
+    files: tuple[tuple[str, NDArray[Any]], ...] = field(repr=False)
+    digest: str  # of all names and bytes
 
     @property
     def size(self) -> int:
@@ -130,17 +113,17 @@ class Transfer:
 
 def pack(path: Path) -> Transfer:
     """Read the file or folder that is at a path now."""
+    files: list[tuple[str, bytes | memoryview]] = []
     try:
-        if path.is_dir():
-            inside = [(each.relative_to(path).as_posix(), each) for each in sorted(path.rglob("*"))]
-            folders = tuple(name for name, each in inside if each.is_dir())
-            files = [(name, each.read_bytes()) for name, each in inside if each.is_file()]
-            return _transfer("folder", files, folders=folders)
-        if path.is_file():
-            return _transfer("file", [("", path.read_bytes())])
+        for each in [path, *sorted(path.rglob("*"))]:
+            name = (_ROOT / each.relative_to(path)).as_posix()
+            if each.is_dir():
+                files.append((f"{name}/", b""))
+            elif each.is_file():
+                files.append((name, each.read_bytes()))
     except FileNotFoundError:  # it disappeared while it was read
-        pass
-    return Transfer()
+        files = []
+    return _transfer(files)
 
 
 def pack_rows(path: Path, start: int, stop: int) -> Transfer:
@@ -153,12 +136,12 @@ def pack_rows(path: Path, start: int, stop: int) -> Transfer:
     import numpy as np
 
     if not path.exists():
-        return Transfer()
+        return _transfer([])
     written = io.BytesIO()
     with contextlib.suppress(OSError, ValueError, EOFError):
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
         np.save(written, mapped[start:stop], allow_pickle=False)
-    return _transfer("file", [("", written.getbuffer())])
+    return _transfer([(_ROOT, written.getbuffer())])
 
 
 def pack_modules(path: Path) -> Transfer:
@@ -168,8 +151,24 @@ def pack_modules(path: Path) -> Transfer:
     except OSError as error:
         raise PateError(f"cannot read the plug-ins in {path}: {error.strerror}") from error
     if path.is_dir():
-        return _transfer("folder", files)
-    return _transfer("file", [("", content) for _, content in files])
+        return _transfer([(f"{_ROOT}/", b""), *((f"{_ROOT}/{n}", each) for n, each in files)])
+    return _transfer([(_ROOT, content) for _, content in files])
+
+
+def _transfer(files: Iterable[tuple[str, bytes | memoryview]]) -> Transfer:
+    import numpy as np
+
+    # Arrays, because Ray shares their memory between processes instead of copying it.
+    arrays = tuple((name, np.frombuffer(content, dtype=np.uint8)) for name, content in files)
+    return Transfer(arrays, _digest(arrays))
+
+
+def _digest(files: Iterable[tuple[str, NDArray[Any]]]) -> str:
+    whole = hashlib.sha256()
+    for name, content in files:
+        whole.update(json.dumps([name, content.nbytes]).encode())
+        whole.update(content.data)
+    return whole.hexdigest()
 
 
 def unpack(transfer: Transfer, place: Path) -> None:
@@ -180,33 +179,26 @@ def unpack(transfer: Transfer, place: Path) -> None:
     Guarantees:
         Nothing is written but at ``place`` and, until it is complete, in a hidden folder beside it.
     """
-    if transfer.kind == "missing":
-        return
-    alone = transfer.kind == "file"
-    names = [name for name, _ in transfer.files]
-    if transfer.kind not in ("file", "folder") or (alone and names != [""]):
-        raise TransferError("a worker sent content of an unknown kind")
     if _digest(transfer.files) != transfer.digest:
         raise TransferError("a file was damaged in transit")
-    folders = [_parts(name) for name in transfer.folders]
-    files = [(() if alone else _parts(name), content) for name, content in transfer.files]
+    for name, _ in transfer.files:
+        parts = PurePosixPath(name).parts
+        if parts[:1] != (_ROOT,) or ".." in parts or "\0" in name:
+            raise TransferError("a worker sent a file that leads out of its place")
+    if not transfer.files:
+        return
     with draft_folder(place.parent, prefix=f".{place.name}-") as draft:
-        working = draft / "content"
-        if not alone:
-            working.mkdir(mode=0o700)
-        for parts in folders:
-            working.joinpath(*parts).mkdir(parents=True, exist_ok=True)
-        for parts, content in files:
-            file = working.joinpath(*parts)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content.data)
-        if alone:
-            working.replace(place)
-            return
+        for name, content in transfer.files:
+            if name.endswith("/"):
+                (draft / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            else:
+                (draft / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                (draft / name).write_bytes(content.data)
+        working = draft / _ROOT
         try:
-            working.rename(place)
+            working.replace(place)
         except OSError:
-            if not place.is_dir():
+            if not (working.is_dir() and place.is_dir()):
                 raise
 
 
@@ -222,37 +214,7 @@ def place_of(reference: Reference, name: str) -> Path:
     """
     if MAKES not in reference or name not in (reference["names"] or [""]):
         raise TransferError("a worker sent a file that it was not asked to make")
-    root = path_of(reference)
-    return root.joinpath(*_parts(name)) if name else root
-
-
-def _transfer(
-    kind: Literal["file", "folder"],
-    files: Iterable[tuple[str, bytes | memoryview]],
-    folders: tuple[str, ...] = (),
-) -> Transfer:
-    import numpy as np
-
-    # Arrays, because Ray shares their memory between processes instead of copying it.
-    arrays = tuple((name, np.frombuffer(content, dtype=np.uint8)) for name, content in files)
-    return Transfer(kind=kind, files=arrays, folders=folders, digest=_digest(arrays))
-
-
-def _digest(files: Iterable[tuple[str, NDArray[Any]]]) -> str:
-    whole = hashlib.sha256()
-    for name, content in files:
-        whole.update(json.dumps([name, content.nbytes]).encode())
-        whole.update(content.data)
-    return whole.hexdigest()
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    """Split a relative path; reject one that leads up, out or nowhere."""
-    path = PurePosixPath(name)
-    unsafe = "\0" in name or "\\" in name or os.path.splitdrive(name)[0]
-    if path.is_absolute() or ".." in path.parts or not path.parts or unsafe:
-        raise TransferError("a worker sent a file that leads out of its place")
-    return path.parts
+    return path_of(reference) / name
 
 
 # ------------------------------------------------------------------ tasks
@@ -266,8 +228,8 @@ class RemoteTask:
     """One attempt at one task, as the driver sends it."""
 
     version: str
-    request: bytes = field(repr=False)
-    inputs: tuple[Input, ...]  # one for each reference of the payload, in its order
+    task: Task
+    inputs: tuple[Input, ...] = field(repr=False)  # for each reference of the payload, in its order
     path: tuple[str, ...]  # the driver's search path for modules
     gpus: float
     timeout: float | None
@@ -280,7 +242,6 @@ class RemoteResult:
 
     report: bytes = field(repr=False)  # its result may be a metric of private data
     made: tuple[tuple[int, str, Transfer], ...] = ()  # number of the reference, name below it
-    lost: bool = False  # the worker process died: another attempt may succeed
     stop: bool = False  # no task's fault: the run stops with the report's message
 
 
@@ -292,102 +253,68 @@ def run_task(task: RemoteTask, *shared: Transfer) -> RemoteResult:
                 f"a node of the cluster has pate {__version__} and the driver has "
                 f"{task.version}; install the same version on all"
             )
-        return _node().run(task, shared)
-    except TaskFolderError as error:
-        return RemoteResult(
-            report=Report(error=describe_error(error)).encode(), lost=True, stop=True
-        )
+        return _node.run(task, shared)
     except PateError as error:
-        return RemoteResult(report=Report(error=describe_error(error)).encode(), stop=True)
+        text, lost = describe_error(error), isinstance(error, TaskFolderError)
     except Exception as error:
         text = f"PateError: a Ray worker could not prepare its task ({describe_error(error)})"
-        return RemoteResult(report=Report(error=text).encode(), lost=True, stop=True)
-
-
-def sweep_node() -> int:
-    """Remove the folders that killed tasks left on this node; return how many are in use."""
-    return sweep()
-
-
-_the_node: _Node | None = None
-
-
-def _node() -> _Node:
-    global _the_node
-    if _the_node is None:
-        _the_node = _Node()
-    return _the_node
+        lost = True
+    return RemoteResult(report=Report(error=text, lost=lost).encode(), stop=True)
 
 
 class _Node:
     """The state of one Ray worker: its worker process, and the settings it was started with."""
 
     def __init__(self) -> None:
-        forbid_core_dumps()  # the files of a task pass through here
-        self._worker: WorkerProcess | None = None
+        self._pool: WorkerPool | None = None
         self._settings: tuple[Any, ...] = ()
         self._swept = float("-inf")
 
     def run(self, task: RemoteTask, shared: Sequence[Transfer]) -> RemoteResult:
+        forbid_core_dumps()  # the files of a task pass through here
         if time.monotonic() - self._swept > _SWEEP_SECONDS:
             sweep()
             self._swept = time.monotonic()
         with task_folder() as folder:
             copies = _Copies(folder)
-            request = json.loads(task.request) | {"folder": str(folder)}
             try:
-                request["payload"] = copies.write(request["payload"], task.inputs, shared)
+                local = copies.write(task.task, task.inputs, shared)
             except OSError as error:
                 raise _no_room(error) from None
-            report, lost = self._work(json.dumps(request).encode(), task)
-            made = copies.made()
-            return RemoteResult(report=copies.with_original_names(report), made=made, lost=lost)
+            report = self._work(local, task)
+            return RemoteResult(
+                report=copies.with_original_names(report.encode()), made=copies.made()
+            )
 
-    def _work(self, request: bytes, task: RemoteTask) -> tuple[bytes, bool]:
-        """Return the report of the worker process, or of its death, and whether it died."""
-        worker = self._ready_worker(task)
-        start = time.monotonic()
-        worker.send(request)
+    def _work(self, local: Task, task: RemoteTask) -> Report:
+        """Have the worker process run the task; its death and a timeout are reports, too."""
+        pool, queue = self._ready_pool(task), TaskQueue([local])
+        pool.timeout = task.timeout
         while True:
-            seconds = time.monotonic() - start
-            left = _CHECK_SECONDS if task.timeout is None else task.timeout - seconds
-            if select.select([worker], [], [], max(0.0, min(left, _CHECK_SECONDS)))[0]:
-                line = worker.receive()
-                return (self._death(start), True) if line is None else (line.rstrip(b"\n"), False)
-            if task.timeout is not None and left <= 0:
-                self._end_worker()
-                error = f"TimedOut: no result within {task.timeout:g} seconds"
-                return Report(error=error, seconds=time.monotonic() - start).encode(), False
-            if worker.exited() and not select.select([worker], [], [], 0)[0]:
-                return self._death(start), True  # a process it started holds the socket open
+            pool.assign(queue)
+            for _, report in pool.collect():
+                return report
 
-    def _death(self, start: float) -> bytes:
-        error = f"WorkerDied: the worker process was ended {self._end_worker()}"
-        return Report(error=error, seconds=time.monotonic() - start).encode()
-
-    def _ready_worker(self, task: RemoteTask) -> WorkerProcess:
-        """Return the worker process, a new one if it was started with other settings."""
+    def _ready_pool(self, task: RemoteTask) -> WorkerPool:
+        """Return the pool of one worker, a new one if it was started with other settings."""
         device = Device("cuda", 0) if task.gpus and _has_gpu() else Device("cpu")
         sharers = max(1, int(1 / task.gpus)) if 0 < task.gpus < 1 else 1
         # After our own entries: what is installed here comes first.
         sys.path += [each for each in task.path if each not in sys.path and Path(each).exists()]
         settings = (device, sharers, os.environ.get("CUDA_VISIBLE_DEVICES"), tuple(sys.path))
-        if self._worker is not None and (self._settings != settings or self._worker.exited()):
-            self._end_worker()
-        if self._worker is None:
-            self._worker, self._settings = WorkerProcess(device, sharers=sharers), settings
-            ready = select.select([self._worker], [], [], _START_SECONDS)[0]
-            if not ready or self._worker.receive() != READY:
-                how = self._end_worker()
-                raise PateError(f"a worker process on a node ended {how} before it could start")
-        return self._worker
+        if self._pool is None or self._settings != settings:
+            self.close()
+            self._pool, self._settings = WorkerPool([device], sharers=sharers), settings
+        return self._pool
 
-    def _end_worker(self) -> str:
-        """End the worker process and return how it ended."""
-        assert self._worker is not None
-        how = self._worker.terminate()
-        self._worker = None
-        return how
+    def close(self) -> None:
+        """End the worker process."""
+        if self._pool is not None:
+            self._pool.kill()
+            self._pool = None
+
+
+_node = _Node()
 
 
 def _has_gpu() -> bool:
@@ -404,8 +331,8 @@ class _Copies:
         self._originals: dict[str, str] = {}
         self._makes: dict[int, Reference] = {}
 
-    def write(self, payload: Any, inputs: Sequence[Input], shared: Sequence[Transfer]) -> Any:
-        """Write the inputs; return the payload with references to the copies."""
+    def write(self, task: Task, inputs: Sequence[Input], shared: Sequence[Transfer]) -> Task:
+        """Write the inputs; return the task with references to the copies."""
         numbered = iter(enumerate(inputs))
 
         def copy(reference: Reference) -> Reference:
@@ -427,7 +354,8 @@ class _Copies:
             self._originals[str(place)] = str(original)
             return here
 
-        return with_files(payload, copy)
+        payload = with_files(task.payload, copy)
+        return replace(task, payload=payload, folder=str(self._folder))
 
     def made(self) -> tuple[tuple[int, str, Transfer], ...]:
         """Return all complete files, also of a task that failed."""
@@ -436,7 +364,7 @@ class _Copies:
             for number, reference in self._makes.items()
             for name in reference["names"] or [""]
         ]
-        return tuple(each for each in found if each[2].kind != "missing")
+        return tuple(each for each in found if each[2].files)
 
     def with_original_names(self, report: bytes) -> bytes:
         """Return the report with the driver's names of files: the copies are gone by then."""

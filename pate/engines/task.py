@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, final
 
+from pate._validate import check_positive, check_whole
 from pate.errors import InvalidInput
 
 READ_AHEAD = 64
@@ -52,6 +53,7 @@ class Task:
     weight: float = 1.0
     cpus: float = 1.0
     gpus: float = 0.0
+    folder: str | None = field(default=None, repr=False)  # of its files' copies: goes with a driver
 
     def __post_init__(self) -> None:
         module, colon, name = self.function.partition(":")
@@ -73,18 +75,18 @@ class Task:
 
     @property
     def threads(self) -> int:
-        """The number of threads its libraries may use, equal on every engine so that rounding is.
-
-        >>> Task(key="k", function="m:f", payload={}, cpus=2.5).threads
-        2
-        """
+        """The number of threads of its libraries, equal on every engine so that rounding is."""
         return max(1, int(self.cpus))
 
     def encode(self) -> bytes:
         """Return the task as one line of JSON, as a worker receives it, without the newline."""
         try:
-            payload = dict(self.payload)
-            request = {"function": self.function, "payload": payload, "threads": self.threads}
+            request = {
+                "function": self.function,
+                "payload": dict(self.payload),
+                "threads": self.threads,
+                "folder": self.folder,
+            }
             return json.dumps(request).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidInput(
@@ -240,13 +242,10 @@ class RetryPolicy:
     timeout: float | None = None  # seconds, for each attempt
 
     def __post_init__(self) -> None:
-        for name, times in (("retries", self.retries), ("rescues", self.rescues)):
-            if isinstance(times, bool) or not isinstance(times, int) or times < 0:
-                raise InvalidInput(f"{name} is {times!r}; it must be a whole number, 0 or more")
-        if self.timeout is not None and not (self.timeout > 0 and math.isfinite(self.timeout)):
-            raise InvalidInput(
-                f"timeout is {self.timeout!r}; it must be a positive number of seconds"
-            )
+        check_whole("retries", self.retries)
+        check_whole("rescues", self.rescues)
+        if self.timeout is not None:
+            check_positive("timeout", self.timeout)
 
     def tries_again(self, pending: Pending, report: Report) -> bool:
         """Return whether another attempt follows this report; a rescue is counted."""
@@ -295,3 +294,35 @@ class TaskQueue:
     def _refill(self) -> None:
         for task in itertools.islice(self._source, max(0, self._read_ahead - len(self._heap))):
             self.put_back(Pending(task))
+
+
+class Workers(Protocol):
+    """The workers of one run, in whatever place: they take tasks of a queue and report."""
+
+    @property
+    def busy(self) -> int:
+        """The number of tasks that have been taken and not reported."""
+        ...
+
+    def assign(self, queue: TaskQueue) -> None:
+        """Take as many tasks as there is room for."""
+        ...
+
+    def collect(self) -> list[tuple[Pending, Report]]:
+        """Wait a while; return the attempts that have ended."""
+        ...
+
+
+def outcomes(queue: TaskQueue, workers: Workers, policy: RetryPolicy) -> Iterator[Outcome]:
+    """Yield the outcome of every task of the queue; attempts that failed are repeated."""
+    finished: list[Outcome] = []
+    while len(queue) or workers.busy:
+        workers.assign(queue)
+        yield from finished  # only now: the workers are busy while the caller reads
+        finished = []
+        for pending, report in workers.collect():
+            if policy.tries_again(pending, report):
+                queue.put_back(pending)
+            else:
+                finished.append(pending.outcome(report))
+    yield from finished

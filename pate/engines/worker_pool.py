@@ -1,4 +1,7 @@
-"""A pool of worker processes on this machine, each on its device; the longest task goes first.
+"""Worker processes on this machine, on the processor or on GPUs; the longest task goes first.
+
+Devices are named as in :mod:`pate.devices`. ``cpu`` is one too: ``gpus:cpu,cpu`` behaves the same
+way, so that a plan can be tried without a GPU.
 
 A task that ends its worker (a crash in native code, no memory left) costs that worker only: another
 takes its place. A timeout counts from the moment a running worker receives the task and ends the
@@ -23,19 +26,19 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import ClassVar, final
 
+from pate._validate import check_whole
 from pate.devices import Device, parse_device, pinned
-from pate.engines.task import Outcome, Pending, Report, RetryPolicy, Task, TaskQueue
-from pate.engines.threads import environment, usable_cores
-from pate.engines.worker import READY, THREADS
+from pate.engines.task import Outcome, Pending, Report, RetryPolicy, Task, TaskQueue, outcomes
+from pate.engines.worker import READY, THREADS, thread_variables, usable_cores
 from pate.errors import InvalidInput, PateError
 
 _CHECK_SECONDS = 1.0
 _EXIT_SECONDS = 2.0
 _MAX_FAILED_STARTS = 3
-_MAX_WORKERS = 4096
+_MAX_WORKERS = 4096  # more than a machine can start
 
 # The worker searches for modules where the driver does, the user's own plug-ins included; until
 # it knows where, -P keeps a json.py in the working directory from shadowing the real one.
@@ -45,12 +48,9 @@ _START = (
 )
 
 
-def check_worker_count(name: str, workers: int) -> None:
-    """Reject a number of workers that is none, or more than a machine can start."""
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise InvalidInput(f"{name} is {workers!r}; it must be a whole number, 1 or more")
-    if workers > _MAX_WORKERS:
-        raise InvalidInput(f"{workers} workers are more than a machine can start; use fewer")
+_GPU_USAGE = (
+    "write the devices after a colon, such as 'gpus:0,1', or 'gpus:0,1@3' for 3 workers on each"
+)
 
 
 class WorkerPoolEngine(ABC):
@@ -78,7 +78,15 @@ class WorkerPoolEngine(ABC):
     ) -> Iterator[Outcome]:
         """Yield outcomes in the order they finish; see :class:`pate.engines.task.Engine`."""
         policy = RetryPolicy(retries=retries, rescues=rescues, timeout=timeout)
-        return _outcomes(tasks, [parse_device(name) for name in self.devices], policy)
+        return self._outcomes(tasks, policy)
+
+    def _outcomes(self, tasks: Iterable[Task], policy: RetryPolicy) -> Iterator[Outcome]:
+        pool = WorkerPool([parse_device(name) for name in self.devices], timeout=policy.timeout)
+        try:
+            yield from outcomes(TaskQueue(tasks), pool, policy)
+            pool.close()
+        finally:
+            pool.kill()
 
 
 @final
@@ -97,54 +105,100 @@ class ProcessEngine(WorkerPoolEngine):
     name: ClassVar[str] = "processes"
 
     def __post_init__(self) -> None:
-        check_worker_count("workers", self.workers)
+        check_whole("workers", self.workers, least=1, most=_MAX_WORKERS)
 
     @property
     def devices(self) -> tuple[str, ...]:
         return ("cpu",) * self.workers
 
 
-def _outcomes(
-    tasks: Iterable[Task], slots: Sequence[Device], policy: RetryPolicy
-) -> Iterator[Outcome]:
-    queue = TaskQueue(tasks)
-    pool = _Pool(slots, timeout=policy.timeout)
-    try:
-        finished: list[Outcome] = []
-        while True:
-            pool.start_workers(min(len(slots), len(queue) + pool.busy))
-            pool.assign(queue)
-            yield from finished  # only now: the workers are busy while the caller reads
-            if not pool.busy and not len(queue):
-                break
-            finished = []
-            for pending, report in pool.collect():
-                if policy.tries_again(pending, report):
-                    queue.put_back(pending)
-                else:
-                    finished.append(pending.outcome(report))
-        pool.close()
-    finally:
-        pool.kill()
+def _visible_gpus() -> tuple[str, ...]:
+    """Return all GPUs that torch can use in this process: those of CUDA, and Apple's."""
+    import torch
+
+    cuda = tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
+    return cuda + (("mps",) if torch.backends.mps.is_available() else ())
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GpuEngine(WorkerPoolEngine):
+    """Run tasks in fresh interpreters, each of which sees one device only.
+
+    Parameters
+    ----------
+    devices
+        Names of devices.
+    workers_each
+        The number of workers on every device.
+
+    >>> GpuEngine(("cpu", "cpu"), workers_each=2).slots
+    4
+    """
+
+    devices: tuple[str, ...]  # one for each slot, once made
+    workers_each: InitVar[int] = 1
+
+    name: ClassVar[str] = "gpus"
+
+    def __post_init__(self, workers_each: int) -> None:
+        check_whole("workers_each", workers_each, least=1, most=_MAX_WORKERS)
+        if not self.devices:
+            raise InvalidInput("no GPU was found; use 'processes', or name slots: 'gpus:cpu,cpu'")
+        names = tuple(str(parse_device(text)) for text in self.devices)
+        wanted = [name for name in names if name != "cpu"]
+        seen = _visible_gpus() if wanted else ()  # torch is imported only if a GPU is named
+        for name in wanted:
+            if name not in seen:
+                there = f"there is {', '.join(seen)}" if seen else "there is none"
+                raise InvalidInput(f"no GPU {name!r} was found, {there}; name others, or 'cpu'")
+        # All devices once, then all of them again: few tasks still use every GPU.
+        object.__setattr__(self, "devices", names * workers_each)
+
+    @classmethod
+    def from_option(cls, option: str | None) -> GpuEngine:
+        """Return the engine of ``gpus:OPTION``, such as ``0,1@3``; without devices, on all GPUs."""
+        named, at, count = (option or "").partition("@")
+        if option == "":
+            raise InvalidInput(f"no device is named after 'gpus:'; {_GPU_USAGE}")
+        if at and not (count.isascii() and count.isdecimal() and int(count) > 0):
+            raise InvalidInput(f"{count!r} is not a number of workers; {_GPU_USAGE}")
+        if named:
+            return cls(tuple(named.split(",")), int(count or 1))
+        gpus = _visible_gpus()
+        cuda = tuple(name for name in gpus if name != "mps")
+        return cls(cuda or gpus, int(count or 1))
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
     """A worker and its state: starting, idle, or busy with ``pending``."""
 
-    process: WorkerProcess
+    process: _WorkerProcess
     slot: int  # the index of its device
     started: bool = False
     pending: Pending | None = None
     since: float = 0.0  # when it received the task
 
 
-class _Pool:
-    """The workers of one run, one for each slot; a new one takes the slot of one that is lost."""
+@final
+class WorkerPool:
+    """The workers of one run, one for each slot; a new one takes the slot of one that is lost.
 
-    def __init__(self, slots: Sequence[Device], *, timeout: float | None) -> None:
+    ``sharers`` is the number of workers on each device, here and in other pools; by default those
+    of this pool.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Device],
+        *,
+        timeout: float | None = None,
+        sharers: int | None = None,
+    ) -> None:
         self._slots = slots
-        self._timeout = timeout
+        self._sharers = sharers
+        self.timeout = timeout
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
         self._failed_starts = 0
@@ -155,13 +209,14 @@ class _Pool:
         """The number of tasks that workers are running."""
         return sum(worker.pending is not None for worker in self._workers)
 
-    def start_workers(self, wanted: int) -> None:
+    def _start_workers(self, wanted: int) -> None:
         """Start workers in the first free slots until there are ``wanted``."""
         while len(self._workers) < wanted:
             slot = min(set(range(len(self._slots))) - {worker.slot for worker in self._workers})
             device = self._slots[slot]
             try:
-                process = WorkerProcess(device, sharers=self._slots.count(device))
+                sharers = self._sharers or self._slots.count(device)
+                process = _WorkerProcess(device, sharers=sharers)
             except OSError as error:
                 raise PateError(
                     f"worker process {len(self._workers) + 1} of {wanted} cannot be started "
@@ -172,7 +227,8 @@ class _Pool:
             self._selector.register(worker.process, selectors.EVENT_READ, worker)
 
     def assign(self, queue: TaskQueue) -> None:
-        """Send every idle worker the heaviest task of the queue."""
+        """Send every idle worker the heaviest task of the queue; start workers for the others."""
+        self._start_workers(min(len(self._slots), len(queue) + self.busy))
         for worker in self._workers:
             if not len(queue):
                 return
@@ -200,19 +256,19 @@ class _Pool:
         return ended + self._timed_out() + self._exited()
 
     def _wait_seconds(self) -> float:
-        if self._timeout is None:
+        if self.timeout is None:
             return _CHECK_SECONDS
         now = time.monotonic()
-        left = [w.since + self._timeout - now for w in self._workers if w.pending is not None]
+        left = [w.since + self.timeout - now for w in self._workers if w.pending is not None]
         return max(0.0, min([_CHECK_SECONDS, *left]))
 
     def _timed_out(self) -> list[tuple[Pending, Report]]:
-        if self._timeout is None:
+        if self.timeout is None:
             return []
         now, ended = time.monotonic(), []
         for worker in list(self._workers):
-            if worker.pending is not None and now - worker.since >= self._timeout:
-                error = f"TimedOut: no result within {self._timeout:g} seconds"
+            if worker.pending is not None and now - worker.since >= self.timeout:
+                error = f"TimedOut: no result within {self.timeout:g} seconds"
                 ended.append((worker.pending, Report(error=error, seconds=now - worker.since)))
                 self._remove(worker)
         return ended
@@ -268,7 +324,7 @@ class _Pool:
 
 
 @final
-class WorkerProcess:
+class _WorkerProcess:
     """The driver's end of one worker process, on a device that it may share with others.
 
     A worker is a fresh interpreter (nothing is forked, and the driver's ``__main__`` is not
@@ -280,7 +336,7 @@ class WorkerProcess:
     """
 
     def __init__(self, device: Device, *, sharers: int = 1) -> None:
-        settings = {**os.environ, **environment(THREADS), **pinned(device, sharers=sharers)}
+        settings = {**os.environ, **thread_variables(THREADS), **pinned(device, sharers=sharers)}
         ours, theirs = socket.socketpair()
         path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
         try:

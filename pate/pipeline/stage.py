@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pate.artifacts import Artifact, Draft, Level, Store
+from pate.artifacts import Artifact, Draft, Level, Store, fingerprint
 from pate.engines import Engine, Show
+from pate.engines.files import modules
+from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of a run; none is part of a fingerprint, except the insecure seed.
 
@@ -45,6 +48,18 @@ class Options:
     study: str | None = None
     report: Callable[[str], None] = print
     progress: Show
+
+    @functools.cached_property
+    def plugin_digest(self) -> str | None:
+        """A digest of the user's own code, so that a changed teacher is trained again."""
+        path = self.plugin_path
+        if path is None:
+            return None
+        try:
+            found = [(name, file.read_bytes().hex()) for name, file in modules(path).items()]
+        except OSError as error:
+            raise PateError(f"cannot read the plug-ins in {path}: {error.strerror}") from error
+        return fingerprint(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,13 @@ from pate.mechanisms.mechanism import IntArray
 from pate.pipeline.recipe import Recipe
 from pate.planner.profile import Profile
 from pate.teachers.adapters import make
-from pate.teachers.families import group_families, predict_many_labels, train_many
-from pate.teachers.protocol import predict_labels, train
+from pate.teachers.protocol import (
+    group_families,
+    predict_labels,
+    predict_many_labels,
+    train,
+    train_many,
+)
 from pate.teachers.spec import TeachersSpec, model_for, seed_for
 from pate.votes import Votes
 

@@ -32,9 +32,9 @@ from pate.releases.student import (
     write_tensors,
 )
 from pate.students.spec import NETWORKS
+from pate.teachers.adapters import SklearnTeacher
 from pate.teachers.linear import LinearTeacher
 from pate.teachers.persist import load
-from pate.teachers.sklearn_teacher import SklearnTeacher
 from pate.teachers.spec import ModelSpec
 from pate.teachers.torch_teacher import TorchTeacher
 from pate.untrusted import run_untrusted

@@ -23,8 +23,8 @@ from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.queries import Chooser
 from pate.stages.account import order_of, require_computable
+from pate.stages.encode import graph_features, public_features, student_inputs
 from pate.stages.exactly_once import Round, draw_once, paid_answers, release_once
-from pate.stages.features import graph_features, public_features, student_inputs
 from pate.stages.selection import publish_selected
 from pate.students.data import StudentData
 from pate.students.train import train_student

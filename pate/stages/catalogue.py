@@ -15,8 +15,7 @@ from pate.stages.account import ACCOUNT
 from pate.stages.aggregate import AGGREGATE
 from pate.stages.data import DATA
 from pate.stages.distill import DISTILL
-from pate.stages.encode import ENCODE
-from pate.stages.encoder import ENCODER
+from pate.stages.encode import ENCODE, ENCODER
 from pate.stages.evaluate import EVALUATE
 from pate.stages.exactly_once import require_paid_in
 from pate.stages.partition import PARTITION

@@ -8,13 +8,15 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 from pate.engines import Engine, Outcome, Progress, Task
+from pate.engines.files import code
 from pate.errors import PateError
-from pate.teachers.spec import TeachersSpec, model_for
+from pate.pipeline.stage import Context
+from pate.teachers.spec import TeachersSpec, model_for, seed_for
 
 RESCUES = 2  # of a task whose worker was lost, before its teachers are tried one by one
 _MAX_SIZE = 32  # large enough to hide the cost of a task, small enough to share the work
@@ -104,20 +106,37 @@ def alone(numbers: Iterable[int]) -> list[Work]:
     return [Work([number], [number]) for number in numbers]
 
 
-def _by_timeout(
-    work: Iterable[Work], *, timeout: float | None
-) -> Iterator[tuple[list[Work], float | None]]:
-    """Yield work of equal time limits together, with the limit: ``timeout`` for each member.
-
-    >>> work = work_for([[0, 1], [2, 3], [4]], range(5))
-    >>> [([w.group for w in batch], limit) for batch, limit in _by_timeout(work, timeout=10)]
-    [([[0, 1], [2, 3]], 20), ([[4]], 10)]
-    """
-    sizes: dict[int, list[Work]] = {}
-    for piece in work:
-        sizes.setdefault(0 if timeout is None else len(piece.group), []).append(piece)
-    for size, same in sizes.items():
-        yield same, None if timeout is None else timeout * size
+def group_task(
+    context: Context,
+    work: Work,
+    function: str,
+    *,
+    member: Callable[[int], dict[str, Any]],
+    weight: float,
+    attempt: int = 0,
+    **payload: Any,
+) -> Task:
+    """Return the engine's task for some work; ``member`` returns what a wanted teacher needs."""
+    spec, plugins = context.recipe.teachers, context.options.plugin_path
+    model = model_for(spec, work.group[0]).model_dump(mode="json", exclude={"weight"})
+    teachers = []
+    for number in work.group:
+        seed = seed_for(spec, number, attempt=attempt)
+        about = {"number": number, "made_from": None, "model": model, "seed": seed}
+        teachers.append(about | (member(number) if number in work.wanted else {}))
+    return Task(
+        key=work.key,
+        function=f"pate.stages.worker:{function}",
+        payload=payload
+        | {
+            "plugins": None if plugins is None else code(plugins),
+            "batched": spec.batched,
+            "teachers": teachers,
+        },
+        weight=weight,
+        cpus=spec.cpus,
+        gpus=spec.gpus,
+    )
 
 
 class WorkResult(NamedTuple):
@@ -171,10 +190,13 @@ class Dispatcher:
                 # The longest of all first: an engine by itself sorts no more than a window.
                 pieces.sort(key=self.weight, reverse=True)
             again: list[Work] = []
-            for batch, timeout in _by_timeout(pieces, timeout=self.timeout):
+            limits: dict[float | None, list[Work]] = {}
+            for work in pieces:
+                limits.setdefault(self._limit(work), []).append(work)
+            for limit, batch in limits.items():
                 by_key = {work.key: work for work in batch}
                 tasks = map(self.task, batch)
-                for outcome in self.engine.run(tasks, rescues=RESCUES, timeout=timeout):
+                for outcome in self.engine.run(tasks, rescues=RESCUES, timeout=limit):
                     work = by_key[outcome.key]
                     self._retried(outcome.attempts - 1)
                     if outcome.error is None or len(work.wanted) == 1:
@@ -191,8 +213,8 @@ class Dispatcher:
         pieces = list(todo)
         while pieces:
             work = pieces.pop(0)
-            ((_, timeout),) = _by_timeout([work], timeout=self.timeout)
-            (outcome,) = self.engine.run([self.task(work)], rescues=RESCUES, timeout=timeout)
+            limit = self._limit(work)
+            (outcome,) = self.engine.run([self.task(work)], rescues=RESCUES, timeout=limit)
             self._retried(outcome.attempts)
             if outcome.error is not None and len(work.group) > 1:
                 pieces[:0] = work.after_loss(work.wanted)
@@ -202,15 +224,19 @@ class Dispatcher:
                 raise PateError(f"teacher {work.wanted[0]} was lost: {outcome.error}")
             yield work, outcome
 
+    def _limit(self, work: Work) -> float | None:
+        """Return the seconds for a group: the time limit of each member together."""
+        return None if self.timeout is None else self.timeout * len(work.group)
+
     def _retried(self, count: int) -> None:
         if not self.abstaining:
             self.progress.retried(count)
 
 
-def read_failures(result: Mapping[str, Any] | None, why: str, wanted: list[int]) -> dict[int, str]:
+def read_failures(outcome: Outcome, wanted: list[int]) -> dict[int, str]:
     """Return the teachers of a task that failed, with reasons; raise what no teacher caused."""
-    if result is None:
-        return dict.fromkeys(wanted, why)
-    if result["stop"]:
-        raise PateError(result["stop"])
-    return {int(number): reason for number, reason in result["failed"].items()}
+    if outcome.result is None:
+        return dict.fromkeys(wanted, outcome.why)
+    if outcome.result["stop"]:
+        raise PateError(outcome.result["stop"])
+    return {int(number): reason for number, reason in outcome.result["failed"].items()}

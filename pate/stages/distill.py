@@ -13,8 +13,7 @@ from pate.devices import use_first
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.features import graph_features, student_inputs
-from pate.stages.teach import plugin_digest
+from pate.stages.encode import graph_features, student_inputs
 from pate.students.data import StudentData
 from pate.students.train import train_student
 from pate.teachers.persist import save
@@ -23,7 +22,7 @@ from pate.teachers.persist import save
 def _settings(recipe: Recipe, options: Options) -> Any:
     return {
         "student": recipe.student.model_dump(mode="json"),
-        "plugin": plugin_digest(options.plugin_path),
+        "plugin": options.plugin_digest,
     }
 
 

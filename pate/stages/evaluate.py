@@ -13,13 +13,12 @@ from pate.devices import use_first
 from pate.metrics import Share, wilson
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.features import (
+from pate.stages.encode import (
     as_student_sees,
     graph_features,
     private_records,
     student_inputs,
 )
-from pate.stages.teach import plugin_digest
 from pate.students.data import StudentData
 from pate.students.train import train_student
 from pate.teachers.persist import load
@@ -32,7 +31,7 @@ def _settings(recipe: Recipe, options: Options) -> Any:
     return {
         "evaluate": recipe.evaluate.model_dump(exclude=exclude),
         "student": recipe.student.model_dump(mode="json"),
-        "plugin": plugin_digest(options.plugin_path),
+        "plugin": options.plugin_digest,
     }
 
 

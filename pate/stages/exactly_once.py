@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,59 +60,39 @@ def release_once(
     settings: Collection[str] | None = None,
     builds_on: Collection[str] = (),
 ) -> None:
-    """Draw an answer, pay for it, and only then publish it.
+    """Draw an answer from the input ``source``, pay for it, and only then publish it.
 
-    Parameters
-    ----------
-    context : Context
-        The stage that releases; its artifact is published.
-    kind : str
-        ``LABELS`` or ``SANITISED``.
-    source : str
-        The input the answer is drawn from: another answer from the same source is another release.
-    ledger : Ledger
-        The ledger that is charged.
-    events : tuple of Event
-        What is charged.
-    prepare : callable
-        Draws the answer into a draft; it is given the draw's own name.
-    publish : callable
-        Copies what may leave from the stored answer into a RELEASED draft.
-    pay_first : bool
-        Charge before anything is drawn, for answers that are looked at on the way. The name is
-        then written down before the charge, and a run that was killed resumes under it. What was
-        drawn by then ``prepare`` keeps itself (:func:`draw_once`).
-    extends : str, optional
-        The charge of an earlier answer that is given out again as it was; ``events`` are then what
-        comes on top.
-    sources : collection of str
-        The fingerprints of what the answer is drawn from, where that is more than one input; one of
-        them in common with an earlier answer is enough to need consent.
-    settings : collection of str, optional
-        The digests of all that could have been drawn, where that is more than the recipe
-        (:func:`settings_of`).
-    builds_on : collection of str
-        The charges of answers that this one is worked out from.
+    ``prepare`` draws into a private draft, under the draw's own name; ``publish`` copies what may
+    leave of the stored answer into a RELEASED draft.
+
+    With ``pay_first`` the charge comes before anything is drawn, for answers that are looked at on
+    the way. Its name is then recorded before the charge, and a run that was killed resumes under
+    it; what was drawn by then ``prepare`` keeps itself (:func:`draw_once`).
+
+    ``extends`` is the charge of an earlier answer that is given out again as it was: ``events`` are
+    then what comes on top. ``sources`` are the fingerprints of what the answer is drawn from, where
+    that is more than one input; one in common with an earlier answer is enough to need consent.
+    ``settings`` are the digests of all that could have been drawn, where that is more than the
+    recipe (:func:`settings_of`); ``builds_on`` the charges of answers this one is worked out from.
 
     Guarantees:
         * What is charged was written down with the draw, and is charged under the draw's own random
           name. Nothing is published without its charge in the ledger.
         * A crash before the charge costs nothing; a crash after it is finished on the next run,
           with the stored answer. A charge that is refused drops the answer.
-        * A second draw of what was paid for before, here or from another folder, is refused unless
-          the user says ``--spend``. A study asked for all its settings at once, so there only what
-          was paid for and is lost needs that word.
+        * A second draw of what was paid for before, here or from another folder, is refused without
+          ``--spend``. A study asked for all its settings at once, so there only what was paid for
+          and is lost needs that option.
         * A charge carries the tags of its studies from the moment it is made: of the study that the
           draw was made for, which is recorded with it, and of those whose answers it extends or
           builds on. Nothing is published before all of them are there.
     """
-    pending = f"pending-{kind}"
     if settings is None:
         settings = [settings_of(context.recipe, context.options.data_root)]
     drawn_from = sorted(sources) or [context.provenance[source]]
     study = context.options.study
     behind = sorted({*builds_on, *([] if extends is None else [extends])})
-    answer = _stored(context, pending)
+    answer = _stored(context, f"pending-{kind}")
     if answer is None:
         if pay_first:
             name, study = _begin(context, kind, source, ledger)
@@ -132,13 +113,11 @@ def release_once(
             settings=tuple(sorted(settings)),
             builds_on=tuple(behind),
         )
-        with context.store.draft(
-            pending, context.made_from, level=Level.PRIVATE, inputs=context.provenance
-        ) as draft:
+        with _private_draft(context, f"pending-{kind}") as draft:
             prepare(draft, name)
             note.save(draft)
             draft.facts["charges"] = _charges_of(context, note)
-        answer = context.store.open(pending, context.made_from)
+        answer = context.store.open(f"pending-{kind}", context.made_from)
     _pay(context, answer, ledger)
     with context.draft(Level.RELEASED) as draft:
         publish(answer, draft)
@@ -195,6 +174,13 @@ def _charges_of(context: Context, note: ChargeNote) -> list[str]:
     return [note.release, *behind]
 
 
+def _private_draft(
+    context: Context, name: str, made_from: str | None = None
+) -> AbstractContextManager[Draft]:
+    made_from = made_from or context.made_from
+    return context.store.draft(name, made_from, level=Level.PRIVATE, inputs=context.provenance)
+
+
 def _stored(context: Context, pending: str) -> Artifact | None:
     if context.store.find(pending, context.made_from) is None:
         return None
@@ -217,9 +203,7 @@ def _begin(context: Context, kind: str, source: str, ledger: Ledger) -> tuple[st
             name=secrets.token_hex(12),
             study=context.options.study,
         )
-        with context.store.draft(
-            begun, context.made_from, level=Level.PRIVATE, inputs=context.provenance
-        ) as draft:
+        with _private_draft(context, begun) as draft:
             fresh.save(draft, begun=True)
         earlier = context.store.open(begun, context.made_from)  # of two at once, the first
     note = ChargeNote.load(earlier)
@@ -314,9 +298,10 @@ def require_consent(
         raise SpendNeeded(_paid_elsewhere(ledger, own))
     if context.options.study is not None:
         return
-    for earlier in (
-        each for s in ("pending", "begun") for each in context.store.all(f"{s}-{kind}")
-    ):
+    for earlier in [
+        *context.store.all(f"pending-{kind}"),
+        *context.store.all(f"begun-{kind}"),
+    ]:
         known = set(ChargeNote.load(earlier).sources) or {earlier.manifest["inputs"].get(source)}
         same = not known.isdisjoint(sources or [context.provenance[source]])
         prefix = charge_name(kind, earlier.manifest["made_from"])
@@ -332,27 +317,26 @@ def _paid_elsewhere(ledger: Ledger, prefix: str) -> str:
     study = f" for the study “{charge.studies[0]}”" if charge.studies else ""
     return (
         f"the ledger at {ledger.path} has already paid for this release{study}, and its answer is "
-        "not in this run; go on in the folder where it is, or, to draw a new one and pay again, "
+        "not in this run; resume in the folder where it is, or, to draw a new one and pay again, "
         "add --spend"
     )
 
 
-def require_charged(store: Store, kind: str, drawn: Iterable[str], *, ledger: Path) -> None:
-    """Refuse to use answers that are released and that the ledger knows nothing of.
+def require_charged(store: Store, kind: str, drawn: str, *, ledger: Path) -> None:
+    """Refuse to use an answer that is released and that the ledger knows nothing of.
 
-    ``drawn`` are the fingerprints that they were drawn for. A ledger that was lost, or restored
-    from an older copy, would count less than was spent.
+    ``drawn`` is the fingerprint that it was drawn for. A ledger that was lost, or restored from an
+    older copy, would count less than was spent.
     """
     paid = releases_in_ledger(ledger)
-    for each in drawn:
-        names, begin = charges_behind(store, kind, each), charge_name(kind, each)
-        known = paid.issuperset(names) if names else any(one.startswith(begin) for one in paid)
-        if not known:
-            raise LedgerError(
-                f"the ledger at {ledger} lacks the charge of {kind} that are released in "
-                f"{store.root}, so what was spent is not known: restore the ledger from a backup "
-                "that was made after that release"
-            )
+    names, begin = charges_behind(store, kind, drawn), charge_name(kind, drawn)
+    known = paid.issuperset(names) if names else any(each.startswith(begin) for each in paid)
+    if not known:
+        raise LedgerError(
+            f"the ledger at {ledger} lacks the charge of {kind} that are released in {store.root}, "
+            "so what was spent is not known: restore the ledger from a backup that was made after "
+            "that release"
+        )
 
 
 def releases_in_ledger(ledger: Path) -> set[str]:
@@ -376,12 +360,8 @@ def require_paid(run: PipelineRun) -> None:
 
 def require_paid_in(store: Store, recipe: Recipe, data_root: Path) -> None:
     """Refuse as :func:`require_paid`, whatever folder the run's ledger was in."""
-    released = list(_released(store))
-    for seeded in (False, True):
-        place = ledger_path(recipe, data_root, seeded=seeded)
-        for kind in (LABELS, SANITISED):
-            drawn = [d for k, d, with_seed in released if (k, with_seed) == (kind, seeded)]
-            require_charged(store, kind, drawn, ledger=place)
+    for kind, drawn, seeded in _released(store):
+        require_charged(store, kind, drawn, ledger=ledger_path(recipe, data_root, seeded=seeded))
 
 
 def _released(store: Store) -> Iterator[tuple[str, str, bool]]:
@@ -440,9 +420,7 @@ def draw_once(
         if mark.exists():
             raise _drawn_elsewhere(context, number)
         drawn = draw()
-        with context.store.draft(
-            _ROUND, made_from, level=Level.PRIVATE, inputs=context.provenance
-        ) as draft:
+        with _private_draft(context, _ROUND, made_from) as draft:
             _save_round(draft, drawn)
             draft.facts["token"] = secrets.token_hex(12)
     kept = context.store.open(_ROUND, made_from)  # of two processes at once, the first one's
@@ -455,7 +433,7 @@ def _drawn_elsewhere(context: Context, number: int) -> LedgerError:
     begun = context.store.folder(f"begun-{LABELS}", Level.PRIVATE, context.made_from)
     return LedgerError(
         f"round {number + 1} of this release was drawn before, and what is here is not it (the run "
-        "is a copy, or was restored from one); go on in the folder where it was drawn, or remove "
+        "is a copy, or was restored from one); resume in the folder where it was drawn, or remove "
         f"{begun} and add --spend to begin anew and pay again"
     )
 

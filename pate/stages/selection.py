@@ -103,7 +103,7 @@ def publish_selected(context: Context) -> None:
         raise InvalidInput(_BY_HAND)
     chosen = context.store.open(SELECTION, found[0].manifest["made_from"])
     place = ledger_of(context.recipe, context.options)
-    require_charged(context.store, LABELS, [str(drawn_for(chosen))], ledger=place)
+    require_charged(context.store, LABELS, str(drawn_for(chosen)), ledger=place)
     with context.draft(Level.RELEASED) as draft:
         Labels.load(chosen).save(draft)
         draft.facts.update({key: chosen.facts[key] for key in chosen.facts if key != "winner"})

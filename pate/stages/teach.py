@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import functools
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from pate.artifacts import Artifact, Level, fingerprint
-from pate.engines import Progress, Task
-from pate.engines.files import code, makes, modules, rows
-from pate.errors import PateError, TeacherError
+from pate.engines import Task
+from pate.engines.files import makes, rows
+from pate.errors import TeacherError
 from pate.pipeline.ledger import naming_key
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.dispatch import Dispatcher, Work, alone, groups, read_failures, work_for
-from pate.stages.features import private_features_path
+from pate.stages.dispatch import (
+    Dispatcher,
+    Work,
+    alone,
+    group_task,
+    groups,
+    read_failures,
+    work_for,
+)
+from pate.stages.encode import private_features_path
 from pate.teachers.spec import NOT_IN_FINGERPRINT, model_for, seed_for
 
 _VERSION = 1
@@ -24,23 +32,12 @@ _VERSION = 1
 
 def _settings(recipe: Recipe, options: Options) -> Any:
     spec = recipe.teachers.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT)
-    return {"teachers": spec, "plugin": plugin_digest(options.plugin_path)}
-
-
-def plugin_digest(path: Path | None) -> str | None:
-    """Return a digest of the user's own code, so that a changed teacher is trained again."""
-    if path is None:
-        return None
-    try:
-        found = [(name, file.read_bytes().hex()) for name, file in modules(path).items()]
-    except OSError as error:
-        raise PateError(f"cannot read the plug-ins in {path}: {error.strerror}") from error
-    return fingerprint(found)
+    return {"teachers": spec, "plugin": options.plugin_digest}
 
 
 def _run(context: Context) -> None:
     shards = context.inputs["partition"]
-    plugin = plugin_digest(context.options.plugin_path)
+    plugin = context.options.plugin_digest
     classes = shards.facts["classes"]
     encoder = context.inputs["encoder"].digest
     # Under the data set's key: names of folders turn up in messages, and follow from records.
@@ -98,112 +95,65 @@ def _train_missing(context: Context, shards: Artifact, made_from: list[str]) -> 
         (:meth:`pate.stages.dispatch.Work.after_loss`).
     """
     spec = context.recipe.teachers
-    missing = [n for n, name in enumerate(made_from) if context.store.find("teacher", name) is None]
-    left = dict.fromkeys(missing, "")
+    sizes = np.diff(shards.array("offsets.npy"))
+
+    def missing(numbers: Iterable[int]) -> list[int]:
+        return [n for n in numbers if context.store.find("teacher", made_from[n]) is None]
+
+    left = dict.fromkeys(missing(range(len(made_from))), "")
     last = spec.retries if spec.on_error == "retry" else 0
     done, slots = len(made_from) - len(left), context.options.engine.slots
     with context.options.progress("teach", len(made_from), done, slots) as progress:
         for attempt in range(last + 1):
             progress.retried(len(left) if attempt else 0)
-            fatal = attempt == last and spec.on_error != "abstain"
-            left = _attempt(
-                context,
-                shards,
-                made_from,
-                list(left),
-                attempt=attempt,
-                fatal=fatal,
+            dispatcher = Dispatcher(
+                engine=context.options.engine,
+                timeout=spec.timeout,
+                abstaining=spec.on_error == "abstain",
+                task=functools.partial(_task, context, shards, made_from, attempt),
+                weight=lambda work: float(sizes[work.wanted].sum()),
+                missing=lambda work: missing(work.wanted),
+                failures=lambda work, outcome: read_failures(outcome, work.wanted),
                 progress=progress,
             )
+            # After a failure each is alone, so that it does not depend on which others failed.
+            todo = work_for(groups(spec), left) if attempt == 0 else alone(left)
+            left = {}
+            for result in dispatcher.run(todo):
+                left |= result.failed
+                if left and attempt == last and spec.on_error != "abstain":
+                    number, why = next(iter(left.items()))
+                    raise TeacherError(f"teacher {number} failed: {why}")
         progress.advance(len(left))
     return left
 
 
-def _attempt(
-    context: Context,
-    shards: Artifact,
-    made_from: list[str],
-    numbers: list[int],
-    *,
-    attempt: int,
-    fatal: bool,
-    progress: Progress,
-) -> dict[int, str]:
-    """Train some teachers in groups; return those that failed, with reasons.
-
-    The others of their groups, which exist already, keep their places. After a failure each
-    is alone, so that it does not depend on which others failed.
-    """
-    spec, sizes = context.recipe.teachers, np.diff(shards.array("offsets.npy"))
-    find = context.store.find
-    dispatcher = Dispatcher(
-        engine=context.options.engine,
-        timeout=spec.timeout,
-        abstaining=spec.on_error == "abstain",
-        task=lambda work: _task(context, shards, made_from, work, attempt=attempt),
-        weight=lambda work: float(sizes[work.wanted].sum()),
-        missing=lambda work: [n for n in work.wanted if find("teacher", made_from[n]) is None],
-        failures=lambda work, outcome: read_failures(outcome.result, outcome.why, work.wanted),
-        progress=progress,
-    )
-    failed: dict[int, str] = {}
-    todo = work_for(groups(spec), numbers) if attempt == 0 else alone(numbers)
-    for result in dispatcher.run(todo):
-        for number, why in result.failed.items():
-            if fatal:
-                raise TeacherError(f"teacher {number} failed: {why}")
-        failed |= result.failed
-    return failed
-
-
 def _task(
-    context: Context,
-    shards: Artifact,
-    made_from: list[str],
-    work: Work,
-    *,
-    attempt: int,
+    context: Context, shards: Artifact, made_from: list[str], attempt: int, work: Work
 ) -> Task:
-    spec = context.recipe.teachers
-    offsets = shards.array("offsets.npy")
+    offsets, store = shards.array("offsets.npy"), context.store
     records, labels = private_features_path(context), shards.path / "labels.npy"
-    model = _one(context, work.group[0])["model"]  # once: a group has one model
 
-    def one(number: int) -> dict[str, Any]:
-        about = {"number": number, "made_from": None, "model": model}
-        about["seed"] = seed_for(spec, number, attempt=attempt)
-        if number not in work.wanted:
-            return about
+    def member(number: int) -> dict[str, Any]:
         start, stop = offsets[number : number + 2]
-        return about | {
+        return {
             "made_from": made_from[number],
             "records": rows(records, start, stop),
             "labels": rows(labels, start, stop),
         }
 
-    root, place = context.store.root, context.store.folder
-    folders = [place("teacher", Level.PRIVATE, made_from[number]) for number in work.wanted]
-    names = [folder.relative_to(root).as_posix() for folder in folders]
-    return Task(
-        key=work.key,
-        function="pate.stages.worker:train_group",
-        payload={
-            "store": makes(context.store.root, names=names),
-            "classes": shards.facts["classes"],
-            "plugins": plugin_files(context),
-            "batched": spec.batched,
-            "teachers": [one(number) for number in work.group],
-        },
+    folders = [store.folder("teacher", Level.PRIVATE, made_from[n]) for n in work.wanted]
+    names = [folder.relative_to(store.root).as_posix() for folder in folders]
+    return group_task(
+        context,
+        work,
+        "train_group",
+        member=member,
         weight=float(sum(offsets[n + 1] - offsets[n] for n in work.wanted)),
-        cpus=spec.cpus,
-        gpus=spec.gpus,
+        attempt=attempt,
+        store=makes(store.root, names=names),
+        classes=shards.facts["classes"],
     )
-
-
-def plugin_files(context: Context) -> dict[str, Any] | None:
-    """Return a reference to the user's own modules, for a task that imports from them."""
-    path = context.options.plugin_path
-    return None if path is None else code(path)
 
 
 TEACH = Stage(

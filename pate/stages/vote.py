@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.artifacts import Artifact, Level, StoreError
+from pate.artifacts import Level, StoreError
 from pate.engines import Outcome, Progress, Task
 from pate.engines.files import makes, reads
 from pate.errors import PateError, TeacherError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.dispatch import Dispatcher, Work, groups, read_failures, work_for
-from pate.stages.features import public_features_path
-from pate.stages.teach import plugin_files, record_abstentions
+from pate.stages.dispatch import Dispatcher, Work, group_task, groups, read_failures, work_for
+from pate.stages.encode import public_features_path
+from pate.stages.teach import record_abstentions
 from pate.stages.worker import ABSTAINS, CHUNK
-from pate.teachers.spec import model_for, seed_for
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
@@ -63,7 +62,7 @@ def _collect(
         vote on a query. After another's failure it is asked in its place, and rounds the same
         (:meth:`pate.stages.dispatch.Work.after_loss`).
     """
-    spec, teach = context.recipe.teachers, context.inputs["teach"]
+    spec = context.recipe.teachers
     dispatcher = Dispatcher(
         engine=context.options.engine,
         timeout=spec.timeout,
@@ -71,7 +70,7 @@ def _collect(
         task=lambda work: _task(context, teachers, work, folder),
         weight=lambda work: float(len(work.wanted)),
         missing=lambda work: work.wanted,
-        failures=lambda work, outcome: _failures(teach, outcome, work.wanted),
+        failures=lambda work, outcome: _failures(context, outcome, work.wanted),
         progress=progress,
     )
     failed: dict[int, str] = {}
@@ -92,13 +91,14 @@ def _collect(
     return failed
 
 
-def _failures(teach: Artifact, outcome: Outcome, wanted: list[int]) -> dict[int, str]:
+def _failures(context: Context, outcome: Outcome, wanted: list[int]) -> dict[int, str]:
     try:
-        return read_failures(outcome.result, outcome.why, wanted)
+        return read_failures(outcome, wanted)
     except PateError as stop:
         if outcome.result is None or "damaged" not in outcome.result:
             raise
-        raise StoreError(f"{stop}; remove {teach.path} too, to have it trained again") from None
+        place = context.inputs["teach"].path
+        raise StoreError(f"{stop}; remove {place} too, to have it trained again") from None
 
 
 def _count(
@@ -125,36 +125,19 @@ def _part(folder: Path, work: Work) -> Path:
 
 
 def _task(context: Context, teachers: list[str | None], work: Work, folder: Path) -> Task:
-    spec = context.recipe.teachers
-    model = model_for(spec, work.group[0]).model_dump(mode="json")  # once: a group has one model
+    def member(number: int) -> dict[str, Any]:
+        place = context.store.folder("teacher", Level.PRIVATE, str(teachers[number]))
+        return {"made_from": teachers[number], "folder": reads(place)}
 
-    def one(number: int) -> dict[str, Any]:
-        about = {
-            "number": number,
-            "made_from": None,
-            "model": model,
-            "seed": seed_for(spec, number),
-        }
-        name = teachers[number]
-        if number not in work.wanted or name is None:
-            return about
-        place = context.store.folder("teacher", Level.PRIVATE, name)
-        return about | {"made_from": name, "folder": reads(place)}
-
-    return Task(
-        key=work.key,
-        function="pate.stages.worker:predict_group",
-        payload={
-            "inputs": reads(public_features_path(context)),
-            "part": makes(_part(folder, work)),
-            "classes": context.inputs["data-public"].facts["classes"],
-            "plugins": plugin_files(context),
-            "batched": spec.batched,
-            "teachers": [one(number) for number in work.group],
-        },
+    return group_task(
+        context,
+        work,
+        "predict_group",
+        member=member,
         weight=float(len(work.wanted)),
-        cpus=spec.cpus,
-        gpus=spec.gpus,
+        inputs=reads(public_features_path(context)),
+        part=makes(_part(folder, work)),
+        classes=context.inputs["data-public"].facts["classes"],
     )
 
 

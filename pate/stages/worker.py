@@ -26,9 +26,8 @@ from pate.artifacts import Artifact, Draft, Level, Store, StoreError, open_alone
 from pate.engines.files import load_rows, path_of
 from pate.errors import OutOfMemory, PateError
 from pate.teachers.adapters import make
-from pate.teachers.families import group_families, predict_many_labels, train_many
 from pate.teachers.persist import restore, save
-from pate.teachers.protocol import Teacher
+from pate.teachers.protocol import Teacher, group_families, predict_many_labels, train_many
 from pate.teachers.spec import ModelSpec
 from pate.untrusted import describe_error, is_own
 

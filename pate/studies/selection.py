@@ -53,8 +53,8 @@ from pate.silence import silence
 from pate.stages.aggregate import answers_of, chooser_of, draw, noise, stated_plan
 from pate.stages.catalogue import STAGES
 from pate.stages.distill import DISTILL
+from pate.stages.encode import as_student_sees, graph_features, student_inputs
 from pate.stages.exactly_once import release_once, require_consent, settings_of
-from pate.stages.features import as_student_sees, graph_features, student_inputs
 from pate.stages.selection import SELECTION, differences, event_of, mark_of
 from pate.students.data import StudentData
 from pate.students.train import train_student

@@ -13,15 +13,16 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from pate.errors import InvalidInput
 from pate.plugins import resolve
 from pate.teachers.placement import isolated_randomness, out_of_memory, short_of_memory
 from pate.teachers.protocol import Teacher
-from pate.teachers.sklearn_teacher import SklearnTeacher
 from pate.teachers.spec import ENTRY_POINTS, ModelSpec, Training
-from pate.teachers.torch_teacher import TorchTeacher
 from pate.untrusted import make_untrusted
 
 # Arguments that a class or factory is given by name, where the recipe leaves them out.
@@ -30,9 +31,59 @@ _CLASSES = ("classes", "num_classes", "n_classes")
 
 # Teachers that come with the framework, by their short names.
 BUILT_IN = {
-    "logistic": "pate.teachers.logistic:LogisticTeacher",
+    "logistic": "pate.teachers.linear:LogisticTeacher",
     "ridge": "pate.teachers.linear:RidgeTeacher",
 }
+
+
+@final
+class SklearnTeacher:
+    """A teacher around an estimator, which sees features flattened to (n, features).
+
+    Many estimators refuse labels of a single class. A shard may hold just one: then the teacher
+    predicts that class, and the estimator is not used.
+    """
+
+    def __init__(self, estimator: Any, *, home: str = "") -> None:
+        self.estimator = estimator
+        self.home = home  # the module that the recipe names: its classes may be loaded
+        self.only_label: int | None = None
+
+    @property
+    def classes_(self) -> NDArray[np.int64]:
+        """The labels that the estimator has seen, in the order of its probabilities."""
+        if self.only_label is not None:
+            return np.array([self.only_label])
+        return np.asarray(self.estimator.classes_)
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> SklearnTeacher:
+        labels = np.asarray(y)
+        seen = np.unique(labels)
+        self.only_label = int(seen[0]) if len(seen) == 1 else None
+        if self.only_label is None:
+            self.estimator.fit(_flat(X), labels)
+        return self
+
+    def predict(self, X: ArrayLike) -> ArrayLike:
+        if self.only_label is not None:
+            return np.full(len(np.asarray(X)), self.only_label, dtype=np.int64)
+        return np.asarray(self.estimator.predict(_flat(X)))
+
+    def __getattr__(self, name: str) -> Any:
+        # Only some estimators have probabilities: ``hasattr`` must be right about them.
+        if name == "predict_proba" and hasattr(self.estimator, "predict_proba"):
+            return self._probabilities
+        raise AttributeError(f"{type(self).__name__} has no {name!r}")
+
+    def _probabilities(self, X: ArrayLike) -> NDArray[np.float64]:
+        if self.only_label is not None:
+            return np.ones((len(np.asarray(X)), 1))
+        return np.asarray(self.estimator.predict_proba(_flat(X)), dtype=np.float64)
+
+
+def _flat(X: ArrayLike) -> NDArray[Any]:
+    records = np.asarray(X)
+    return records if records.ndim == 2 else records.reshape(len(records), -1)
 
 
 def make(model: ModelSpec, *, classes: int, seed: int, plugin_path: Path | None = None) -> Teacher:
@@ -64,6 +115,8 @@ def build(target: Any, training: Training, *, classes: int, seed: int) -> Teache
     """
     made = independent_copy(make_model(target, training, classes=classes, seed=seed))
     if is_torch_module(made) and not _is_teacher(made):
+        from pate.teachers.torch_teacher import TorchTeacher
+
         return TorchTeacher(made, training=training, classes=classes, seed=seed)
     if is_sklearn(made):
         _seed_parts(made, seed)

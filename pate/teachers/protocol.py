@@ -1,20 +1,39 @@
-"""The teacher protocol, and the guarded calls through which the framework uses a model.
+"""The teacher protocol, families of teachers, and the guarded calls by which models are used.
 
 A model that trains on private records may print a record, warn about a label, or quote a value in
 an exception. Guarded calls drop all of it, and check predictions before they count.
+
+Teachers of one kind may be trained, and predict, all at once. A class is such a family if, besides
+``fit`` and ``predict``, it offers
+
+    family(self) -> Hashable                      equal for teachers that may be taken together
+    fit_many(teachers, shards) -> list            for each teacher a PateError, or None
+    predict_many(teachers, X) -> labels           (teachers, n); may be left out
+
+The last two are called on the class. In both lists None stands for a missing teacher: its place is
+kept and the answer for it is ignored. After an exception from a whole call, each member is tried
+again in its place, the other places empty, and by itself if that fails too: ``fit_many`` and
+``fit`` must then start from scratch.
+
+Guarantees that a user's own class must give:
+    ``fit_many`` sees several shards, and must not mix them: what teacher j learns, down to the
+    last bit, follows from shard j, its place and the number of places. Otherwise one record would
+    change several teachers, and no ε stated by this package would hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate.errors import TeacherError
-from pate.teachers.placement import out_of_memory, short_of_memory
-from pate.untrusted import run_untrusted
+from pate.errors import OutOfMemory, PateError, TeacherError
+from pate.teachers.placement import isolated_randomness, out_of_memory, short_of_memory
+from pate.untrusted import is_ours, run_untrusted
+
+Shard = tuple[ArrayLike, ArrayLike]
 
 
 @runtime_checkable
@@ -114,3 +133,183 @@ def guarded(name: str, call: Callable[[], Any], *, private: bool, silent: bool =
         raise out_of_memory()
 
     return run_untrusted(name, called, private=private, error=TeacherError, silent=silent)
+
+
+# ------------------------------------------------------------------ families
+
+
+def group_families(teachers: Sequence[Teacher | None]) -> list[list[int]]:
+    """Return the places of each family of teachers.
+
+    An ordinary teacher is alone; a missing one is in no family.
+
+    >>> from pate.teachers.linear import RidgeTeacher
+    >>> a, b, c = (RidgeTeacher(classes=3, alpha=alpha) for alpha in (1.0, 2.0, 1.0))
+    >>> group_families([a, b, None, c])
+    [[0, 3], [1]]
+    """
+    found: dict[Hashable, list[int]] = {}
+    for place, teacher in enumerate(teachers):
+        if teacher is not None:
+            found.setdefault(_kind(teacher, place), []).append(place)
+    return list(found.values())
+
+
+def train_many(
+    teachers: Sequence[Teacher | None],
+    shards: Sequence[Shard | None],
+    *,
+    seeds: Sequence[int] | None = None,
+    private: bool = True,
+) -> list[PateError | None]:
+    """Fit teachers of one family, each to its own shard; return an error or None for each.
+
+    ``seeds``, one for each place, are for models that draw from process-wide generators; a family
+    as a whole uses the first.
+
+    Guarantees:
+        A teacher fails because of its own shard alone: if a family cannot be trained as a whole,
+        each member is trained in its place among empty ones, which gives the same teacher to the
+        last bit, so that a failure on one shard does not even change how others are rounded. A
+        member that cannot be trained in this way is trained by itself. Output and warnings are
+        dropped, and with ``private`` errors name places in code only, as in :func:`train`. A device
+        without memory for one of them is no teacher's failure: OutOfMemory is raised, and none is
+        tried again.
+    """
+    invalid: dict[int, PateError] = {}
+    members: list[tuple[Teacher, Shard] | None] = [None] * len(teachers)
+    for place, (teacher, shard) in enumerate(zip(teachers, shards, strict=True)):
+        if teacher is not None and shard is not None:
+            try:
+                members[place] = teacher, checked_shard(*shard)
+            except PateError as error:
+                invalid[place] = error
+    found = _together_or_alone(
+        members,
+        seeds,
+        together=lambda some: _fit_family(some, private=private),
+        accept=lambda report: report,
+        alone=lambda member: train(member[0], *member[1], private=private),
+    )
+    return [invalid.get(place, error) for place, error in enumerate(found)]
+
+
+def predict_many_labels(
+    teachers: Sequence[Teacher | None],
+    X: ArrayLike,
+    *,
+    classes: int,
+    seeds: Sequence[int] | None = None,
+    private: bool = True,
+) -> list[NDArray[np.int64] | PateError | None]:
+    """Return, for each teacher of one family, its labels for every record or an error.
+
+    ``seeds`` are as in :func:`train_many`.
+
+    Guarantees:
+        As in :func:`predict_labels`: an invalid prediction never becomes a vote, and changes no
+        other teacher's, not even its rounding: after a failure each teacher predicts in its place,
+        as in :func:`train_many`.
+    """
+    records = np.asarray(X)
+    return _together_or_alone(
+        teachers,
+        seeds,
+        together=lambda some: _predict_family(some, records, private=private),
+        accept=lambda answer: checked_labels(answer, records=len(records), classes=classes),
+        alone=lambda each: predict_labels(each, records, classes=classes, private=private),
+    )
+
+
+def _together_or_alone(
+    members: Sequence[Any],
+    seeds: Sequence[int] | None,
+    *,
+    together: Callable[[Sequence[Any]], Any],
+    accept: Callable[[Any], Any],
+    alone: Callable[[Any], Any],
+) -> list[Any]:
+    """Return the answer or the error of each member: of all at once, in its place, or alone.
+
+    ``together`` returns None where members cannot be taken together.
+    """
+    seeds = range(len(members)) if seeds is None else seeds
+    with isolated_randomness(seeds[0]):
+        answers = together(members)
+    found: list[Any] = [None] * len(members)
+    for place, member in enumerate(members):
+        if member is None:
+            continue
+        mine = answers
+        if mine is None:
+            only = [member if other == place else None for other in range(len(members))]
+            with isolated_randomness(seeds[0]):
+                mine = together(only)
+        try:
+            if mine is not None:
+                found[place] = accept(mine[place])
+            else:
+                with isolated_randomness(seeds[place]):
+                    found[place] = alone(member)
+        except OutOfMemory:
+            raise
+        except PateError as error:
+            found[place] = error
+    return found
+
+
+def _kind(teacher: Any, place: int) -> Hashable:
+    if all(callable(getattr(teacher, name, None)) for name in ("family", "fit_many")):
+        try:
+            key = guarded("family", teacher.family, private=True)
+            hash(key)
+        except (PateError, TypeError):  # no usable key: it is alone
+            return (place,)
+        return type(teacher), key
+    return (place,)
+
+
+def _fit_family(
+    members: Sequence[tuple[Teacher, Shard] | None], *, private: bool
+) -> list[PateError | None] | None:
+    teachers = [member and member[0] for member in members]
+    shards = [member and member[1] for member in members]
+    reports = _call_family(teachers, "fit_many", shards, convert=list, private=private)
+    if reports is None or len(reports) != len(teachers):
+        return None
+    if not all(each is None or isinstance(each, PateError) for each in reports):
+        return None
+    home = next(type(teacher).__module__ for teacher in teachers if teacher is not None)
+    if private and not is_ours(home):  # its text may quote a record
+        return [
+            each and TeacherError(f"fit_many reported {type(each).__name__}") for each in reports
+        ]
+    return list(reports)
+
+
+def _predict_family(
+    teachers: Sequence[Teacher | None], records: NDArray[Any], *, private: bool
+) -> NDArray[Any] | None:
+    answers = _call_family(teachers, "predict_many", records, convert=np.asarray, private=private)
+    return None if answers is None or answers.shape[:1] != (len(teachers),) else answers
+
+
+def _call_family(
+    teachers: Sequence[Teacher | None],
+    method: str,
+    argument: Any,
+    *,
+    convert: Callable[[Any], Any],
+    private: bool,
+) -> Any:
+    """Return the answer of a family's own method; None if it fails, or there is no family."""
+    cls: Any = next((type(teacher) for teacher in teachers if teacher is not None), None)
+    call = getattr(cls, method, None)
+    if len(teachers) < 2 or not callable(call):
+        return None
+    try:
+        return guarded(method, lambda: convert(call(teachers, argument)), private=private)
+    except OutOfMemory:
+        raise
+    except PateError:
+        return None

@@ -79,7 +79,7 @@ class TorchTeacher:
     def fit_many(
         cls, teachers: Sequence[TorchTeacher | None], shards: Sequence[Any]
     ) -> list[PateError | None]:
-        """Train modules of one architecture as one program; see :mod:`pate.teachers.families`."""
+        """Train modules of one architecture as one program; see :mod:`pate.teachers.protocol`."""
         from pate.teachers.torch_family import fit_family
 
         return fit_family(teachers, shards)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pate.engines import Task, make_engine, threads
+from pate.engines import Task, make_engine, worker
 from pate.errors import InvalidInput
 
 JOBS = Path(__file__).parents[1] / "unit" / "engines"
@@ -36,8 +36,8 @@ def jobs(monkeypatch):
 def leave_ray():
     """One Ray for all tests here, and none after them."""
     yield
-    if "pate.engines.ray" in sys.modules:
-        sys.modules["pate.engines.ray"].disconnect()
+    if "pate.engines.ray_session" in sys.modules:
+        sys.modules["pate.engines.ray_session"].disconnect()
 
 
 @pytest.fixture(params=ENGINES)
@@ -239,7 +239,7 @@ def check_threads(engine, cpus):
         str(n): job("threads", str(n), cpus=count, weight=9 - n) for n, count in enumerate(cpus)
     }
     for outcome in engine.run(tasks.values()):
-        expected = min(tasks[outcome.key].threads, threads.usable_cores())
+        expected = min(tasks[outcome.key].threads, worker.usable_cores())
         assert used(outcome.result) == {expected}
         assert outcome.result["joblib"] == str(expected)
 
@@ -282,12 +282,12 @@ print(sorted(name for name in os.environ if name.endswith("_NUM_THREADS")))
 
 @pytest.mark.parametrize("told", [{}, {"OMP_NUM_THREADS": "3"}])
 def test_serial_gives_the_threads_back_though_a_task_loaded_the_libraries(told):
-    clean = {name: value for name, value in os.environ.items() if name not in threads.VARIABLES}
+    clean = {name: value for name, value in os.environ.items() if name not in worker._VARIABLES}
     run = subprocess.run(
         [sys.executable, "-c", ALONE.format(jobs=str(JOBS))],
         env=clean | told, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    usual = told.get("OMP_NUM_THREADS", threads.usable_cores())
+    usual = told.get("OMP_NUM_THREADS", worker.usable_cores())
     assert run.stdout.splitlines() == ["[1] 1", f"[{usual}] None", str(sorted(told))]
 
 

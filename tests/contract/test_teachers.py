@@ -21,8 +21,7 @@ from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
 from pate.plugins import resolve
-from pate.teachers.linear import RidgeTeacher
-from pate.teachers.logistic import LogisticTeacher
+from pate.teachers.linear import LogisticTeacher, RidgeTeacher
 from pate.testing import check_teacher
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "custom_teacher"

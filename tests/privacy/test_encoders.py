@@ -10,7 +10,7 @@ import torch
 from harness import Project, printed
 
 from pate.artifacts import Level, Store, StoreError
-from pate.stages.encoder import ENCODER
+from pate.stages.encode import ENCODER
 
 TEACHERS, PRIVATE, OPEN = 5, 90, 40
 MARK = 1234.5678  # a pixel of some private records

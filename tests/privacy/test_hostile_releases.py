@@ -117,7 +117,7 @@ def test_no_file_of_the_machine_is_read(old: Path, tmp_path: Path) -> None:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import LabelEncoder
 
-    from pate.teachers.sklearn_teacher import pack
+    from pate.teachers.persist import skops_archive
 
     names = [str(tmp_path / f"{each}.txt") for each in "abc"]
     for each, file in zip(("some", "more", "secret"), names, strict=True):
@@ -132,7 +132,7 @@ def test_no_file_of_the_machine_is_read(old: Path, tmp_path: Path) -> None:
                           _label_encoder=label, classes_=np.arange(3))  # fmt: skip
     nest = VotingClassifier([("stack", stack)])
     nest.__dict__.update(estimators_=[stack], le_=label, classes_=np.arange(3))
-    student(old, pack(nest, home="sklearn.ensemble"), "sklearn.ensemble:VotingClassifier",
+    student(old, skops_archive(nest, home="sklearn.ensemble"), "sklearn.ensemble:VotingClassifier",
             estimators=[])  # fmt: skip
     Path(names[2]).unlink()
     os.mkfifo(names[2])  # whoever opens it waits for ever
@@ -143,14 +143,14 @@ def test_no_file_of_the_machine_is_read(old: Path, tmp_path: Path) -> None:
 def test_a_tree_that_leads_nowhere_crashes_nothing(old: Path) -> None:
     from sklearn.tree import DecisionTreeClassifier
 
-    from pate.teachers.sklearn_teacher import pack
+    from pate.teachers.persist import skops_archive
 
     X = np.random.default_rng(0).normal(size=(50, 4))
     tree = DecisionTreeClassifier().fit(X, np.arange(50) % 3)
     state = tree.tree_.__getstate__()
     state["nodes"]["left_child"][0] = state["nodes"]["right_child"][0] = 2**40
     tree.tree_.__setstate__(state)
-    student(old, pack(tree, home="sklearn.tree"), "sklearn.tree:DecisionTreeClassifier")
+    student(old, skops_archive(tree, home="sklearn.tree"), "sklearn.tree:DecisionTreeClassifier")
     said, _ = opened(old)
     refused(said)
 
@@ -159,10 +159,12 @@ def test_a_small_archive_takes_no_large_memory(old: Path) -> None:
     """A few MB, well packed, are a GB of weights."""
     from sklearn.linear_model import LogisticRegression
 
-    from pate.teachers.sklearn_teacher import pack
+    from pate.teachers.persist import skops_archive
 
     X = np.random.default_rng(0).normal(size=(50, 4))
-    packed = pack(LogisticRegression().fit(X, np.arange(50) % 3), home="sklearn.linear_model")
+    packed = skops_archive(
+        LogisticRegression().fit(X, np.arange(50) % 3), home="sklearn.linear_model"
+    )
     out = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(packed)) as archive,

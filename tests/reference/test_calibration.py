@@ -29,6 +29,17 @@ def calibrate(case, epsilon, tolerance=1e-9):
     )
 
 
+def meets(case, epsilon, noise):
+    """Whether this noise meets the target; more noise never costs more (test_properties)."""
+    return epsilon([Repeated(dpsgd_step(case["q"])(noise), case["steps"])]) <= case["target_eps"]
+
+
+def is_least(case, epsilon, noise, *, within):
+    """Whether the least noise lies within so much of this one: two evaluations, no search."""
+    low, high = noise * (1 - within), noise * (1 + within)
+    return meets(case, epsilon, high) and not meets(case, epsilon, low)
+
+
 @pytest.mark.golden("calibration")
 def test_noise_for_a_target(case, reference):
     classic = moments_epsilon(
@@ -39,12 +50,10 @@ def test_noise_for_a_target(case, reference):
 
     grid = np.array(reference("subsampled_gaussian")["opacus_default_orders"]) - 1
     opacus = moments_epsilon(delta=case["delta"], moments=grid)
-    found = calibrate(case, opacus)
-    assert found == pytest.approx(case["opacus_rdp_tol_1e-9"]["sigma"], rel=1e-6)
-    assert opacus([Repeated(dpsgd_step(case["q"])(found), case["steps"])]) <= case["target_eps"]
+    assert is_least(case, opacus, case["opacus_rdp_tol_1e-9"]["sigma"], within=1e-6)
 
-    ours = calibrate(case, moments_epsilon(delta=case["delta"]), tolerance=1e-7)
-    assert ours <= case["dp_accounting_rdp"]["sigma"] * (1 + 1e-6)
+    ours = moments_epsilon(delta=case["delta"])
+    assert meets(case, ours, case["dp_accounting_rdp"]["sigma"] * (1 + 1e-6))
 
 
 @pytest.mark.golden("calibration")
@@ -67,8 +76,14 @@ def test_noise_by_pld(case):
     assert found >= golden["eps_at_sigma"] + PLD_MARGIN / 2  # on whatever processor
     theirs = found - PLD_MARGIN - (rounded - peer.get_epsilon(case["delta"]))
     assert theirs <= golden["eps_at_sigma"] * (1 + 1e-4)
-    if case["steps"] in (1, 1000):  # the search itself, where an evaluation is quick
-        without = calibrate(case, lambda e: epsilon(e) - PLD_MARGIN, tolerance=1e-7)
-        assert without == pytest.approx(golden["sigma"], rel=2e-6)
+    if case["steps"] in (1, 1000):  # where an evaluation is quick
+        assert is_least(case, lambda e: epsilon(e) - PLD_MARGIN, golden["sigma"], within=2e-6)
+
+
+@pytest.mark.golden("calibration")
+@pytest.mark.campaign
+def test_the_search_by_pld(case):
+    epsilon = DpsgdAccountant(delta=case["delta"], method=Method.PLD).epsilon
+    if case["steps"] in (1, 1000):
         noise = calibrate(case, epsilon, tolerance=1e-7)
-        assert epsilon([Repeated(step(noise), case["steps"])]) <= case["target_eps"]
+        assert meets(case, epsilon, noise)

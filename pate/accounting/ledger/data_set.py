@@ -58,23 +58,19 @@ class LedgerShare:
         that state none hold under the ledger's own; where that is a replaced teacher, it is unknown
         how records were assigned to teachers.
         """
-        budget = terms.budget
-        assert budget.moment is not None
-        assert budget.conversion is not None
-        own = budget.neighbours.combine(total.neighbours)
+        moment, delta = terms.moment, terms.budget.delta
+        own = terms.budget.neighbours.combine(total.neighbours)
         stated = None if own is Neighbours.REPLACE_ONE else own
+        epsilon = 0.0
+        if total.records:
+            epsilon = odometer_epsilon(
+                total.log_moment, moment=moment, delta=delta, conversion=terms.conversion
+            )
         return cls(
             ledger=ledger,
-            epsilon=odometer_epsilon(
-                total.log_moment,
-                moment=budget.moment,
-                delta=budget.delta,
-                conversion=budget.conversion,
-            )
-            if total.records
-            else 0.0,
-            delta=budget.delta,
-            moment=budget.moment,
+            epsilon=epsilon,
+            delta=delta,
+            moment=moment,
             records=frozenset(stated if each is None else each for each in total.records),
         )
 
@@ -103,14 +99,12 @@ class DataSetTotal:
     def __str__(self) -> str:
         teacher = "data sets that differ in the records of one teacher"
         relation = teacher if self.neighbours is None else describe_neighbours(self.neighbours)
-        figure = (
-            f"ε {format_epsilon(self.epsilon)} at δ {format_epsilon(self.delta)}, for {relation}"
-        )
-        parts = " + ".join(map(str, self.shares))
+        text = f"ε {format_epsilon(self.epsilon)} at δ {format_epsilon(self.delta)}, for {relation}"
         if len(self.shares) < 2:
-            return figure
+            return text
+        parts = " + ".join(map(str, self.shares))
         why = "; costs for one record more or less are restated" if self.restated else ""
-        return f"{figure} ({parts}{why})"
+        return f"{text} ({parts}{why})"
 
 
 def total_of(shares: Sequence[LedgerShare]) -> DataSetTotal:
@@ -169,8 +163,3 @@ def _chained(
         delta=math.fsum(each.delta for each in (*first, *second)),
         neighbours=neighbours,
     )
-
-
-def data_set_budget(ledgers: Sequence[Terms]) -> float:
-    """Return the budget that binds both ledgers; the smaller one if they differ."""
-    return min(terms.budget.epsilon for terms in ledgers)

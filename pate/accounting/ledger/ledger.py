@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 import numpy as np
@@ -35,7 +34,6 @@ from pate.accounting.ledger import schema
 from pate.accounting.ledger.data_set import (
     DataSetTotal,
     LedgerShare,
-    data_set_budget,
     shares_budget,
     sibling_ledger,
     total_of,
@@ -43,7 +41,7 @@ from pate.accounting.ledger.data_set import (
 from pate.accounting.ledger.running_total import RunningTotal, Total
 from pate.accounting.ledger.studies import StudyPlan, StudyTables
 from pate.accounting.ledger.terms import Basis, Mode, Terms, agree
-from pate.accounting.moments import compose, epsilon_at, odometer_epsilon
+from pate.accounting.moments import compose, epsilon_at
 from pate.errors import (
     BudgetExceeded,
     InvalidInput,
@@ -134,7 +132,7 @@ class Ledger:
 
     @property
     def _running(self) -> RunningTotal:
-        return _running_total(self._connection, self.terms)
+        return RunningTotal(self._connection, self.terms.moment)
 
     # --- opening ------------------------------------------------------------------------------
 
@@ -185,7 +183,7 @@ class Ledger:
             schema.create(place, wanted.to_json())
         with _parsing(place):
             connection = schema.connect(
-                place, totals=lambda each: _running_total(each, _terms(each)).rebuild()
+                place, totals=lambda each: RunningTotal(each, _terms(each).moment).rebuild()
             )
         try:
             with _parsing(place):
@@ -229,12 +227,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- spending -----------------------------------------------------------------------------
@@ -486,26 +479,15 @@ class Ledger:
             * odometer: a value valid whenever one stops
               (:func:`~pate.accounting.odometer_epsilon`).
         """
-        budget = self.terms.budget
-        assert budget.moment is not None
         if self.terms.basis is Basis.PLAN:
-            caps = compose(self.terms.plan, [budget.moment])
+            caps = compose(self.terms.plan, [self.terms.moment])
             planned = Total(neighbours=caps.neighbours)
             return self._guarantee(self._convert(float(caps.values[0])), planned)
         before, new = self._read(self._running.read), tally(more)
         total = self._read(lambda: self._running.plus(before, new)) if new else before
         if self.terms.mode is Mode.FILTER:
-            return self._guarantee(budget.epsilon, total)
-        if not total.records:
-            return self._guarantee(0.0, total)
-        assert budget.conversion is not None
-        reading = odometer_epsilon(
-            total.log_moment,
-            moment=budget.moment,
-            delta=budget.delta,
-            conversion=budget.conversion,
-        )
-        return self._guarantee(reading, total)
+            return self._guarantee(self.terms.budget.epsilon, total)
+        return self._guarantee(self._share(total).epsilon, total)
 
     def data_set_total(self) -> DataSetTotal:
         """Return what the data set has spent in both of its ledgers together.
@@ -518,20 +500,22 @@ class Ledger:
     @property
     def data_set_budget(self) -> float:
         """The budget of the data set, whichever ledger it was set with; infinite if none was."""
-        other = self._sibling()
-        return data_set_budget([self.terms] if other is None else [self.terms, other.terms])
+        own, other = self.terms.budget.epsilon, self._sibling()
+        return own if other is None else min(own, other.terms.budget.epsilon)
 
     def _data_set_total(
         self, own: Total, more_there: dict[Event, int] | None = None
     ) -> DataSetTotal:
-        other = self._sibling()
-        shares = [LedgerShare.of(self.path.name, self.terms, own)]
+        shares, other = [self._share(own)], self._sibling()
         if other is not None:
             there = other._read(other._running.read)
             if more_there:
                 there = other._running.plus(there, more_there)
-            shares.append(LedgerShare.of(other.path.name, other.terms, there))
+            shares.append(other._share(there))
         return total_of(sorted(shares, key=lambda each: each.method, reverse=True))
+
+    def _share(self, total: Total) -> LedgerShare:
+        return LedgerShare.of(self.path.name, self.terms, total)
 
     def charges(self) -> list[Charge]:
         """Return all charges, in order."""
@@ -632,15 +616,9 @@ class Ledger:
         return self._convert(total.log_moment) if total.records else 0.0
 
     def _convert(self, log_moment: float) -> float:
-        budget = self.terms.budget
-        assert budget.conversion is not None
-        epsilon = epsilon_at(
-            np.array([budget.moment]),
-            np.array([log_moment]),
-            delta=budget.delta,
-            conversion=budget.conversion,
-        )
-        return float(epsilon[0])
+        moment, delta = np.array([self.terms.moment]), self.terms.budget.delta
+        values = np.array([log_moment])
+        return float(epsilon_at(moment, values, delta=delta, conversion=self.terms.conversion)[0])
 
     def _guarantee(self, epsilon: float, total: Total) -> Guarantee:
         """Return ε under the relation of the charges, which may be weaker than the budget's."""
@@ -656,11 +634,6 @@ class Ledger:
 
 def _terms(connection: sqlite3.Connection) -> Terms:
     return Terms.from_json(connection.execute("SELECT json FROM terms").fetchone()[0])
-
-
-def _running_total(connection: sqlite3.Connection, terms: Terms) -> RunningTotal:
-    assert terms.budget.moment is not None
-    return RunningTotal(connection, terms.budget.moment)
 
 
 @contextlib.contextmanager

@@ -71,8 +71,7 @@ class RunningTotal:
 
     def read(self) -> Total:
         """Return the total of all charges; added up afresh if other code recorded it."""
-        row = self._row()
-        return self._added_up()[0] if row is None else row
+        return self._row() or self._added_up()[0]
 
     def counts(self) -> dict[Event, int]:
         """Return how often each event was charged."""

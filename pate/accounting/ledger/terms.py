@@ -39,6 +39,17 @@ class Terms:
     basis: Basis
     plan: tuple[Event, ...] = ()
 
+    @property
+    def moment(self) -> float:
+        """The λ at which charges are added up."""
+        assert self.budget.moment is not None
+        return self.budget.moment
+
+    @property
+    def conversion(self) -> Conversion:
+        assert self.budget.conversion is not None
+        return self.budget.conversion
+
     def to_json(self) -> str:
         budget = self.budget
         return json.dumps(
@@ -107,14 +118,9 @@ def agree(budget: Guarantee, mode: Mode, plan: Iterable[Event] | None) -> Terms:
         raise InvalidInput("a filter needs a finite epsilon; use the odometer to go without")
     neighbours = budget.neighbours
     if plan is None:
-        moment = budget.moment
-        if moment is None:
-            finite = (
-                budget
-                if math.isfinite(budget.epsilon)
-                else Guarantee(epsilon=1, delta=budget.delta)
-            )
-            moment = moment_for(finite)
+        unbounded = math.isinf(budget.epsilon)
+        finite = Guarantee(epsilon=1, delta=budget.delta) if unbounded else budget
+        moment: float | None = budget.moment or moment_for(finite)
     else:
         if mode is Mode.ODOMETER:
             raise InvalidInput("an odometer follows charges as they come; it takes no plan")

@@ -17,10 +17,10 @@ import pytest
 from ray_cluster import alive, descendants
 
 from pate.devices import current_device
-from pate.engines import Task, make_engine
+from pate.engines import Task, make_engine, ray_session
 from pate.engines import ray as ray_engine
-from pate.engines.files import code, makes, modules, reads, rows
-from pate.engines.ray_worker import RemoteResult, sweep
+from pate.engines.files import code, makes, modules, reads, rows, sweep
+from pate.engines.ray_worker import RemoteResult
 from pate.errors import InvalidInput, PateError
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.campaign]  # clusters
@@ -30,9 +30,9 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def attached(cluster):
     """The engine on the cluster, which this process joins and leaves."""
-    ray_engine.disconnect()  # tests of another file may have started one
+    ray_session.disconnect()  # tests of another file may have started one
     yield make_engine(f"ray:{cluster.address}")
-    ray_engine.disconnect()
+    ray_session.disconnect()
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from pate.engines import ray as ray_engine
+from pate.engines import files, ray_session
 from pate.errors import InvalidInput
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.campaign]  # Ray, again and again
 
 VISIT = """
 import sys
-from pate.engines.ray import connect, disconnect
+from pate.engines.ray_session import connect, disconnect
 for _ in range(int(sys.argv[2])):
     ray = connect(sys.argv[1] or None)
     print(sum(node["Alive"] for node in ray.nodes()), flush=True)
@@ -88,15 +88,15 @@ def test_starting_and_leaving_removes_its_own_folder_alone(tmp_path):
 
 
 def test_the_child_of_a_fork_leaves_its_parents_ray_alone(monkeypatch):
-    session = ray_engine._Session(None, pid=os.getppid())
+    session = ray_session._Session(None, pid=os.getppid())
     session.folders.callback(pytest.fail, "removed")
-    monkeypatch.setattr(ray_engine, "_session", session)
-    ray_engine.disconnect()
-    assert ray_engine._session is session
+    monkeypatch.setattr(ray_session, "_session", session)
+    ray_session.disconnect()
+    assert ray_session._session is session
 
 
 def test_folders_of_killed_drivers_are_removed_and_nothing_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_engine, "_LONGEST_TEMPORARY", 1000)
+    monkeypatch.setattr(files, "_LONGEST_TEMPORARY", 1000)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     stay = ["pate-ray-1", "pate-ray-abcdefghi", "pate-ray-ABCDEFGH", "xpate-ray-abcdefgh", "mine"]
     gone = ["pate-ray-a1b2_3c4", "pate-task-0a1_b2c3"]
@@ -104,7 +104,7 @@ def test_folders_of_killed_drivers_are_removed_and_nothing_else(tmp_path, monkey
         (tmp_path / name).mkdir()
         (tmp_path / name / "precious.txt").write_text("mine")
     (tmp_path / "pate-ray-aaaaaaaa").symlink_to(tmp_path / "mine")
-    ray_engine.sweep_leftovers()
+    files.sweep_leftovers()
     assert {path.name for path in tmp_path.iterdir()} == {*stay, "pate-ray-aaaaaaaa"}
     assert all((tmp_path / name / "precious.txt").exists() for name in stay)
 
@@ -113,9 +113,9 @@ SPILL = """
 import os
 from pathlib import Path
 import numpy as np
-from pate.engines import ray as ray_engine
-ray_engine._store_bytes = lambda: 80 << 20
-ray = ray_engine.connect(None)
+from pate.engines import ray_session
+ray_session._store_bytes = lambda: 80 << 20
+ray = ray_session.connect(None)
 kept = [ray.put(np.zeros(20 << 20, dtype=np.uint8)) for _ in range(8)]
 (folder,) = Path(os.environ["PATE_TASK_FOLDER"]).iterdir()
 print(oct(folder.stat().st_mode & 0o777))
@@ -136,7 +136,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from pate.engines import Task, make_engine
-from pate.engines.ray import connect
+from pate.engines.ray_session import connect
 if sys.argv[1] == "own":
     signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
     before = signal.getsignal(signal.SIGTERM)
@@ -190,7 +190,7 @@ def marked(mark):
 
 TRY = """
 import sys
-from pate.engines.ray import _import_ray, connect
+from pate.engines.ray_session import _import_ray, connect
 from pate.errors import PateError
 if sys.argv[1] == "auto":
     import functools
@@ -212,7 +212,7 @@ def test_nonsense_is_no_address(address):
     with pytest.raises(
         InvalidInput, match=r"is not a cluster's address; write HOST:PORT, or auto$"
     ):
-        ray_engine.connect(address)
+        ray_session.connect(address)
 
 
 @pytest.mark.parametrize("place", ["127.0.0.1:1", "no-such-host.invalid:6379"])
@@ -227,13 +227,13 @@ def test_auto_where_the_cluster_that_is_meant_is_gone(tmp_path, place):
 
 def test_an_address_of_rays_client_is_told_what_to_write():
     with pytest.raises(InvalidInput, match=r"run pate on a machine of the cluster"):
-        ray_engine.connect("ray://head:10001")
+        ray_session.connect("ray://head:10001")
 
 
 def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InvalidInput, match=r"is not installed: pip install 'pate\[ray\]'$"):
-        ray_engine.connect(None)
+        ray_session.connect(None)
 
 
 def test_nobody_there(tmp_path):
@@ -268,11 +268,11 @@ def test_auto_is_the_cluster_of_this_machine(tmp_path, cluster, told):
 def test_one_process_has_one_ray(monkeypatch):
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(ray_engine, "_session", ray_engine._Session("10.0.0.1:6379"))
+    monkeypatch.setattr(ray_session, "_session", ray_session._Session("10.0.0.1:6379"))
     with pytest.raises(
         InvalidInput, match=r"connected to the Ray cluster at 10\.0\.0\.1:6379 already, and Ray"
     ):
-        ray_engine.connect(None)
+        ray_session.connect(None)
 
 
 @pytest.mark.parametrize(
@@ -290,15 +290,15 @@ def test_one_process_has_one_ray(monkeypatch):
 def test_the_callers_connection_is_to_no_other_cluster(monkeypatch, address, same):
     """Private data goes to the cluster that was asked for, or nowhere."""
     ray = pytest.importorskip("ray")
-    monkeypatch.setattr(ray_engine, "_session", None)
+    monkeypatch.setattr(ray_session, "_session", None)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     about = type("", (), {"gcs_address": "127.0.0.1:7001"})
     monkeypatch.setattr(ray, "get_runtime_context", lambda: about)
     if same:
-        assert ray_engine.connect(address) is ray
+        assert ray_session.connect(address) is ray
     else:
         with pytest.raises(InvalidInput, match=r"connected to the Ray cluster at 127\.0\.0\.1:70"):
-            ray_engine.connect(address)
+            ray_session.connect(address)
 
 
 @pytest.mark.parametrize(
@@ -308,4 +308,4 @@ def test_the_store_fits_into_shared_memory(monkeypatch, shared, store):
     """Otherwise Ray puts it on a disk; less than 75 MB it does not take."""
     about = type("", (), {"f_bavail": shared >> 12, "f_frsize": 1 << 12})
     monkeypatch.setattr(os, "statvfs", lambda place: about)
-    assert ray_engine._store_bytes() == store
+    assert ray_session._store_bytes() == store

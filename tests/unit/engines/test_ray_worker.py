@@ -22,10 +22,9 @@ import pytest
 
 import pate
 from pate.engines import Task, ray_worker
-from pate.engines.files import code, makes, reads
+from pate.engines.files import FOLDER_VARIABLE, code, makes, reads, sweep
 from pate.engines.ray import _InFlight
 from pate.engines.ray_worker import (
-    FOLDER_VARIABLE,
     RemoteTask,
     TaskFolderError,
     Transfer,
@@ -35,7 +34,6 @@ from pate.engines.ray_worker import (
     pack_rows,
     place_of,
     run_task,
-    sweep,
     task_folder,
     unpack,
 )
@@ -203,7 +201,7 @@ def test_of_a_folder_the_first_to_arrive_stays(tmp_path, folder):
 
 def test_a_missing_file_is_missing_there_too(tmp_path):
     transfer = pack(tmp_path / "nothing")
-    assert (transfer.kind, transfer.size) == ("missing", 0)
+    assert transfer.files == ()
     unpack(transfer, tmp_path / "copy")
     assert list(tmp_path.iterdir()) == []
 
@@ -227,7 +225,7 @@ def test_of_rows_only_those_travel(tmp_path):
 
 
 def test_rows_of_a_missing_or_damaged_file(tmp_path):
-    assert pack_rows(tmp_path / "X.npy", 0, 1).kind == "missing"
+    assert pack_rows(tmp_path / "X.npy", 0, 1).files == ()
     (tmp_path / "X.npy").write_bytes(b"not numbers")
     assert pack_rows(tmp_path / "X.npy", 0, 1).size == 0
     np.save(tmp_path / "Y.npy", np.array([{}]), allow_pickle=True)
@@ -270,26 +268,22 @@ def damaged(transfer):
 def test_a_damaged_file_is_rejected_and_leaves_nothing(tmp_path, folder, way):
     for transfer in (pack(folder), pack(folder / "weights.npy")):
         bad = list(damaged(transfer))[way]
-        with pytest.raises(TransferError, match=r"^a (file was damaged|worker sent con)"):
+        with pytest.raises(TransferError, match=r"^a file was damaged in transit$"):
             unpack(bad, tmp_path / "copy")
     assert [p.name for p in tmp_path.iterdir()] == ["teacher"]
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "", ".", "a\\x", "a\0", ".."])
+@pytest.mark.parametrize(
+    "name", ["../x", "/x", "content/../../x", "", ".", "x", "content/\0", ".."]
+)
 def test_a_name_that_leads_out_is_rejected(tmp_path, name):
     place = tmp_path / "in" / "copy"
     place.parent.mkdir()
     content = np.frombuffer(b"x", dtype=np.uint8)
-    for files, folders in ((((name, content),), ()), ((), (name,))):
-        digest = ray_worker._digest(files)
+    for files in (((name, content),), ((f"{name}/", content[:0]),)):
         with pytest.raises(TransferError, match="leads out of its place"):
-            unpack(Transfer(kind="folder", files=files, folders=folders, digest=digest), place)
+            unpack(Transfer(files, ray_worker._digest(files)), place)
     assert sorted(tree(tmp_path)) == ["in"]
-
-
-def test_an_unknown_kind_is_rejected(tmp_path, folder):
-    with pytest.raises(TransferError, match="unknown kind"):
-        unpack(replace(pack(folder), kind="blob"), tmp_path / "copy")
 
 
 def test_a_requested_file_has_its_place():
@@ -311,11 +305,6 @@ def test_no_other_file_has_a_place(name):
             place_of(makes("/store"), name)
 
 
-def test_a_requested_name_that_leads_out_is_rejected():
-    with pytest.raises(TransferError, match="out of its place"):
-        place_of(makes("/store", names=["../x"]), "../x")
-
-
 # ------------------------------------------------------------------ one task
 
 
@@ -325,7 +314,7 @@ def remote(name, **payload):
     inputs, shared = _InFlight(Mock(), Mock())._inputs(task)
     assert shared == []
     return RemoteTask(
-        version=pate.__version__, request=task.encode(), inputs=inputs, path=(str(HERE),),
+        version=pate.__version__, task=task, inputs=inputs, path=(str(HERE),),
         gpus=0.0, timeout=20,
     )  # fmt: skip
 
@@ -334,11 +323,10 @@ def remote(name, **payload):
 def node(home, monkeypatch):
     """A Ray worker's state, whose process ends with the test."""
     made = ray_worker._Node()
-    monkeypatch.setattr(ray_worker, "_the_node", made)
+    monkeypatch.setattr(ray_worker, "_node", made)
     monkeypatch.setattr(sys, "path", sys.path[:])
     yield made
-    if made._worker is not None:
-        made._end_worker()
+    made.close()
 
 
 def test_a_task_runs_on_copies(node, home, tmp_path):
@@ -369,7 +357,7 @@ def test_a_full_disk_is_one_sentence(node, home, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_worker, "unpack", full)
     returned = run_task(task)
     assert returned.stop
-    assert returned.lost
+    assert json.loads(returned.report)["lost"]
     error = json.loads(returned.report)["error"]
     assert error.startswith("TaskFolderError: a worker cannot write the files of its task to ")
     assert f"{home}: no space left on device; make room there, or set PATE_TASK_F" in error
@@ -408,12 +396,14 @@ RAY_WORKER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
+from pate.engines import Task
+from pate.engines.files import makes, reads
 from pate.engines.ray_worker import RemoteTask, pack, run_task
-import pate, json
-request = {"function": "ray_jobs:announce", "payload": {"note": sys.argv[2], "times": 9,
-           "how": "hang", "X": {"$reads": sys.argv[3]},
-           "made": {"$makes": "/nowhere", "names": []}}}
-run_task(RemoteTask(version=pate.__version__, request=json.dumps(request).encode(),
+import pate
+payload = {"note": sys.argv[2], "times": 9, "how": "hang", "X": reads(sys.argv[3]),
+           "made": makes("/nowhere")}
+run_task(RemoteTask(version=pate.__version__,
+                    task=Task(key="k", function="ray_jobs:announce", payload=payload),
                     inputs=(pack(Path(sys.argv[3])), None), path=(), gpus=0.0, timeout=None))
 """
 

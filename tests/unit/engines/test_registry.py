@@ -10,10 +10,8 @@ import pytest
 
 import pate.engines
 from pate.engines import engine_names, make_engine, register_engine
-from pate.engines.gpus import GpuEngine
-from pate.engines.serial import SerialEngine
-from pate.engines.threads import usable_cores
-from pate.engines.worker_pool import ProcessEngine
+from pate.engines.worker import SerialEngine, usable_cores
+from pate.engines.worker_pool import GpuEngine, ProcessEngine
 from pate.errors import InvalidInput
 
 

@@ -67,9 +67,9 @@ def test_no_more_workers_than_tasks(monkeypatch):
     from pate.engines import worker_pool
 
     started = []
-    real = worker_pool.WorkerProcess
+    real = worker_pool._WorkerProcess
     monkeypatch.setattr(
-        worker_pool, "WorkerProcess", lambda *a, **k: started.append(1) or real(*a, **k)
+        worker_pool, "_WorkerProcess", lambda *a, **k: started.append(1) or real(*a, **k)
     )
     assert len(list(make_engine("processes:50").run(tasks(2)))) == 2
     assert len(started) == 2

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pate.engines import Outcome
-from pate.engines.serial import SerialEngine
+from pate.engines.worker import SerialEngine
 from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import PipelineRun

@@ -126,9 +126,9 @@ def test_who_is_missing_changes_no_bit_for_the_others(model, bench):
 
 @pytest.mark.parametrize("model", ["ridge", "network:Network"])
 def test_one_by_one_where_the_recipe_says_so(model, bench, monkeypatch):
-    from pate.teachers import families
+    from pate.teachers import protocol
 
-    def family_of(teachers, _):
+    def call_family(teachers, *_, **__):
         assert len(teachers) == 1
 
     wanted = {0, 1, 3}
@@ -136,7 +136,7 @@ def test_one_by_one_where_the_recipe_says_so(model, bench, monkeypatch):
     _, together = bench.votes(bench.payload(model, wanted))
     alone = Bench(bench.folder)
     alone.store = Store(root=bench.folder / "alone")
-    monkeypatch.setattr(families, "_family_of", family_of)
+    monkeypatch.setattr(protocol, "_call_family", call_family)
     train_group(alone.payload(model, wanted, batched=False))
     _, single = alone.votes(alone.payload(model, wanted, batched=False))
     assert (single == together).mean() > 0.999

@@ -22,9 +22,8 @@ from pate.students.data import StudentData
 from pate.students.spec import StudentSpec
 from pate.students.train import train_student
 from pate.teachers.adapters import build
-from pate.teachers.families import train_many
 from pate.teachers.placement import device_of
-from pate.teachers.protocol import predict_labels
+from pate.teachers.protocol import predict_labels, train_many
 from pate.teachers.spec import Training
 from pate.teachers.torch_teacher import TorchTeacher
 

@@ -7,8 +7,8 @@ import pytest
 
 from pate.errors import InvalidInput, TeacherError
 from pate.teachers.adapters import make
-from pate.teachers.families import group_families, predict_many_labels, train_many
 from pate.teachers.linear import RidgeTeacher
+from pate.teachers.protocol import group_families, predict_many_labels, train_many
 from pate.teachers.spec import ModelSpec
 
 SECRET = 31337

@@ -10,8 +10,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from pate.errors import InvalidInput, TeacherError
 from pate.teachers import linear as linear_module
 from pate.teachers.adapters import make
-from pate.teachers.linear import RidgeTeacher
-from pate.teachers.logistic import LogisticTeacher
+from pate.teachers.linear import LogisticTeacher, RidgeTeacher
 from pate.teachers.spec import ModelSpec
 
 SHAPES = [(40, 70), (60, 9), (25, 25)]  # fewer records than features, more, as many

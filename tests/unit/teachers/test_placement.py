@@ -12,9 +12,8 @@ from pate.errors import OutOfMemory, TeacherError
 from pate.teachers import placement as sizing
 from pate.teachers import torch_family
 from pate.teachers.adapters import build
-from pate.teachers.families import predict_many_labels, train_many
 from pate.teachers.placement import SHARE, largest_fitting, memory_need
-from pate.teachers.protocol import train
+from pate.teachers.protocol import predict_many_labels, train, train_many
 from pate.teachers.spec import Training
 from pate.teachers.torch_teacher import CHUNK, TorchTeacher
 

@@ -21,7 +21,7 @@ from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils import all_estimators
 
 from pate.errors import InvalidInput
-from pate.teachers.sklearn_teacher import pack, unpack
+from pate.teachers.persist import read_skops, skops_archive
 
 X, Y = np.array([[0.0, 1.0], [1.0, 0.0], [0.1, 1.2]]), np.array([1, 0, 1])
 IRIS = load_iris(return_X_y=True)
@@ -43,13 +43,13 @@ def edited(data, edit):
 def test_a_program_that_ends_the_process_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "leaves_early.py").write_text("raise SystemExit(3)")
     monkeypatch.syspath_prepend(tmp_path)
-    model = pack(DecisionTreeClassifier().fit(X, Y), home="sklearn")
+    model = skops_archive(DecisionTreeClassifier().fit(X, Y), home="sklearn")
     file = tmp_path / "model.skops"
     file.write_bytes(
         edited(model, lambda s: s.update(__module__="leaves_early", __class__="Model"))
     )
     with pytest.raises(InvalidInput, match=r"holds leaves_early\.Model"):
-        unpack(file, home="leaves_early", kind=DecisionTreeClassifier)
+        read_skops(file, home="leaves_early", kind=DecisionTreeClassifier)
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_a_program_that_ends_the_process_is_an_error(tmp_path, monkeypatch):
 def test_no_callable_of_a_library_is_a_value(value):
     model = make_pipeline(FunctionTransformer(value), DecisionTreeClassifier())
     with pytest.raises(InvalidInput, match="neither of scikit-learn nor"):
-        pack(model, home="sklearn.pipeline")
+        skops_archive(model, home="sklearn.pipeline")
 
 
 def test_a_piece_of_a_model_is_not_called_either(tmp_path):
     """A name that may be loaded as an object is still refused as a function or a constructor."""
     model = make_pipeline(FunctionTransformer(np.exp), DecisionTreeClassifier()).fit(X, Y)
-    data = pack(model, home="sklearn.pipeline")
+    data = skops_archive(model, home="sklearn.pipeline")
 
     def call(name, loader):
         module, _, kind = name.rpartition(".")
@@ -88,14 +88,14 @@ def test_a_piece_of_a_model_is_not_called_either(tmp_path):
         for loader in ("FunctionNode", "TypeNode", "LossNode", "ConstructorFromReduceNode"):
             (tmp_path / "m").write_bytes(edited(data, call(name, loader)))
             with pytest.raises(InvalidInput, match=f"holds {name}"):
-                unpack(tmp_path / "m", home="sklearn.pipeline", kind=type(model))
+                read_skops(tmp_path / "m", home="sklearn.pipeline", kind=type(model))
 
 
 def test_the_oldest_archives_are_refused(tmp_path):
-    data = pack(DecisionTreeClassifier().fit(X, Y), home="sklearn")
+    data = skops_archive(DecisionTreeClassifier().fit(X, Y), home="sklearn")
     (tmp_path / "m").write_bytes(edited(data, lambda schema: schema.update(protocol=0)))
     with pytest.raises(InvalidInput, match="too old"):
-        unpack(tmp_path / "m", home="sklearn", kind=DecisionTreeClassifier)
+        read_skops(tmp_path / "m", home="sklearn", kind=DecisionTreeClassifier)
 
 
 def test_what_a_trusted_module_has_imported_is_not_its_own(tmp_path, monkeypatch):
@@ -104,21 +104,21 @@ def test_what_a_trusted_module_has_imported_is_not_its_own(tmp_path, monkeypatch
     import vouched_for
 
     model = make_pipeline(FunctionTransformer(vouched_for.own), DecisionTreeClassifier())
-    data = pack(model.fit(X, Y), home="vouched_for")
+    data = skops_archive(model.fit(X, Y), home="vouched_for")
     file = tmp_path / "m"
     file.write_bytes(data)
     np.testing.assert_array_equal(
-        unpack(file, home="vouched_for", kind=type(model)).predict(X), model.predict(X)
+        read_skops(file, home="vouched_for", kind=type(model)).predict(X), model.predict(X)
     )
     file.write_bytes(edited(data, lambda s: json.loads(json.dumps(s).replace('"own"', '"system"'))))
     with pytest.raises(InvalidInput, match=r"holds vouched_for\.system"):
-        unpack(file, home="vouched_for", kind=type(model))
+        read_skops(file, home="vouched_for", kind=type(model))
 
 
 def test_the_model_is_of_the_class_that_is_named(tmp_path):
-    (tmp_path / "m").write_bytes(pack(KNeighborsClassifier(1).fit(X, Y), home="sklearn"))
+    (tmp_path / "m").write_bytes(skops_archive(KNeighborsClassifier(1).fit(X, Y), home="sklearn"))
     with pytest.raises(InvalidInput, match="holds a KNeighborsClassifier, and the recipe's model"):
-        unpack(tmp_path / "m", home="sklearn", kind=DecisionTreeClassifier)
+        read_skops(tmp_path / "m", home="sklearn", kind=DecisionTreeClassifier)
 
 
 def models():
@@ -145,6 +145,6 @@ def test_every_classifier_of_scikit_learn_survives(kind, tmp_path):
             model = kind().fit(features, labels)
     except (TypeError, ValueError):
         pytest.skip("needs arguments")
-    (tmp_path / "m").write_bytes(pack(model, home="sklearn"))
-    again = unpack(tmp_path / "m", home="sklearn", kind=type(model))
+    (tmp_path / "m").write_bytes(skops_archive(model, home="sklearn"))
+    again = read_skops(tmp_path / "m", home="sklearn", kind=type(model))
     np.testing.assert_array_equal(again.predict(features), model.predict(features))

@@ -11,8 +11,7 @@ from torch import nn
 
 from pate.errors import TeacherError
 from pate.teachers.adapters import build
-from pate.teachers.families import group_families, predict_many_labels, train_many
-from pate.teachers.protocol import predict_labels
+from pate.teachers.protocol import group_families, predict_labels, predict_many_labels, train_many
 from pate.teachers.spec import Training
 from pate.teachers.torch_stack import stacked_optimizer
 from pate.teachers.torch_teacher import TorchTeacher

@@ -30,6 +30,7 @@ from pate.accounting import (
     compose,
     event_to_json,
 )
+from pate.accounting.calibrate import moments_epsilon, most
 from pate.accounting.events import ForReplacement
 from pate.accounting.ledger.terms import moment_for
 from pate.errors import (
@@ -98,12 +99,12 @@ def test_the_filter_stops_before_the_budget(path):
 
 
 def test_the_chosen_moment_wastes_little_of_the_budget(path):
+    best = most(ANSWER, target=2.0, epsilon=moments_epsilon(delta=1e-5))
+    assert best > 100
     with Ledger.open(path, budget=BUDGET) as ledger:
-        fitted = fill(ledger, size=1)
-    best = 0
-    while compose([Repeated(ANSWER, best + 1)]).guarantee(delta=1e-5).epsilon <= 2.0:
-        best += 1
-    assert fitted >= 0.99 * best
+        ledger.charge([Repeated(ANSWER, math.ceil(0.99 * best))], release="a")
+        with pytest.raises(BudgetExceeded):
+            ledger.charge([Repeated(ANSWER, best // 50)], release="b")
     with pytest.raises(InvalidInput, match="pays for nothing"):
         moment_for(Guarantee(epsilon=1e-6, delta=1e-30, conversion=Conversion.CLASSIC))
 

@@ -169,27 +169,28 @@ def test_a_mark_that_cannot_be_written_undoes_the_charge(path):
 
 
 def test_room_is_asked_for_as_a_charge_would_and_nothing_is_written(path):
+    answer = GaussianNoisyMaxAnswer(sigma=25.0)  # the budget covers a few dozen
     with Ledger.open(path, budget=BUDGET) as ledger:
-        ledger.charge([Repeated(ANSWER, 10)], release="a")
+        ledger.charge([Repeated(answer, 10)], release="a")
         before = path.read_bytes(), ledger.charges(), ledger.spent()
         most = 10
         while True:  # the largest number that require_room lets through …
             try:
-                ledger.require_room([Repeated(ANSWER, most + 1)])
+                ledger.require_room([Repeated(answer, most + 1)])
             except BudgetExceeded:
                 break
             most += 1
         assert (path.read_bytes(), ledger.charges(), ledger.spent()) == before
         with pytest.raises(BudgetExceeded) as asked:
-            ledger.require_room([Repeated(ANSWER, most), ANSWER])
+            ledger.require_room([Repeated(answer, most), answer])
         with pytest.raises(BudgetExceeded) as charged:
-            ledger.charge([Repeated(ANSWER, most + 1)], release="b")
+            ledger.charge([Repeated(answer, most + 1)], release="b")
         assert str(asked.value) == str(charged.value)
         assert asked.value.needed == charged.value.needed > 2.0
         for number in range(most):  # … is what charges get, one by one
-            ledger.charge([ANSWER], release=f"one {number}")
+            ledger.charge([answer], release=f"one {number}")
         with pytest.raises(BudgetExceeded):
-            ledger.charge([ANSWER], release="one more")
+            ledger.charge([answer], release="one more")
         ledger.require_room([])
 
 
