@@ -32,9 +32,8 @@ from pate.ensemble import (
 from pate.errors import InvalidInput
 from pate.mechanisms import Mechanism
 from pate.randomness import Randomness
-from pate.students.data import StudentData
 from pate.students.spec import StudentSpec
-from pate.students.train import METHODS, train_student
+from pate.students.train import METHODS, StudentData, train_student
 from pate.teachers.protocol import predict_labels, probabilities
 
 if TYPE_CHECKING:

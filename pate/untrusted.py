@@ -42,27 +42,10 @@ def run_untrusted(
     advice: str = "",
     silent: bool = True,
 ) -> Any:
-    """Call the user's code: drop its output, and turn an exception into one sentence.
+    """Call the user's code: drop its output, and turn an exception into one sentence of ``error``.
 
-    Parameters
-    ----------
-    name
-        What is called, for the sentence.
-    call
-        The call.
-    private
-        It sees private records, so the text of an exception must not be shown.
-    error
-        The class of the error to raise.
-    advice
-        A remedy, added to the sentence.
-    silent
-        Drop what it prints; False for calls that see nothing private while we show progress.
-
-    Returns
-    -------
-    object
-        What the call returns.
+    The sentence begins with ``name`` and ends with ``advice``. ``private`` calls see private
+    records. ``silent=False`` is for calls that see nothing private while we show progress.
 
     Guarantees:
         With ``private`` the sentence names the exception's type and place, never its text, which

@@ -132,7 +132,7 @@ def show_summary(run: PipelineRun) -> None:
     from pate.artifacts.results import Costs, Evaluation, Labels, PrivateCosts, load_reference
     from pate.cli.tables import wide_console
     from pate.pipeline.ledger import open_ledger
-    from pate.report.caveats import sanitised_caveat, tuning_caveats
+    from pate.stages.caveats import sanitised_caveat, tuning_caveats
 
     released, costs = Labels.load(run.artifact("aggregate")), Costs.load(run.artifact("account"))
     private = PrivateCosts.load(run.artifact("account-private"))

@@ -325,11 +325,9 @@ class WorkerPool:
 
 @final
 class _WorkerProcess:
-    """The driver's end of one worker process, on a device that it may share with others.
+    """The driver's end of one worker process: a fresh interpreter in a process group of its own.
 
-    A worker is a fresh interpreter (nothing is forked, and the driver's ``__main__`` is not
-    imported again) in a process group of its own, so that whatever a task starts can
-    be ended with it, and so that Ctrl-C reaches the driver alone.
+    So whatever a task starts can be ended with it, and Ctrl-C reaches the driver alone.
 
     Guarantees:
         A task may print or warn of private data, so all output is discarded.

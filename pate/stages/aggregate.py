@@ -25,9 +25,7 @@ from pate.queries import Chooser
 from pate.stages.account import order_of, require_computable
 from pate.stages.encode import graph_features, public_features, student_inputs
 from pate.stages.exactly_once import Round, draw_once, paid_answers, release_once
-from pate.stages.selection import publish_selected
-from pate.students.data import StudentData
-from pate.students.train import train_student
+from pate.students.train import StudentData, train_student
 from pate.teachers.protocol import probabilities
 from pate.votes import Votes
 
@@ -53,6 +51,8 @@ def _run(context: Context) -> None:
     """Fix the plan before the votes are opened; its caps are what is charged and reported."""
     recipe, options = context.recipe, context.options
     if recipe.selection is not None:
+        from pate.stages.selection import publish_selected
+
         publish_selected(context)
         return
     mechanism = make_mechanism(recipe.aggregate)

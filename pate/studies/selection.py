@@ -56,8 +56,7 @@ from pate.stages.distill import DISTILL
 from pate.stages.encode import as_student_sees, graph_features, student_inputs
 from pate.stages.exactly_once import release_once, require_consent, settings_of
 from pate.stages.selection import SELECTION, differences, event_of, mark_of
-from pate.students.data import StudentData
-from pate.students.train import train_student
+from pate.students.train import StudentData, train_student
 from pate.teachers.protocol import predict_labels
 
 _VERSION = 1  # raised when the same candidates would be tried in another way

@@ -8,7 +8,6 @@ on the current device (:mod:`pate.devices`); records stay in host memory and are
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +73,6 @@ def _frozen(value: Any) -> Hashable:
         return (type(value), *(_frozen(item) for item in value))
     if value is None or isinstance(value, (bool, int, float, str, bytes, type)):
         return type(value), value
-    if inspect.isfunction(value) or inspect.isbuiltin(value):
-        return id(value)  # of a module or class; a closure is new each time
     if type(value).__module__ == "torch" and not hasattr(value, "detach"):  # a dtype, a device
         return str(value)
     return id(value)
