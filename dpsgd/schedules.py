@@ -149,11 +149,7 @@ class Piecewise:
 
 
 def as_schedule(value: float | Schedule) -> Schedule:
-    """Return a number as a constant schedule; a schedule as it is.
-
-    >>> as_schedule(1)
-    Constant(value=1.0)
-    """
+    """Return a number as a constant schedule; a schedule as it is."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return Constant(float(value))
     if isinstance(value, Schedule):

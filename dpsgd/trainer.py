@@ -27,12 +27,7 @@ from dpsgd.noise import choose_noise, seeded_dropout
 from dpsgd.plan import BARE, FitPlan, FitPlans, Spending, make_plan, requested
 from dpsgd.sampling import choose_lots, largest_batch
 from dpsgd.schedules import Schedule, as_schedule
-from dpsgd.step import (
-    PrivateStep,
-    check_first_examples,
-    float_type,
-    require_fitting,
-)
+from dpsgd.step import PrivateStep, check_first_examples, float_type, require_fitting
 from dpsgd.validation import validate
 from pate._format import format_epsilon
 from pate.accounting import Event, Guarantee, Ledger, compose, event_to_json
@@ -379,20 +374,10 @@ class Trainer:
                     why=f"one more step would bring ε to {format_epsilon(needed, 6)}, past "
                     f"max_epsilon {self.max_epsilon:.6g}; the step was not taken",
                 )
-        last = self._plans.last
-        if last is not None and last.request == BARE and self.ledger is None:
-            self._plans.lengthen_last()
-        else:
-            name = secrets.token_hex(12)
-            end = self.steps + 1
-            self._plans.add(FitPlan(request=BARE, value=1, first=self.steps, end=end, name=name))
-        assert self._plans.last is not None
-        return self._plans.last
+        return self._plans.one_more_step(self.steps, join=self.ledger is None)
 
     def _paid(self, plan: FitPlan) -> bool:
-        if self.ledger is None:
-            return False
-        return any(charge.release == plan.release for charge in self.ledger.charges())
+        return self.ledger is not None and plan.release in self.ledger.releases()
 
     def _pay(self) -> None:
         """Write the plan down, then charge it; drop it again if it is refused before any step.
