@@ -129,9 +129,6 @@ class Trainer:
           removed. Without, one more example would change the sampling rate of all others, so it
           holds where one example's contribution is removed and their number stays (zero-out:
           Kairouz et al. 2021, Definition 1.1). Every guarantee names its relation.
-        * What the trainer refuses before the first step (a label beyond the model's outputs, a
-          model that fails on the first examples) depends on the data, and is not covered; nor is
-          how long anything takes.
         * Noise hides one draw: a plan is written down, charged under a random name of its own, and
           carried out. Whatever a fit shows (``history``, what ``evaluate`` returns and sees) is
           shown after the checkpoint that contains it is on disk. A killed run therefore never
@@ -140,9 +137,10 @@ class Trainer:
           (:mod:`dpsgd.checkpoint`); without one, do not resume copies.
         * A step counts from the moment its lot is drawn, even if it is interrupted.
         * Nothing is measured on the training data: no loss, no accuracy.
-        * That a model is refused may follow from records: it is tried on inputs of the first few
-          when the trainer is made, in batches as large as a large lot, and a step ends the run if
-          its passes change a buffer or a parameter. Nothing else of the records is shown.
+        * What the trainer refuses depends on the data, and is not covered: a label beyond the
+          model's outputs, a model that fails on inputs of the first few records (it is tried in
+          batches as large as a large lot), a step whose passes change a buffer or a parameter. Nor
+          is how long anything takes. Nothing else of the records is shown.
         * What invalidates the guarantee (another sampler, noise that can be guessed) is listed in
           ``caveats`` of every guarantee.
 
