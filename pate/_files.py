@@ -51,29 +51,9 @@ def write_atomically(
 ) -> None:
     """Write a file so that readers see the whole of it, or what was there before.
 
-    Parameters
-    ----------
-    path
-        The file to write or replace.
-    content
-        All of its bytes.
-    mode
-        Its permissions, as far as the umask allows them; the owner's alone by default.
-    name
-        The file as an error message names it; its path by default.
-    make_parents
-        Create missing parent folders, with permissions as narrow as those of the file.
-
-    Raises
-    ------
-    StoreError
-        If it cannot be written; the file is then as it was before.
-
-    Notes
-    -----
     The content is on disk before the file takes its name, and the name before this returns. At no
-    time is the content open to more than ``mode``. Drafts that killed processes left of the same
-    file are removed.
+    time is the content open to more than ``mode``, as far as the umask allows that; parents that
+    are made are as narrow. An error names the file by ``name``.
     """
     try:
         if make_parents:
@@ -124,26 +104,11 @@ def exclusive_lock(
     on_wait: Callable[[], object] | None = None,
     mode: int = 0o600,
 ) -> Iterator[None]:
-    """Hold a file or folder against every other process that locks it.
+    """Hold a file, created where it is missing, or a folder against all who lock it.
 
-    Parameters
-    ----------
-    path
-        A folder, or a file that is created where it is missing. The system drops the lock when
-        the process ends, however it ends; the file stays.
-    busy
-        The error to raise if another process holds the lock. Without it, wait for that process.
-    patience
-        Seconds to wait before ``busy`` is raised.
-    on_wait
-        Called once before waiting.
-    mode
-        Permissions of a file that is created.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be opened or its file system has no locks.
+    The system drops the lock when the process ends, however it ends. If another process holds it,
+    raise ``busy`` after so many seconds of ``patience``; without ``busy``, call ``on_wait`` once
+    and wait for that process.
     """
     if path.is_dir():
         handle = os.open(path, os.O_RDONLY)

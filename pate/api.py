@@ -154,7 +154,7 @@ class Run:
         Its notes state what this ε does not cover: other releases of the data set, a study.
         """
         from pate.pipeline.ledger import open_ledger
-        from pate.report.caveats import tuning_caveats
+        from pate.stages.caveats import tuning_caveats
 
         with open_ledger(self._pipeline.recipe, self._pipeline.options) as ledger:
             notes = tuple(tuning_caveats(self._pipeline, ledger))
@@ -221,7 +221,6 @@ def prepare_run(
     from pate.recipes.read import read_recipe
     from pate.stages.catalogue import STAGES
     from pate.stages.exactly_once import require_paid
-    from pate.stages.selection import require_made
 
     name, checked = read_recipe(recipe, as_settings(set), Recipe)
     made = PipelineRun(
@@ -230,7 +229,10 @@ def prepare_run(
         stages=STAGES,
         options=options,
     )
-    require_made(made.recipe, made.store)
+    if made.recipe.selection is not None:
+        from pate.stages.selection import require_made
+
+        require_made(made.recipe, made.store)
     require_paid(made)
     return made
 

@@ -158,7 +158,7 @@ def _note_private_votes(path: Path) -> None:
     import json
     from datetime import UTC, datetime
 
-    from pate.report.caveats import LOOKS
+    from pate.stages.caveats import LOOKS
 
     folders = (each for each in path.absolute().parents if each.name == "private")
     private = next((each for each in folders if (each.parent / "recipe.json").is_file()), None)

@@ -3,7 +3,7 @@
 Guarantees:
     * Only the stage's name, counts and times are shown: no record, vote or prediction, and of no
       teacher by itself. How often work was tried again and how long it takes may still follow from
-      records: both are for whoever runs the stage, and in no artifact.
+      records: both are for the person who runs the stage, and in no artifact.
 """
 
 from __future__ import annotations
@@ -25,13 +25,9 @@ _TEXT_WIDTH = 68  # beside a bar
 class Progress(Protocol):
     """Receives the progress of one stage."""
 
-    def advance(self, count: int = 1) -> None:
-        """Record that ``count`` more items are done."""
-        ...
+    def advance(self, count: int = 1) -> None: ...  # so many more items are done
 
-    def retried(self, count: int) -> None:
-        """Record that ``count`` items were, or will be, retried."""
-        ...
+    def retried(self, count: int) -> None: ...  # so many items were, or will be, retried
 
 
 class Show(Protocol):
@@ -79,11 +75,9 @@ def terminal_progress(
 class Silence:
     """Shows nothing."""
 
-    def advance(self, count: int = 1) -> None:
-        """Do nothing."""
+    def advance(self, count: int = 1) -> None: ...
 
-    def retried(self, count: int) -> None:
-        """Do nothing."""
+    def retried(self, count: int) -> None: ...
 
 
 @final

@@ -164,14 +164,10 @@ class Engine(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """The name used on the command line."""
-        ...
+    def name(self) -> str: ...  # as on the command line
 
     @property
-    def slots(self) -> int:
-        """The number of tasks that can run at once."""
-        ...
+    def slots(self) -> int: ...  # the number of tasks that can run at once
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -226,16 +222,7 @@ class Pending:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """The number of attempts at a task: a lost worker uses up rescues first, then retries.
-
-    >>> policy, job = RetryPolicy(rescues=1), Pending(Task(key="k", function="m:f", payload={}))
-    >>> job.attempts = 1
-    >>> policy.tries_again(job, Report(error="WorkerDied", lost=True))
-    True
-    >>> job.attempts = 2
-    >>> policy.tries_again(job, Report(error="WorkerDied", lost=True))
-    False
-    """
+    """The number of attempts at a task: a lost worker uses up rescues first, then retries."""
 
     retries: int = 0
     rescues: int = 0
@@ -261,8 +248,7 @@ class RetryPolicy:
 class TaskQueue:
     """The heaviest of the next ``read_ahead`` tasks first, holding no more than those.
 
-    Longest first leaves the short tasks to fill the gaps at the end. An ensemble of up to
-    ``read_ahead`` tasks is sorted as a whole; a longer one within a window that moves along.
+    Longest first leaves the short tasks to fill the gaps at the end.
 
     >>> job = lambda key, weight: Task(key=key, function="m:f", payload={}, weight=weight)
     >>> queue = TaskQueue([job("a", 1), job("b", 3), job("c", 2), job("d", 9)], read_ahead=3)
@@ -297,20 +283,14 @@ class TaskQueue:
 
 
 class Workers(Protocol):
-    """The workers of one run, in whatever place: they take tasks of a queue and report."""
+    """The workers of one run, in whatever place."""
 
     @property
-    def busy(self) -> int:
-        """The number of tasks that have been taken and not reported."""
-        ...
+    def busy(self) -> int: ...  # tasks that were taken and not reported
 
-    def assign(self, queue: TaskQueue) -> None:
-        """Take as many tasks as there is room for."""
-        ...
+    def assign(self, queue: TaskQueue) -> None: ...  # takes as many tasks as there is room for
 
-    def collect(self) -> list[tuple[Pending, Report]]:
-        """Wait a while; return the attempts that have ended."""
-        ...
+    def collect(self) -> list[tuple[Pending, Report]]: ...  # waits a while; attempts that ended
 
 
 def outcomes(queue: TaskQueue, workers: Workers, policy: RetryPolicy) -> Iterator[Outcome]:

@@ -23,8 +23,8 @@ from pate.errors import InvalidInput
 from pate.mechanisms import make_mechanism
 from pate.metrics import Share
 from pate.pipeline.recipe import Recipe
+from pate.releases.files import FORMAT
 from pate.releases.guarantee import guarantee_of_plan, read_events
-from pate.releases.schema import FORMAT
 from pate.report.curves import cost_curves, moment_profile
 from pate.report.facts import ClassRow, Cost, Facts, recipe_text
 from pate.report.page import render_page

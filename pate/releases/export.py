@@ -18,17 +18,16 @@ from numpy.typing import NDArray
 from pate.artifacts import Artifact, digest_of
 from pate.artifacts.manifest import MANIFEST
 from pate.encoders.chain import Chain, load_encoder
-from pate.encoders.spec import find_weights
+from pate.encoders.spec import EncoderSpec, find_weights
 from pate.encoders.user_code import Backbone
 from pate.errors import InvalidInput, PateError
-from pate.releases.files import ENCODER, GRAPH, LABELS, STUDENT, TENSORS, may_leave
+from pate.releases.files import ENCODER, GRAPH, LABELS, STUDENT, TENSORS, Header, may_leave
 from pate.releases.run import FinishedRun
-from pate.releases.schema import Header
 from pate.releases.student import (
     STATE,
     ReleasedStudent,
-    TeacherModel,
     open_student,
+    teacher_model,
     write_tensors,
 )
 from pate.students.spec import NETWORKS
@@ -56,20 +55,22 @@ def export_student(run: FinishedRun, draft: Path, header: dict[str, Any]) -> dic
         same labels, but where two classes are nearer than ``TOLERANCE``, and the same
         probabilities to ``TOLERANCE``.
     """
-    recipe, plugins = run.recipe, run.run.options.plugin_path
-    model = recipe.student.as_model()
+    recipe, plugins, artifacts = run.recipe, run.run.options.plugin_path, run.artifacts
+    model, seed = recipe.student.as_model(), recipe.student.seed
     classes = len(header["class_names"])
-    place = run.artifacts["distill"].path
-    teacher = load(place, model, classes=classes, seed=recipe.student.seed, plugin_path=plugins)
-    chain = _chain(run)
-    inputs = run.artifacts["data-public"].array("features.npy")
+    place = artifacts["distill"].path
+    teacher = load(place, model, classes=classes, seed=seed, plugin_path=plugins)
+    inputs = artifacts["data-public"].array("features.npy")
+    chain, shape = None, tuple(inputs.shape[1:])
+    if run.encoder is not None:
+        chain = load_encoder(recipe.encoder, artifacts["encoder"].path, plugin_path=plugins)
+        shape = chain.shape
     try:
         steps = [] if chain is None else _encoder(chain, draft / ENCODER)
-        shape = tuple(inputs.shape[1:]) if chain is None else chain.shape
         written = header | {"encoder": steps, "model": _model(teacher, model, shape, draft)}
         exported = open_student(draft, Header.model_validate(written))
         original = ReleasedStudent(
-            model=TeacherModel(teacher, classes=classes),
+            model=teacher_model(teacher, classes=classes),
             encoder=np.asarray if chain is None else chain.transform,
             class_names=exported.class_names,
             shape=exported.shape,
@@ -83,34 +84,24 @@ def export_student(run: FinishedRun, draft: Path, header: dict[str, Any]) -> dic
     return written
 
 
-def _chain(run: FinishedRun) -> Chain | None:
-    if run.encoder is None:
-        return None
-    return load_encoder(
-        run.recipe.encoder,
-        run.artifacts["encoder"].path,
-        plugin_path=run.run.options.plugin_path,
-    )
-
-
 def _with_code(
     run: FinishedRun, draft: Path, header: dict[str, Any], *, why: str
 ) -> dict[str, Any]:
     """Copy the student as its class saved it; return the names of the classes it needs."""
     _copy(run.artifacts["distill"], draft, STUDENT)
-    _copy_encoder(run, draft)
-    recipe, encoder = run.recipe, run.encoder
-    model = recipe.student.as_model()
-    steps = [] if encoder is None else encoder.steps
-    needs = [model.model, *(step.name for step in steps if step.own)]
-    needs += [step.model for step in steps if step.model is not None]
+    model, encoder = run.recipe.student.as_model(), None
+    needs = [model.model]
+    if run.encoder is not None:
+        _copy_encoder(run, run.encoder, draft)
+        steps = run.encoder.steps
+        encoder = {"steps": [{"name": step.name, **step.settings()} for step in steps]}
+        needs += [step.name for step in steps if step.own]
+        needs += [step.model for step in steps if step.model is not None]
     code = {
         "kind": "code",
         "model": model.model_dump(mode="json"),
-        "encoder": None
-        if encoder is None
-        else {"steps": [{"name": step.name, **step.settings()} for step in steps]},
-        "seed": recipe.student.seed,
+        "encoder": encoder,
+        "seed": run.recipe.student.seed,
         "needs": needs,
         "why": why,
     }
@@ -141,11 +132,8 @@ def _copy(
         shutil.copyfile(artifact.path / name, draft / place / name)
 
 
-def _copy_encoder(run: FinishedRun, draft: Path) -> None:
+def _copy_encoder(run: FinishedRun, encoder: EncoderSpec, draft: Path) -> None:
     """Copy what was fitted on public inputs, and a backbone's weights; not the public features."""
-    encoder = run.encoder
-    if encoder is None:
-        return
     artifact = run.artifacts["encoder"]
     kept = tuple(name for name in artifact.manifest["files"] if name != "features.npy")
     _copy(artifact, draft, ENCODER, only=kept)
@@ -194,20 +182,18 @@ def _model(teacher: Any, spec: ModelSpec, shape: tuple[int, ...], draft: Path) -
         write_tensors(folder / TENSORS, tensors)
         return {"kind": "linear"}
     if isinstance(teacher, TorchTeacher):
-        names = {name: short for short, name in NETWORKS.items()}
-        if spec.model in names:
-            state = teacher.module.state_dict()
-            write_tensors(folder / TENSORS, {k: v.cpu().numpy() for k, v in state.items()})
-            widths = spec.params.get("channels", spec.params.get("hidden"))
-            name = names[spec.model]
-            default = [16, 32, 64] if name == "small-cnn" else [256]
-            return {
-                "kind": "network",
-                "name": name,
-                "widths": default if widths is None else widths,
-            }
-        graph = _of_module(teacher.module, shape, output="logits")
-        (folder / GRAPH).write_bytes(graph)
+        for name, network in NETWORKS.items():
+            if spec.model == network:
+                state = teacher.module.state_dict()
+                write_tensors(folder / TENSORS, {k: v.cpu().numpy() for k, v in state.items()})
+                widths = spec.params.get("channels", spec.params.get("hidden"))
+                default = [16, 32, 64] if name == "small-cnn" else [256]
+                return {
+                    "kind": "network",
+                    "name": name,
+                    "widths": default if widths is None else widths,
+                }
+        (folder / GRAPH).write_bytes(_of_module(teacher.module, shape, output="logits"))
         return {"kind": "onnx", "classes": list(range(teacher.classes))}
     raise _Inexpressible(f"a {type(teacher).__name__} is a class of its own")
 

@@ -45,12 +45,7 @@ def guarantee_of_plan(
 def guarantee_of_ledger(events: Iterable[Event], terms: Terms) -> Guarantee:
     """Return what may be published of charges together, under the terms of their ledger.
 
-    Raises
-    ------
-    BudgetExceeded
-        If the terms do not allow these events.
-    InvalidInput
-        If no ledger could have been opened with these terms.
+    Refuses events that the terms do not allow, and terms with which no ledger could be opened.
 
     Guarantees:
         As :meth:`pate.accounting.Ledger.guarantee`, for a ledger of these terms that was charged
@@ -121,12 +116,6 @@ def guarantee_record(guarantee: Guarantee, neighbours: str) -> dict[str, Any]:
     """Return a guarantee as it is in ``guarantee.json``."""
     record = guarantee.as_json()
     return {key: record[key] for key in _KEYS} | {"neighbours": neighbours}
-
-
-def terms_record(terms: Terms) -> dict[str, Any]:
-    """Return the terms of a ledger as they are in ``guarantee.json``."""
-    record: dict[str, Any] = json.loads(terms.to_json())
-    return record
 
 
 def agrees(stated: Any, computed: Any) -> bool:

@@ -1,31 +1,64 @@
-"""The finished run that a release is made from, opened so that nothing PRIVATE can be read."""
+"""The finished run that a release is made from, and the charges in the ledger that pay for it.
+
+Nothing PRIVATE can be read but the names of the run's own charges.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
 
+from pate.accounting import (
+    Charge,
+    Conversion,
+    Event,
+    Guarantee,
+    Ledger,
+    ReleasePlan,
+    SmoothRelease,
+    compose,
+    event_to_json,
+)
+from pate.accounting.events import tally
 from pate.artifacts import Artifact, Level, Store, StoreError, fingerprint
-from pate.artifacts.results import is_seeded
+from pate.artifacts.results import (
+    ChargeNote,
+    Costs,
+    Evaluation,
+    Labels,
+    SanitisedGuarantee,
+    drawn_for,
+    is_seeded,
+)
 from pate.datasets.catalogue import data_root as default_root
 from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput, LedgerError, PateError
-from pate.metrics import wilson
 from pate.pipeline.ledger import key_path, ledger_path, naming_key
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import PipelineRun, find_data_root, read_resolved
 from pate.pipeline.stage import producer
-from pate.releases.files import ENCODER
-from pate.releases.guarantee import agrees
-from pate.releases.schema import HEADER_FORMAT
-from pate.report.facts import finished_stages, without_folder, without_places
+from pate.releases.files import ENCODER, HEADER_FORMAT
+from pate.releases.guarantee import (
+    agrees,
+    difference,
+    guarantee_of_ledger,
+    guarantee_of_plan,
+    guarantee_record,
+    read_events,
+    statement_problems,
+    write_events,
+)
+from pate.releases.verify import evaluation_problem
+from pate.report.facts import finished_stages, without_folders, without_places
 from pate.stages.catalogue import open_run
+from pate.stages.caveats import studies_behind, tuning_caveats
 
 _READ = ("aggregate", "account", "distill", "evaluate", "encoder", "data-public")
 
@@ -42,22 +75,13 @@ class FinishedRun:
     run: PipelineRun
     ledger: Path
     artifacts: dict[str, Artifact]
+    labels: Labels
+    costs: Costs
+    evaluation: Evaluation
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of the run."""
         return self.run.recipe
-
-    def path(self, artifact: str, name: str) -> Path:
-        """Return the path of a file of an artifact."""
-        return self.artifacts[artifact].path / name
-
-    def json(self, artifact: str, name: str) -> Any:
-        """Return a file of an artifact, as JSON."""
-        try:
-            return self.artifacts[artifact].json(name)
-        except (OSError, ValueError):
-            raise StoreError(f"{self.path(artifact, name)} cannot be read") from None
 
     @property
     def encoder(self) -> EncoderSpec | None:
@@ -79,17 +103,16 @@ def open_finished_run(
 ) -> FinishedRun:
     """Open a run that may be released.
 
-    Raises
-    ------
-    InvalidInput, LedgerError, StoreError
-        For seeded noise, a ledger that is not here, a stage that is missing or stale, and files
-        that are damaged or not where they belong.
+    Refuses seeded noise, a ledger that is not here, a stage that is missing or stale, and files
+    that are damaged or not where they belong.
     """
     if not folder.is_dir():
         raise InvalidInput(f"there is no run in {folder}")
     recipe = read_resolved(folder)
     store = Store(root=folder).cleared("release", Level.RELEASED)
-    _require_unseeded(store)
+    drawn = store.all("aggregate")
+    if drawn and all(map(is_seeded, drawn)):  # it would otherwise look like a stage that is stale
+        raise _seeded(drawn[0])
     root = _root_of(folder, recipe, data_root)
     run = open_run(folder, data_root=root, plugin_path=plugin_path)
     made_from = finished_stages(run)
@@ -97,15 +120,14 @@ def open_finished_run(
     for name in ("aggregate", "distill"):
         if is_seeded(artifacts[name]):
             raise _seeded(artifacts[name])
-    return FinishedRun(run=run, ledger=ledger_path(recipe, root), artifacts=artifacts)
-
-
-def _require_unseeded(store: Store) -> None:
-    """Name seeded noise as such; it would otherwise look like a stage that is stale."""
-    drawn = store.all("aggregate")
-    seeded = [each for each in drawn if is_seeded(each)]
-    if seeded and len(seeded) == len(drawn):
-        raise _seeded(seeded[0])
+    return FinishedRun(
+        run=run,
+        ledger=ledger_path(recipe, root),
+        artifacts=artifacts,
+        labels=Labels.load(artifacts["aggregate"]),
+        costs=Costs.load(artifacts["account"]),
+        evaluation=Evaluation.load(artifacts["evaluate"]),
+    )
 
 
 def _seeded(artifact: Artifact) -> InvalidInput:
@@ -139,8 +161,8 @@ def _root_of(folder: Path, recipe: Recipe, given: Path | None) -> Path:
 
 
 @contextmanager
-def undamaged(file: Path) -> Iterator[None]:
-    """Report whatever cannot be read from a file as damage of that file."""
+def _undamaged(file: Path) -> Iterator[None]:
+    """Report values of a file that cannot be computed with as damage of that file."""
     try:
         yield
     except PateError:
@@ -151,56 +173,269 @@ def undamaged(file: Path) -> Iterator[None]:
         ) from None
 
 
+# --- charges --------------------------------------------------------------------------------------
+
+
+def read_charges(run: FinishedRun, *, chosen_beforehand: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return ``guarantee.json`` (the cost of the release and of the data set), and notes on it.
+
+    Labels that were drawn for a study are refused unless they were chosen before its results, and
+    so are labels drawn once more with the settings of one that was. The notes are traces of tuning
+    and, for such labels, the owner's statement.
+
+    Guarantees:
+        * Every event comes from the ledger. What the run states must come to the same, or is
+          refused: a file that was changed by hand cannot make ε smaller.
+        * A charge is named by what was drawn at random for it. Its full name also holds a keyed
+          fingerprint of the private records; that is left out, because it would reveal of two
+          releases whether the records were the same.
+        * Where a sanitised ε is published, its price is part of ε. Where answers of an earlier
+          release were given out again, the plan grew after answers were seen: then ε is that of
+          all charges up to it (:meth:`pate.accounting.Ledger.guarantee`).
+    """
+    with Ledger.open(run.ledger) as ledger:
+        with _undamaged(run.artifacts["account"].path / "guarantees.json"):
+            charges = _Charges(run, ledger)
+            stated = charges.require_own_choice(chosen_beforehand=chosen_beforehand)
+            statement = charges.statement()
+        return statement, [*tuning_caveats(run.run, ledger), *stated]
+
+
+class _Charges:
+    """The charges of one run, looked up in its ledger."""
+
+    def __init__(self, run: FinishedRun, ledger: Ledger) -> None:
+        self.run, self.ledger = run, ledger
+        self.charges = ledger.charges()
+        self.paid = {each.release: each for each in self.charges}
+        self.report = run.artifacts["account"].path / "guarantees.json"
+        self.neighbours = run.recipe.partition.neighbours
+        # For the names of charges, kept with the drawn answers; no more of it is read.
+        self.store = Store(root=run.run.folder).cleared("release", Level.PRIVATE)
+        self.names: list[str] = []
+        self.own: list[Charge] = []
+        self.labels = self._labels()
+
+    def _labels(self) -> list[Event]:
+        """Return the events charged for the labels, and for those they build on."""
+        folder = self.run.artifacts["aggregate"].path
+        drawn: str | None = self._drawn_for("aggregate")
+        charged: list[Event] = []
+        while drawn is not None:
+            note = ChargeNote.load(self.store.open("pending-labels", drawn))
+            charged += self._own(note, folder / "labels.npy").events
+            drawn = None
+            if note.extends is not None:
+                drawn = self._drawn_behind(note.extends, folder / "labels.npy")
+        if tally(self.run.labels.plan.events) != tally(charged):
+            raise LedgerError(
+                f"{folder / 'plan.json'} names other events than {self.ledger.path} was charged "
+                "for; run the recipe again"
+            )
+        return charged
+
+    def _drawn_for(self, stage: str) -> str:
+        """Return what an answer was drawn for; that is kept apart from what is released."""
+        return str(drawn_for(self.run.run.artifact(stage)))
+
+    def _drawn_behind(self, charge: str, file: Path) -> str:
+        """Return what an earlier charge of the same run was drawn for."""
+        if charge not in self.paid:
+            raise self._unpaid(file)
+        for note in map(ChargeNote.load, self.store.all("pending-labels")):
+            if charge == note.release:
+                return note.made_from
+        raise StoreError(f"the answers that {file} builds on are not in {self.run.run.folder}")
+
+    def _own(self, note: ChargeNote, file: Path) -> Charge:
+        charge = self.paid.get(note.release)
+        if charge is None:
+            raise self._unpaid(file)
+        self.names.append(f"{note.kind} {note.name}")
+        self.own.append(charge)
+        return charge
+
+    def _unpaid(self, file: Path) -> LedgerError:
+        return LedgerError(
+            f"{self.ledger.path} holds no charge that pays for {file}; it cannot be released"
+        )
+
+    def require_own_choice(self, *, chosen_beforehand: bool) -> list[str]:
+        """Refuse labels of a study, unless they were chosen before its results; return notes."""
+        own = [each.release for each in self.own]
+        studies = studies_behind(self.ledger, own, one_teacher=self.neighbours)
+        if not studies:
+            return []
+        if chosen_beforehand:
+            return [
+                "Its owner states that it was chosen before any of their results was seen, which "
+                "its own ε requires."
+            ]
+        found = ", and ".join(
+            f"one of {each.releases} release{'s' * (each.releases > 1)} of the study "
+            f"“{each.here.name}”, or has the settings of one, which cost {each.describe()}"
+            for each in studies
+        )
+        raise InvalidInput(
+            f"this run is {found}, and whoever chose it by their results has spent that; choose by "
+            "`pate sweep --private-selection`, or, if it was chosen before any of these results "
+            "was seen, add --chosen-beforehand"
+        )
+
+    def statement(self) -> dict[str, Any]:
+        """Return ``guarantee.json``."""
+        labels, terms = self.run.labels, self.ledger.terms
+        sanitised = self._sanitised()
+        statement: dict[str, Any] = {
+            "format": 1,
+            "protects": labels.protects,
+            "labels": write_events(self.labels),
+            "sanitised": sanitised,
+            "counted": "ledger" if labels.extended else "plan",
+            "charges": self.names,
+        }
+        if labels.extended:
+            until, total = self._until()
+            statement["events"] = write_events(until)
+        else:
+            price = read_events([sanitised["event"]]) if sanitised and sanitised["charged"] else []
+            conversion = Conversion(self.run.recipe.privacy.conversion)
+            total = self._planned([*self.labels, *price], conversion)
+        statement["guarantee"] = guarantee_record(total, self.neighbours.value)
+        everything = [event for each in self.charges for event in each.events]
+        whole = guarantee_of_ledger(everything, terms)  # of the charges read above
+        statement["data_set"] = {
+            "name": self.run.recipe.data.name,
+            "terms": json.loads(terms.to_json()),
+            "events": write_events(everything),
+            "guarantee": guarantee_record(whole, terms.budget.neighbours.value),
+        }
+        self._require_same(total)
+        if not math.isfinite(total.epsilon) or not math.isfinite(whole.epsilon):
+            raise InvalidInput(f"{self.report}: ε is infinite, which guarantees nothing")
+        for problem in statement_problems(statement):
+            raise InvalidInput(f"{self.report}: {problem}; it was not released")
+        return statement
+
+    def _planned(self, events: Sequence[Event], conversion: Conversion) -> Guarantee:
+        delta = self.run.recipe.privacy.delta
+        return guarantee_of_plan(events, delta=delta, conversion=conversion)
+
+    def _until(self) -> tuple[list[Event], Guarantee]:
+        """Return all charges up to the moment at which the run read the ledger, and their cost."""
+        last = max(each.number for each in self.own)
+        events: list[Event] = []
+        for each in self.charges:
+            events += each.events
+            if each.number < last:
+                continue
+            total = guarantee_of_ledger(events, self.ledger.terms)
+            if agrees(self.run.costs.guarantee.epsilon, total.epsilon):
+                return events, total
+        raise self._mismatch("no reading of the ledger comes to its ε")
+
+    def _sanitised(self) -> dict[str, Any] | None:
+        """Return the sanitised ε that was published, and the event that paid for it."""
+        stated = self.run.costs.sanitised
+        if stated is None:
+            return None
+        if stated.publishable is not True:
+            raise InvalidInput(f"{self.report} holds an ε that may not be published")
+        answer = self.store.open("pending-sanitised", self._drawn_for("account"))
+        if SanitisedGuarantee.load(answer) != stated:
+            raise InvalidInput(
+                f"{self.report} holds another sanitised ε than was drawn; remove its folder and "
+                "run the recipe again"
+            )
+        assert stated.moment is not None
+        doubt = self.run.recipe.privacy.doubt
+        event: Event = ReleasePlan.default(order=stated.moment + 1, doubt=doubt).event
+        note = ChargeNote.load(answer)
+        if note.events:
+            ((event, count),) = tally(self._own(note, self.report).events).items()
+            if not isinstance(event, SmoothRelease) or count != 1:
+                raise LedgerError(
+                    f"{self.ledger.path} was charged for something else than {self.report}"
+                )
+        elif not self._follows_from_events(stated):
+            raise self._unpaid(self.report)
+        keys = ("epsilon", "delta", "moment", "conversion", "confidence", "price")
+        return {key: getattr(stated, key) for key in keys} | {
+            "event": event_to_json(event),
+            "charged": bool(note.events),
+        }
+
+    def _follows_from_events(self, stated: SanitisedGuarantee) -> bool:
+        """Return whether an ε without a price is that of the events, so that it reveals no vote."""
+        assert stated.moment is not None
+        own = compose(self.run.labels.events, [stated.moment]).guarantee(
+            delta=stated.delta, conversion=Conversion(str(stated.conversion))
+        )
+        return agrees(stated.price, 0.0) and agrees(stated.epsilon, own.epsilon)
+
+    def _require_same(self, total: Guarantee) -> None:
+        """Raise unless the run's own report agrees with the ledger's events."""
+        costs = self.run.costs
+        stated = costs.guarantee
+        problems = [difference(stated.as_json(), total)]
+        if stated.neighbours != self.neighbours.value:
+            problems.append(f"it is for {str(stated.neighbours)[:40]} neighbours")
+        if stated.publishable is not True:
+            problems.append("its ε may not be published")
+        if costs.protects != self.run.labels.protects:
+            problems.append("it protects something else than the labels do")
+        for each in Conversion:
+            planned = self._planned(self.labels, each)
+            problems.append(difference(costs.plan[each.value].as_json(), planned))
+        for problem in filter(None, problems):
+            raise self._mismatch(problem)
+
+    def _mismatch(self, how: str) -> InvalidInput:
+        return InvalidInput(
+            f"{self.report} does not agree with the charges in the ledger ({how}); remove its "
+            "folder and run the recipe again"
+        )
+
+
 # --- parts of the JSON files ----------------------------------------------------------------------
 
 
 def student_header(run: FinishedRun) -> dict[str, Any]:
     """Return the part of ``student.json`` that students of every kind share."""
-    recipe, encoder = run.recipe, run.encoder
     public = run.artifacts["data-public"].array("features.npy")
-    _require_portable("student", recipe.student.as_model().model_dump(mode="json"))
-    for at, step in enumerate([] if encoder is None else encoder.steps):
+    _require_portable("student", run.recipe.student.as_model().model_dump(mode="json"))
+    for at, step in enumerate([] if run.encoder is None else run.encoder.steps):
         _require_portable(f"encoder.steps[{at}]", step.model_dump(mode="json"))
-    with undamaged(run.path("evaluate", "evaluation.json")):
-        classes = run.json("evaluate", "evaluation.json")["classes"]
-        names = [str(each["class"]) for each in classes]
     return {
         "format": HEADER_FORMAT,
-        "class_names": names,
+        "class_names": [str(each.name) for each in run.evaluation.classes],
         "input": {"shape": list(public.shape[1:]), "dtype": public.dtype.name},
     }
 
 
 def _require_portable(where: str, value: Any) -> None:
-    for text in _texts(value):
-        if Path(text).is_absolute() or PureWindowsPath(text).is_absolute() or text[:1] == "~":
-            raise InvalidInput(
-                f"recipe.json: {where} holds a path of this machine, which nobody else has; let "
-                "the model do without, and run the recipe again"
-            )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (dict, list)):
+    if isinstance(value, (dict, list)):
         for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts(each)
+            _require_portable(where, each)
+    elif isinstance(value, str) and (
+        Path(value).is_absolute() or PureWindowsPath(value).is_absolute() or value[:1] == "~"
+    ):
+        raise InvalidInput(
+            f"recipe.json: {where} holds a path of this machine, which nobody else has; let the "
+            "model do without, and run the recipe again"
+        )
 
 
 def evaluation_record(run: FinishedRun) -> dict[str, Any]:
     """Return the accuracy of the student and of the labels, once it agrees with its own table."""
-    file = run.path("evaluate", "evaluation.json")
-    with undamaged(file):
-        evaluation = run.json("evaluate", "evaluation.json")
+    file, evaluation = run.artifacts["evaluate"].path / "evaluation.json", run.evaluation
+    shares = {name: getattr(evaluation, name) for name in ("student", "labels", "agreement")}
+    with _undamaged(file):
         record: dict[str, Any] = {
-            name: None
-            if evaluation[name] is None
-            else {key: evaluation[name][key] for key in ("accuracy", "low", "high", "records")}
-            for name in ("student", "labels", "agreement")
+            name: None if share is None else asdict(share) for name, share in shares.items()
         }
-        record["confusion"] = [list(map(int, row)) for row in evaluation["confusion"]]
-        rows = [each["records"] for each in evaluation["classes"]]
+        record["confusion"] = [list(map(int, row)) for row in evaluation.confusion]
+        rows = [each.records for each in evaluation.classes]
         problem = evaluation_problem(record, classes=len(rows))
         if problem is None and [sum(row) for row in record["confusion"]] != rows:
             problem = "its classes have other numbers of records"
@@ -212,61 +447,17 @@ def evaluation_record(run: FinishedRun) -> dict[str, Any]:
     return record
 
 
-def evaluation_problem(record: Mapping[str, Any], *, classes: int) -> str | None:
-    """Return what is inconsistent in an evaluation; None if nothing is."""
-    for name in ("student", "labels", "agreement"):
-        problem = None if record[name] is None else share_problem(record[name])
-        if problem is not None:
-            return f"{name}: {problem}"
-    table = record["confusion"]
-    if len(table) != classes or any(len(row) != classes for row in table):
-        return "its table has not a row and a column for each class"
-    records, right = sum(map(sum, table)), sum(row[at] for at, row in enumerate(table))
-    student = record["student"]
-    if student["records"] != records or not agrees(student["accuracy"], right / records):
-        return f"student: {right} of {records} records are right by its table"
-    return None
-
-
-def share_problem(share: Mapping[str, Any]) -> str | None:
-    """Return what is inconsistent in a share of records with its 95 % interval; None if nothing is.
-
-    Guarantees:
-        The interval is that of Wilson 1927 for the share and the number of records.
-    """
-    records, accuracy = share["records"], share["accuracy"]
-    if type(records) is not int or records < 1:
-        return f"its number of records is {str(records)[:40]}"
-    right = round(accuracy * records)
-    if not (0 <= right <= records and agrees(accuracy, right / records)):
-        return f"its accuracy is {str(accuracy)[:40]}, which is no share of {records} records"
-    for name, bound in zip(("low", "high"), wilson(right, records), strict=True):
-        if not agrees(share[name], bound):
-            return f"its {name} is {str(share[name])[:40]}, and the records come to {bound}"
-    return None
-
-
 def answers_record(run: FinishedRun) -> dict[str, Any]:
     """Return how many queries were asked and answered, and the labels by class."""
-    released = run.artifacts["aggregate"]
-    classes = len(run.json("evaluate", "evaluation.json")["classes"])
-    counts = np.bincount(np.asarray(released.array("labels.npy")), minlength=classes)
-    record = {key: int(released.facts[key]) for key in ("asked", "answered", "kept")}
+    record: dict[str, Any] = {
+        name: len(getattr(run.labels, name)) for name in ("asked", "answered", "kept")
+    }
+    counts = np.bincount(run.labels.labels, minlength=len(run.evaluation.classes))
     return record | {"by_class": counts.tolist()}
 
 
 def recipe_record(run: FinishedRun) -> dict[str, Any]:
     """Return the recipe as its page shows it: no path, no column, no key of a partition."""
-    shown = without_places(run.recipe)
-    record: dict[str, Any] = _without_folders(
-        shown.model_dump(mode="json", exclude={"partition": {"key"}})
-    )
+    shown = without_places(run.recipe).model_dump(mode="json", exclude={"partition": {"key"}})
+    record: dict[str, Any] = without_folders(shown)
     return record
-
-
-def _without_folders(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_folders(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_without_folders(each) for each in value]
-    return without_folder(value)

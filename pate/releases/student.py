@@ -6,12 +6,17 @@ needs code of its own is loaded only for a caller who trusts that code.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,9 +24,12 @@ from numpy.typing import ArrayLike, NDArray
 from pate.encoders.spec import StepSpec
 from pate.encoders.step import Step, checked_features
 from pate.errors import InvalidInput
-from pate.releases.files import ENCODER, GRAPH, HEADER, STUDENT, TENSORS, require_unchanged
-from pate.releases.onnx_graph import OnnxGraph, read_graph
-from pate.releases.schema import (
+from pate.releases.files import (
+    ENCODER,
+    GRAPH,
+    HEADER,
+    STUDENT,
+    TENSORS,
     CodeModel,
     ConstantModel,
     EncoderStep,
@@ -29,15 +37,11 @@ from pate.releases.schema import (
     LinearModel,
     NetworkModel,
     OnnxModel,
+    file_problems,
     read_header,
 )
-from pate.releases.trial import trial_problem
+from pate.releases.onnx_graph import OnnxGraph, read_graph
 from pate.teachers.protocol import checked_labels
-
-TRUST = (
-    "trust imports and runs the code that the release names, and reads its files as that code does;"
-    " give it only for code you know and a release from somebody you trust"
-)
 
 # The arrays of fitted encoder steps; the others have none.
 STATE: dict[str, tuple[str, ...]] = {
@@ -45,13 +49,18 @@ STATE: dict[str, tuple[str, ...]] = {
     "pca": ("mean", "components", "variances"),
     "diffusion": ("inputs", "reach", "coordinates"),
 }
-_LONGEST_HEADER = 2**20  # bytes of names and shapes in a file of tensors
 _ROWS, _MOST_NUMBERS = 256, 2**22  # of one batch
 
 Tensors = dict[str, NDArray[Any]]
+Predict = Callable[[NDArray[Any]], NDArray[Any]]  # for the features of one batch of records
 
 
-# --- students ------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The functions that predict; ``probabilities`` where the model gives them."""
+
+    labels: Predict
+    probabilities: Predict | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +78,7 @@ class ReleasedStudent:
     """
 
     model: Model
-    encoder: Callable[[NDArray[Any]], NDArray[Any]]  # of a batch; fitted on public inputs
+    encoder: Predict  # fitted on public inputs
     class_names: tuple[str, ...]
     shape: tuple[int, ...]  # of one record
     dtype: str  # of the records it learnt from
@@ -93,17 +102,13 @@ class ReleasedStudent:
     @property
     def predict_proba(self) -> Callable[[ArrayLike], NDArray[np.float64]]:
         """A function that returns a probability for each class, where the model gives them."""
-        if not self.model.gives_probabilities:
+        ask = self.model.probabilities
+        if ask is None:
             raise AttributeError("this student gives no probabilities")
-        return self._probabilities
-
-    def _probabilities(self, X: ArrayLike) -> NDArray[np.float64]:
         empty = np.zeros((0, len(self.class_names)))
-        return np.concatenate([empty, *self._answers(self.model.probabilities, X)])
+        return lambda X: np.concatenate([empty, *self._answers(ask, X)])
 
-    def _answers(
-        self, ask: Callable[[NDArray[Any]], NDArray[Any]], X: ArrayLike
-    ) -> list[NDArray[Any]]:
+    def _answers(self, ask: Predict, X: ArrayLike) -> list[NDArray[Any]]:
         records = np.asarray(X)
         if records.ndim == 0 or records.shape[1:] != self.shape:
             raise InvalidInput(
@@ -151,13 +156,16 @@ def load_student(
         before it is loaded here. Files that differ from ``SHA256SUMS`` are refused.
     """
     folder = Path(path)
-    require_unchanged(folder, HEADER, STUDENT, ENCODER)
+    for changed in file_problems(folder, HEADER, STUDENT, ENCODER):
+        raise InvalidInput(f"{folder}: {changed}; get the release again")
     header = read_header(folder)
     if isinstance(header.model, CodeModel):
         if not trust:
             raise InvalidInput(
                 f"the student needs code of its own ({', '.join(header.model.needs)}) because "
-                f"{header.model.why}; load it with trust=True (--trust): {TRUST}"
+                f"{header.model.why}; load it with trust=True (--trust), which imports and runs "
+                "the code that the release names, only for code you know and a release from "
+                "somebody you trust"
             )
         return _trusted(folder, header, None if plugin_path is None else Path(plugin_path))
     problem = trial_problem(folder)
@@ -168,13 +176,19 @@ def load_student(
 
 def open_student(folder: Path, header: Header) -> ReleasedStudent:
     """Load a student that needs no code into this process: after a trial, or where it was made."""
-    steps = load_encoder_steps(folder, header)
-    return _released(header, load_model(folder, header), lambda X: encoded(steps, X))
+    steps = [_step(folder / ENCODER, at, step) for at, step in enumerate(header.encoder)]
+
+    def encode(X: NDArray[Any]) -> NDArray[Any]:
+        if steps:
+            X = checked_features(X, step="(the inputs)", records=len(X))
+        for step in steps:
+            X = step(X)
+        return X
+
+    return _released(header, _load_model(folder, header, encode), encode)
 
 
-def _released(
-    header: Header, model: Model, encoder: Callable[[NDArray[Any]], NDArray[Any]]
-) -> ReleasedStudent:
+def _released(header: Header, model: Model, encoder: Predict) -> ReleasedStudent:
     return ReleasedStudent(
         model=model,
         encoder=encoder,
@@ -184,22 +198,16 @@ def _released(
     )
 
 
-class TeacherModel:
-    """A trained teacher in the role of a released model."""
+def teacher_model(teacher: Any, *, classes: int) -> Model:
+    """Return a trained teacher in the role of a released model."""
+    from pate.teachers.protocol import predict_labels, probabilities
 
-    def __init__(self, teacher: Any, *, classes: int) -> None:
-        self.teacher, self._classes = teacher, classes
-        self.gives_probabilities = callable(getattr(teacher, "predict_proba", None))
-
-    def labels(self, X: NDArray[Any]) -> NDArray[np.int64]:
-        from pate.teachers.protocol import predict_labels
-
-        return predict_labels(self.teacher, X, classes=self._classes, private=False)
-
-    def probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
-        from pate.teachers.protocol import probabilities
-
-        return probabilities(self.teacher, X, classes=self._classes)
+    return Model(
+        lambda X: predict_labels(teacher, X, classes=classes, private=False),
+        (lambda X: probabilities(teacher, X, classes=classes))
+        if callable(getattr(teacher, "predict_proba", None))
+        else None,
+    )
 
 
 def _trusted(folder: Path, header: Header, plugin_path: Path | None) -> ReleasedStudent:
@@ -213,7 +221,7 @@ def _trusted(folder: Path, header: Header, plugin_path: Path | None) -> Released
 
     assert isinstance(header.model, CodeModel)
     classes = len(header.class_names)
-    encoder: Callable[[NDArray[Any]], NDArray[Any]] = np.asarray
+    encoder: Predict = np.asarray
     try:
         model = ModelSpec.model_validate(header.model.model)
         if header.model.encoder is not None:
@@ -227,20 +235,10 @@ def _trusted(folder: Path, header: Header, plugin_path: Path | None) -> Released
     teacher = load(
         folder / STUDENT, model, classes=classes, seed=header.model.seed, plugin_path=plugin_path
     )
-    return _released(header, TeacherModel(teacher, classes=classes), encoder)
+    return _released(header, teacher_model(teacher, classes=classes), encoder)
 
 
-# --- models --------------------------------------------------------------------------------------
-
-
-class Model(Protocol):
-    """Predicts for the features of one batch of records."""
-
-    gives_probabilities: bool
-
-    def labels(self, X: NDArray[Any]) -> NDArray[np.int64]: ...
-
-    def probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]: ...
+# --- models ---------------------------------------------------------------------------------------
 
 
 def rows_of(shape: tuple[int, ...]) -> int:
@@ -248,169 +246,119 @@ def rows_of(shape: tuple[int, ...]) -> int:
     return max(1, min(_ROWS, _MOST_NUMBERS // max(1, math.prod(shape))))
 
 
-def load_model(folder: Path, header: Header) -> Model:
+def _load_model(folder: Path, header: Header, encode: Predict) -> Model:
     """Return the model of a release, where it needs no code but ours."""
     classes = len(header.class_names)
     place = folder / STUDENT
     match header.model:
         case OnnxModel(classes=order):
-            return _Graph(read_graph(place / GRAPH), order=order, classes=classes)
+            return _graph_model(read_graph(place / GRAPH), order=order, classes=classes)
         case LinearModel():
-            return _Linear(read_tensors(place / TENSORS), classes=classes)
+            return _linear_model(read_tensors(place / TENSORS), classes=classes)
         case ConstantModel(label=label):
-            return _Constant(label, classes=classes)
+            if label >= classes:
+                raise InvalidInput(f"the student's only label is {label}, and there are {classes}")
+            return Model(
+                lambda X: np.full(len(X), label, dtype=np.int64),
+                lambda X: np.tile(np.eye(classes)[label], (len(X), 1)),
+            )
         case NetworkModel() as network:
-            shape = _features(folder, header).shape[1:]
-            return _Network(read_tensors(place / TENSORS), network, shape=shape, classes=classes)
+            zeros = np.zeros((2, *header.input.shape), dtype=header.input.dtype)
+            shape = encode(zeros).shape[1:]
+            tensors = read_tensors(place / TENSORS)
+            return _network_model(tensors, network, shape=shape, classes=classes)
     raise InvalidInput(f"{folder} holds a student that needs code of its own")
 
 
-class _Logits:
-    """The class of the largest logit; probabilities are their softmax."""
+def _logits_model(logits: Predict) -> Model:
+    """Return a model that predicts the largest logit; probabilities are their softmax."""
 
-    gives_probabilities = True
-
-    def _logits(self, X: NDArray[Any]) -> NDArray[Any]:
-        raise NotImplementedError
-
-    def labels(self, X: NDArray[Any]) -> NDArray[np.int64]:
-        return np.asarray(self._logits(X).argmax(axis=1), dtype=np.int64)
-
-    def probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
+    def probabilities(X: NDArray[Any]) -> NDArray[np.float64]:
         from scipy.special import softmax
 
-        return np.asarray(softmax(self._logits(X).astype(np.float64), axis=1))
+        return np.asarray(softmax(logits(X).astype(np.float64), axis=1))
+
+    return Model(lambda X: logits(X).argmax(axis=1).astype(np.int64), probabilities)
 
 
-class _Graph(_Logits):
-    def __init__(self, graph: OnnxGraph, *, order: list[int], classes: int) -> None:
-        if graph.outputs not in (("logits",), ("label",), ("label", "probabilities")):
-            raise InvalidInput("the graph gives neither labels nor logits")
-        if max(order) >= classes or len(set(order)) < len(order):
-            raise InvalidInput("the graph's classes are not those of the student")
-        self._graph, self._order, self._classes = graph, order, classes
-        self.gives_probabilities = graph.outputs != ("label",)
+def _graph_model(graph: OnnxGraph, *, order: list[int], classes: int) -> Model:
+    if graph.outputs not in (("logits",), ("label",), ("label", "probabilities")):
+        raise InvalidInput("the graph gives neither labels nor logits")
+    if max(order) >= classes or len(set(order)) < len(order):
+        raise InvalidInput("the graph's classes are not those of the student")
 
-    def labels(self, X: NDArray[Any]) -> NDArray[np.int64]:
-        if self._graph.outputs == ("logits",):
-            return super().labels(X)
-        return checked_labels(self._graph.run(X)["label"], records=len(X), classes=self._classes)
+    def output(name: str, X: NDArray[Any], columns: int) -> NDArray[Any]:
+        found = graph.run(X)[name]
+        if found.shape != (len(X), columns):
+            raise InvalidInput(f"the graph does not give {name} for each class")
+        return found
 
-    def _logits(self, X: NDArray[Any]) -> NDArray[Any]:
-        logits = self._graph.run(X)["logits"]
-        if logits.shape != (len(X), self._classes):
-            raise InvalidInput("the graph does not give a logit for each class")
-        return logits
+    if graph.outputs == ("logits",):
+        return _logits_model(lambda X: output("logits", X, classes))
 
-    def probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
-        if self._graph.outputs == ("logits",):
-            return super().probabilities(X)
-        found = self._graph.run(X)["probabilities"]
-        if found.shape != (len(X), len(self._order)):
-            raise InvalidInput("the graph does not give a probability for each class")
-        table = np.zeros((len(X), self._classes))
-        table[:, self._order] = found
+    def labels(X: NDArray[Any]) -> NDArray[np.int64]:
+        return checked_labels(graph.run(X)["label"], records=len(X), classes=classes)
+
+    def probabilities(X: NDArray[Any]) -> NDArray[np.float64]:
+        table = np.zeros((len(X), classes))
+        table[:, order] = output("probabilities", X, len(order))
         return table
 
+    return Model(labels, None if graph.outputs == ("label",) else probabilities)
 
-class _Linear:
-    gives_probabilities = False
 
-    def __init__(self, tensors: Tensors, *, classes: int) -> None:
-        weights, intercept = (tensors.get(name) for name in ("weights", "intercept"))
-        if (
-            set(tensors) != {"weights", "intercept"}
-            or weights is None
-            or intercept is None
-            or weights.ndim != 2
-            or (weights.shape[1],) != intercept.shape
-            or intercept.shape != (classes,)
-        ):
-            raise InvalidInput(f"{TENSORS} does not hold the weights of a linear model")
-        self._weights, self._intercept = weights, intercept
+def _linear_model(tensors: Tensors, *, classes: int) -> Model:
+    shapes = {name: each.shape for name, each in tensors.items()}
+    width = math.prod(shapes.get("weights", ())[:1])
+    if shapes != {"weights": (width, classes), "intercept": (classes,)}:
+        raise InvalidInput(f"{TENSORS} does not hold the weights of a linear model")
 
-    def labels(self, X: NDArray[Any]) -> NDArray[np.int64]:
+    def labels(X: NDArray[Any]) -> NDArray[np.int64]:
         flat = np.asarray(X, dtype=np.float32).reshape(len(X), -1)
-        scores = flat @ self._weights + self._intercept
+        scores = flat @ tensors["weights"] + tensors["intercept"]
         return np.asarray(scores.argmax(axis=1), dtype=np.int64)
 
-    def probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
-        raise NotImplementedError
+    return Model(labels)
 
 
-class _Constant:
-    gives_probabilities = True
+def _network_model(
+    tensors: Tensors, spec: NetworkModel, *, shape: tuple[int, ...], classes: int
+) -> Model:
+    import torch
 
-    def __init__(self, label: int, *, classes: int) -> None:
-        if label >= classes:
-            raise InvalidInput(f"the student's only label is {label}, and there are {classes}")
-        self._label, self._classes = label, classes
+    from pate.students.networks import Mlp, SmallCNN
 
-    def labels(self, X: NDArray[Any]) -> NDArray[np.int64]:
-        return np.full(len(X), self._label, dtype=np.int64)
+    # On "meta" nothing is allocated: shapes are known before weights are compared with them.
+    with torch.device("meta"), torch.no_grad():
+        if spec.name == "mlp":
+            module: Any = Mlp(classes, hidden=spec.widths)
+        else:
+            module = SmallCNN(classes, channels=spec.widths)
+        module.eval()(torch.zeros(2, *shape))
+    wanted = {name: tuple(each.shape) for name, each in module.state_dict().items()}
+    if wanted != {name: each.shape for name, each in tensors.items()}:
+        raise InvalidInput(f"{TENSORS} does not hold the weights of this {spec.name}")
+    state = {name: torch.from_numpy(each.copy()) for name, each in tensors.items()}
+    module.load_state_dict(state, assign=True)
+    module.eval()
 
-    def probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
-        return np.tile(np.eye(self._classes)[self._label], (len(X), 1))
-
-
-class _Network(_Logits):
-    def __init__(
-        self, tensors: Tensors, spec: NetworkModel, *, shape: tuple[int, ...], classes: int
-    ) -> None:
-        import torch
-
-        from pate.students.networks import Mlp, SmallCNN
-
-        def build() -> Any:
-            if spec.name == "mlp":
-                return Mlp(classes, hidden=spec.widths)
-            return SmallCNN(classes, channels=spec.widths)
-
-        # On "meta" nothing is allocated: shapes are known before weights are compared with them.
-        with torch.device("meta"), torch.no_grad():
-            module = build().eval()
-            module(torch.zeros(2, *shape))
-        wanted = {name: tuple(each.shape) for name, each in module.state_dict().items()}
-        if wanted != {name: each.shape for name, each in tensors.items()}:
-            raise InvalidInput(f"{TENSORS} does not hold the weights of this {spec.name}")
-        state = {name: torch.from_numpy(each.copy()) for name, each in tensors.items()}
-        module.load_state_dict(state, assign=True)
-        self._module = module.eval()
-
-    def _logits(self, X: NDArray[Any]) -> NDArray[Any]:
-        import torch
-
+    def logits(X: NDArray[Any]) -> NDArray[Any]:
         with torch.inference_mode():
             records = torch.from_numpy(np.array(X, dtype=np.float32))
-            return np.asarray(self._module(records).numpy())
+            return np.asarray(module(records).numpy())
 
-
-# --- tensors --------------------------------------------------------------------------------------
+    return _logits_model(logits)
 
 
 def read_tensors(file: Path) -> Tensors:
-    """Return the arrays of a safetensors file; sizes are checked before anything is read."""
+    """Return the arrays of a safetensors file; the library checks sizes before it reads."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if length > _LONGEST_HEADER:
-                raise InvalidInput(f"{file} is not a file of tensors")
-            names = json.loads(stream.read(length))
-            size = sum(
-                each["data_offsets"][1] - each["data_offsets"][0]
-                for name, each in names.items()
-                if name != "__metadata__"
-            )
-            if not 0 <= size <= file.stat().st_size - 8 - length:
-                raise InvalidInput(f"{file} declares more than it holds")
-        tensors = load(file.read_bytes())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError,
-            RecursionError):  # fmt: skip
+        return load(file.read_bytes())
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError):
         raise InvalidInput(f"{file} is not a file of tensors") from None
-    return tensors
 
 
 def write_tensors(file: Path, tensors: Tensors) -> None:
@@ -422,17 +370,8 @@ def write_tensors(file: Path, tensors: Tensors) -> None:
     file.write_bytes(save(arrays))
 
 
-# --- the encoder ----------------------------------------------------------------------------------
-
-
-def load_encoder_steps(
-    folder: Path, header: Header
-) -> list[Callable[[NDArray[Any]], NDArray[np.float32]]]:
-    """Return the steps that records go through before the model, each for one batch."""
-    return [_step(folder / ENCODER, at, step) for at, step in enumerate(header.encoder)]
-
-
-def _step(folder: Path, at: int, spec: EncoderStep) -> Callable[..., NDArray[np.float32]]:
+def _step(folder: Path, at: int, spec: EncoderStep) -> Predict:
+    """Return a step that records go through before the model."""
     if spec.name == "onnx":
         graph = read_graph(folder / f"step-{at}.onnx")
         if graph.outputs != ("features",):
@@ -456,16 +395,90 @@ def _step(folder: Path, at: int, spec: EncoderStep) -> Callable[..., NDArray[np.
     return lambda X: checked_features(step.transform(X), step=spec.name, records=len(X))
 
 
-def encoded(steps: list[Callable[..., NDArray[np.float32]]], X: NDArray[Any]) -> NDArray[Any]:
-    """Return a batch of records as the model takes them."""
-    if steps:
-        X = checked_features(X, step="(the inputs)", records=len(X))
-    for step in steps:
-        X = step(X)
-    return X
+# --- the trial ------------------------------------------------------------------------------------
+
+# A file can be made to crash its reader or to exhaust memory. So the student is first loaded in a
+# process of its own and predicts one full batch there, within limits; what passes takes no more
+# memory afterwards, because no size in a student depends on a record's values.
+
+_MEMORY = 3 * 2**30  # bytes, beside four times those of the release
+_SECONDS = 120  # of the processor; three times as many by the clock
+_START = "import sys; sys.path[:] = {path!r}; from pate.releases.student import _main; _main()"
 
 
-def _features(folder: Path, header: Header) -> NDArray[Any]:
-    """Return two records of zeros as the model takes them."""
-    zeros = np.zeros((2, *header.input.shape), dtype=header.input.dtype)
-    return encoded(load_encoder_steps(folder, header), zeros)
+def trial_problem(
+    folder: Path, *, plugin_path: Path | None = None, trust: bool = False
+) -> str | None:
+    """Return how a student fails in a trial, in one line; None if it works."""
+    path = [each for each in sys.path if each]  # not the folder one happens to be in
+    arguments = [str(folder.resolve()), "" if plugin_path is None else str(plugin_path.resolve())]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _START.format(path=path), *arguments, "trust" * trust],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=3 * _SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"it did not answer within {3 * _SECONDS} s"
+    except OSError as error:
+        return f"no process could be started to try it ({error.strerror})"
+    if done.returncode < 0:
+        number = -done.returncode
+        if number == signal.SIGXCPU:
+            return f"it took more than {_SECONDS} s of the processor"
+        return f"its process was ended by signal {number}"
+    try:
+        answer = json.loads(done.stdout.decode().splitlines()[-1])
+    except (ValueError, IndexError):
+        return f"its process ended with code {done.returncode} and without an answer"
+    return None if answer is None else str(answer)
+
+
+def _main() -> None:
+    """Try the student in the folder given as an argument, in this process."""
+    folder, plugin_path, trust = sys.argv[1:]
+    output = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # a model's output is not the answer
+    if not trust:
+        _limit(_MEMORY + 4 * sum(each.stat().st_size for each in Path(folder).rglob("*")))
+    answer = None
+    try:
+        _try(Path(folder), Path(plugin_path) if plugin_path else None, trust=bool(trust))
+    except MemoryError:
+        answer = "it needs too much memory"
+    except (Exception, SystemExit) as error:
+        answer = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    os.write(output, f"\n{json.dumps(answer)}\n".encode())
+
+
+def _limit(memory: int) -> None:
+    """Limit memory and time, and forbid core dumps and large files."""
+    try:
+        import resource
+    except ImportError:  # not on every system
+        return
+    for kind, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 2**20),  # libraries test whether they can write at all
+        (resource.RLIMIT_CPU, _SECONDS),
+        (resource.RLIMIT_DATA, memory),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # a stricter limit is set already
+            resource.setrlimit(kind, (most, most))
+
+
+def _try(folder: Path, plugin_path: Path | None, *, trust: bool) -> None:
+    if trust:
+        student = load_student(folder, plugin_path, trust=True)
+    else:
+        student = open_student(folder, read_header(folder))
+    records = np.random.default_rng(0).normal(size=(rows_of(student.shape), *student.shape))
+    records[: len(records) // 2] = 0
+    with np.errstate(all="ignore"):
+        records = records.astype(student.dtype)
+    student.predict(records)
+    if hasattr(student, "predict_proba"):
+        student.predict_proba(records)

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from pate.accounting import Event, ReleasePlan, event_from_json
 from pate.accounting.events import tally
 from pate.artifacts import digest_of
 from pate.errors import InvalidInput
+from pate.mechanisms import Plan
+from pate.metrics import wilson
+from pate.pipeline.recipe import Recipe
 from pate.releases.documents import recipe_of, render_card, render_release_page
 from pate.releases.files import (
     CARD,
@@ -27,21 +31,16 @@ from pate.releases.files import (
     RELEASE,
     STATEMENT,
     SUMS,
-    digest_of_sums,
-    may_leave,
-    read_sums,
-    sizes,
-)
-from pate.releases.guarantee import read_events, statement_problems
-from pate.releases.run import evaluation_problem
-from pate.releases.schema import (
     CodeModel,
+    file_problems,
     read_header,
     read_json,
+    read_sums,
     unpublishable,
     value_problems,
 )
-from pate.releases.trial import trial_problem
+from pate.releases.guarantee import agrees, read_events, statement_problems
+from pate.releases.student import trial_problem
 from pate.stages.selection import candidates_of, event_of
 
 _NEEDED = (CARD, HEADER, STATEMENT, RELEASE)
@@ -75,18 +74,30 @@ class Verification:
         return not self.problems and not self.notes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Release:
-    """The JSON files, read once."""
+class _Given:
+    """A release that was given: its JSON files, read once."""
 
-    folder: Path
-    statement: Any
-    release: Any
-    header: Any
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.statement, self.release, self.header = (
+            read_json(folder / name) for name in (STATEMENT, RELEASE, HEADER)
+        )
 
     @property
     def first_format(self) -> bool:
         return isinstance(self.release, dict) and self.release.get("format") == 1
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return recipe_of(self.release)
+
+    @cached_property
+    def plan(self) -> Plan:
+        return self.recipe.plan(inputs=self.release["public_inputs"])
+
+    @property
+    def classes(self) -> int:
+        return len(self.header["class_names"])
 
 
 def verify(
@@ -132,21 +143,15 @@ def verify(
     if found:  # what is damaged is not read further
         return Verification(problems=tuple(found))
     try:
-        given = _Release(
-            folder=folder,
-            statement=read_json(folder / STATEMENT),
-            release=read_json(folder / RELEASE),
-            header=read_json(folder / HEADER),
-        )
+        given = _Given(folder)
     except InvalidInput as error:
         return Verification(problems=(str(error),))
     problems = list(_guarded(RELEASE, _values, given))
     notes: list[str] = []
     if problems:
         return Verification(problems=tuple(dict.fromkeys(problems)))
-    parts: list[tuple[str, Callable[[_Release], Iterator[str]]]] = [
+    parts: list[tuple[str, Callable[[_Given], Iterator[str]]]] = [
         (STATEMENT, _figures),
-        (RELEASE, _list),
     ]
     if given.first_format:
         notes.append("its settings, card and labels were not checked: it is of format 1")
@@ -169,7 +174,7 @@ def verify(
         notes=tuple(notes),
         epsilon=stated["epsilon"],
         delta=stated["delta"],
-        digest=digest_of_sums(folder),
+        digest=digest_of(folder / SUMS),
     )
 
 
@@ -187,29 +192,20 @@ def _guarded(name: str, part: Callable[[Any], Iterator[str]], given: Any) -> Ite
 def _files(folder: Path) -> Iterator[str]:
     """Check that every file is there, unchanged and of a known kind; and nothing else is."""
     try:
-        there = sizes(folder)
         known = read_sums(folder)
+        yield from (f"{name} is missing" for name in _NEEDED if name not in known)
+        yield from file_problems(folder)
     except InvalidInput as error:
         yield str(error)
         return
-    for name in _NEEDED:
-        if name not in known:
-            yield f"{name} is missing"
-    for name, digest in known.items():
-        if not may_leave(name):
-            yield f"{name} is not of a kind that belongs to a release"
-        elif name not in there:
-            yield f"{name} is missing"
-        elif digest_of(folder / name) != digest:
-            yield f"{name} was damaged or changed"
     homes = {parent.as_posix() for name in known for parent in Path(name).parents}
     places = (each for each in folder.rglob("*") if each.is_dir())
     folders = {place.relative_to(folder).as_posix() for place in places}
-    for name in sorted((there.keys() - known.keys() - {SUMS}) | (folders - homes)):
+    for name in sorted(folders - homes):
         yield f"{name} does not belong to the release"
 
 
-def _values(given: _Release) -> Iterator[str]:
+def _values(given: _Given) -> Iterator[str]:
     """Check that every value in the JSON files is of its type and in its range."""
     read_header(given.folder)
     yield from value_problems(STATEMENT, given.statement)
@@ -218,31 +214,24 @@ def _values(given: _Release) -> Iterator[str]:
     first = given.header["format"] == 1
     if first is not given.first_format:  # the first one is checked for less
         yield f"{HEADER} is of another format than release.json"
-    for name, value in (
-        (STATEMENT, given.statement),
-        (RELEASE, given.release),
-        (HEADER, given.header),
-    ):
+    values = {STATEMENT: given.statement, RELEASE: given.release, HEADER: given.header}
+    for name, value in values.items():
         yield from (f"{name} holds {what}" for what in unpublishable(value))
 
 
-def _figures(given: _Release) -> Iterator[str]:
-    """Compute ε again from the events."""
+def _figures(given: _Given) -> Iterator[str]:
+    """Compute ε again from the events, and check that ``release.json`` lists the same files."""
     for problem in statement_problems(given.statement):
         yield f"guarantee.json: {problem}"
-
-
-def _list(given: _Release) -> Iterator[str]:
-    """Check that ``release.json`` lists the same files."""
     known = read_sums(given.folder)
     known.pop(RELEASE)
     if given.release["files"] != known:
         yield f"release.json lists other files than {SUMS}"
 
 
-def _settings(given: _Release) -> Iterator[str]:
+def _settings(given: _Given) -> Iterator[str]:
     """Check the guarantee against the settings: noise, number, δ, conversion, neighbours."""
-    statement, recipe = given.statement, recipe_of(given.release)
+    statement, recipe = given.statement, given.recipe
     stated, sanitised, partition = statement["guarantee"], statement["sanitised"], recipe.partition
     protects = {partition.protects(named=named) for named in (True, False)}
     if stated["neighbours"] != partition.neighbours.value:
@@ -272,49 +261,80 @@ def _settings(given: _Release) -> Iterator[str]:
         yield "guarantee.json: it counts other events than the settings in release.json ask for"
 
 
-def _charged(given: _Release) -> tuple[Event, ...]:
+def _charged(given: _Given) -> tuple[Event, ...]:
     """Return the charge of these settings: their plan, or the choice they were part of."""
-    recipe, inputs = recipe_of(given.release), given.release["public_inputs"]
+    recipe = given.recipe
     if recipe.selection is None:
-        return recipe.plan(inputs=inputs).events
+        return given.plan.events
+    inputs = given.release["public_inputs"]
     return (event_of(candidates_of(recipe), recipe.selection, inputs=inputs),)
 
 
-def _evaluation(given: _Release) -> Iterator[str]:
+def _evaluation(given: _Given) -> Iterator[str]:
     """Check that shares of records follow from their counts, and fit the classes and the plan."""
-    release, classes = given.release, len(given.header["class_names"])
-    wrong = evaluation_problem(release["evaluation"], classes=classes)
+    wrong = evaluation_problem(given.release["evaluation"], classes=given.classes)
     if wrong is not None:
         yield f"release.json: evaluation of the {wrong}"
-    answers = release["answers"]
-    plan = recipe_of(release).plan(inputs=release["public_inputs"])
+    answers, plan = given.release["answers"], given.plan
     asked, answered, kept = (answers[key] for key in ("asked", "answered", "kept"))
-    if len(answers["by_class"]) != classes or sum(answers["by_class"]) != answered:
+    if len(answers["by_class"]) != given.classes or sum(answers["by_class"]) != answered:
         yield "release.json: its labels by class are not as many as were answered"
     if asked > plan.queries or answered > plan.answers or answered + kept > asked:
         yield "release.json: it has more answers than were paid for"
 
 
-def _labels(given: _Release) -> Iterator[str]:
+def evaluation_problem(record: Mapping[str, Any], *, classes: int) -> str | None:
+    """Return what is inconsistent in an evaluation; None if nothing is."""
+    for name in ("student", "labels", "agreement"):
+        problem = None if record[name] is None else _share_problem(record[name])
+        if problem is not None:
+            return f"{name}: {problem}"
+    table = record["confusion"]
+    if len(table) != classes or any(len(row) != classes for row in table):
+        return "its table has not a row and a column for each class"
+    records, right = sum(map(sum, table)), sum(row[at] for at, row in enumerate(table))
+    student = record["student"]
+    if student["records"] != records or not agrees(student["accuracy"], right / records):
+        return f"student: {right} of {records} records are right by its table"
+    return None
+
+
+def _share_problem(share: Mapping[str, Any]) -> str | None:
+    """Return what is inconsistent in a share of records with its 95 % interval; None if nothing is.
+
+    Guarantees:
+        The interval is that of Wilson 1927 for the share and the number of records.
+    """
+    records, accuracy = share["records"], share["accuracy"]
+    if type(records) is not int or records < 1:
+        return f"its number of records is {str(records)[:40]}"
+    right = round(accuracy * records)
+    if not (0 <= right <= records and agrees(accuracy, right / records)):
+        return f"its accuracy is {str(accuracy)[:40]}, which is no share of {records} records"
+    for name, bound in zip(("low", "high"), wilson(right, records), strict=True):
+        if not agrees(share[name], bound):
+            return f"its {name} is {str(share[name])[:40]}, and the records come to {bound}"
+    return None
+
+
+def _labels(given: _Given) -> Iterator[str]:
     """Check that there are no more labels than were paid for, each of an input of its own."""
-    folder, release = given.folder, given.release
+    folder, plan = given.folder, given.plan
     there = (folder / "labels").is_dir()
-    if release["labels"] is not there:
+    if given.release["labels"] is not there:
         yield "release.json is wrong about whether there are labels"
     if not there:
         return
-    plan = recipe_of(release).plan(inputs=release["public_inputs"])
-    inputs, classes = release["public_inputs"], len(given.header["class_names"])
     arrays = {name: _array(folder / "labels" / name) for name in LABELS}
     most = {"asked.npy": plan.queries, "answered.npy": plan.answers, "kept.npy": plan.queries}
     for name, count in most.items():
         rows = arrays[name]
         if len(rows) > count:
             yield f"labels/{name} holds {len(rows)} rows, and {count} were paid for"
-        elif len(np.unique(rows)) != len(rows) or not _within(rows, inputs):
+        elif len(np.unique(rows)) != len(rows) or not _within(rows, given.release["public_inputs"]):
             yield f"labels/{name} does not hold rows of the public inputs, each once"
     for name, rows in (("labels.npy", "answered.npy"), ("kept_labels.npy", "kept.npy")):
-        if len(arrays[name]) != len(arrays[rows]) or not _within(arrays[name], classes):
+        if len(arrays[name]) != len(arrays[rows]) or not _within(arrays[name], given.classes):
             yield f"labels/{name} does not hold a class for each row of labels/{rows}"
 
 
@@ -330,7 +350,7 @@ def _within(values: Any, end: int) -> bool:
     return not len(values) or bool(values.min() >= 0 and values.max() < end)
 
 
-def _card(given: _Release) -> Iterator[str]:
+def _card(given: _Given) -> Iterator[str]:
     """Render the card again from the JSON files, and compare."""
     own = render_card(given.statement, given.header, given.release)
     if own.encode() != (given.folder / CARD).read_bytes():
@@ -338,7 +358,7 @@ def _card(given: _Release) -> Iterator[str]:
         yield f"{CARD} does not match the JSON files{others and f' ({others})'}"
 
 
-def _page(given: _Release, notes: list[str]) -> Iterator[str]:
+def _page(given: _Given, notes: list[str]) -> Iterator[str]:
     """Render the page again, and compare; other versions may plot with other bytes."""
     if not (given.folder / PAGE).exists():
         return
@@ -363,7 +383,7 @@ def _other_versions(release: Any, *names: str) -> str:
 
 
 def _student(
-    given: _Release, plugin_path: Path | None, notes: list[str], *, trust: bool
+    given: _Given, plugin_path: Path | None, notes: list[str], *, trust: bool
 ) -> Iterator[str]:
     """Load the student and let it predict, in a process of its own."""
     model = read_header(given.folder).model

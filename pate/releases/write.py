@@ -22,35 +22,35 @@ from typing import Any
 import numpy as np
 
 from pate._files import draft_folder, remove_abandoned, sync
-from pate.accounting import Ledger
+from pate.artifacts import digest_of
 from pate.errors import InvalidInput, PateError
 from pate.pipeline.ledger import naming_key
-from pate.releases.charges import require_own_choice, statement_of
 from pate.releases.documents import render_card, render_release_page
 from pate.releases.export import copy_labels, export_student
 from pate.releases.files import (
     CARD,
+    FORMAT,
     HEADER,
     PAGE,
     RELEASE,
     STATEMENT,
     SUMS,
-    digest_of_sums,
     digests,
     may_leave,
     render_sums,
+    sizes,
+    unpublishable,
 )
 from pate.releases.run import (
     FinishedRun,
     answers_record,
     evaluation_record,
     open_finished_run,
+    read_charges,
     recipe_record,
     student_header,
 )
-from pate.releases.schema import FORMAT, unpublishable
 from pate.releases.verify import verify
-from pate.report.caveats import tuning_caveats
 from pate.report.facts import package_versions, without_paths
 
 _DRAFT = ".pate-release-"  # the beginning of a draft's name, beside the place of the release
@@ -139,10 +139,7 @@ def write_release(
     finished = open_finished_run(Path(run), data_root=data_root, plugin_path=plugin_path)
     out = Path(out)
     _require_place(out, finished.run.folder)
-    stated = require_own_choice(finished, chosen_beforehand=chosen_beforehand)
-    statement = statement_of(finished)
-    with Ledger.open(finished.ledger) as ledger:
-        notes = [*tuning_caveats(finished.run, ledger), *stated]
+    statement, notes = read_charges(finished, chosen_beforehand=chosen_beforehand)
     shared = student_header(finished)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -160,19 +157,25 @@ def write_release(
                 (draft / name).write_text(render(*read), encoding="utf-8")
             _write_json(draft / RELEASE, record | {"files": digests(draft)})
             (draft / SUMS).write_text(render_sums(digests(draft)), encoding="utf-8")
-            _require_listed(draft)
+            for name in sizes(draft):
+                if not may_leave(name):
+                    raise InvalidInput(
+                        f"{name} is not on the list of what may leave; nothing was released"
+                    )
             require_clean(draft, finished)
             _require_verified(draft, finished)
             _make_readable(draft, record["date"])
-            _publish(draft, out)
+            draft.rename(out)
     except OSError as error:
+        if out.is_dir() and any(out.iterdir()):
+            raise InvalidInput(f"{out} is no longer empty; choose another") from error
         raise InvalidInput(f"cannot write {out}: {error.strerror}") from error
     return Release(
         folder=out,
         statement=statement,
         header=header,
         settings=finished.recipe.asked,
-        digest=digest_of_sums(out),
+        digest=digest_of(out / SUMS),
     )
 
 
@@ -197,7 +200,7 @@ def _release_record(run: FinishedRun, notes: list[str], *, labels: bool) -> dict
         "public_inputs": len(run.artifacts["data-public"].array("features.npy")),
         "labels": labels,
         "notes": notes,
-        "why_not": without_paths(run.json("account", "guarantees.json").get("why_not")),
+        "why_not": without_paths(run.costs.why_not),
         "evaluation": evaluation_record(run),
         "answers": answers_record(run),
     }
@@ -209,12 +212,6 @@ def _as_text(value: Any) -> str:
 
 def _write_json(file: Path, value: Any) -> None:
     file.write_text(f"{_as_text(value)}\n", encoding="utf-8")
-
-
-def _require_listed(draft: Path) -> None:
-    for name in [*digests(draft), SUMS]:
-        if not may_leave(name):
-            raise InvalidInput(f"{name} is not on the list of what may leave; nothing was released")
 
 
 def _require_verified(draft: Path, run: FinishedRun) -> None:
@@ -231,15 +228,6 @@ def _make_readable(draft: Path, date: str) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
         os.utime(path, (day, day))
         sync(path)
-
-
-def _publish(draft: Path, out: Path) -> None:
-    try:
-        draft.rename(out)
-    except OSError as error:
-        if out.is_dir() and any(out.iterdir()):
-            raise InvalidInput(f"{out} is no longer empty; choose another") from error
-        raise
 
 
 # --- the search for leaks -------------------------------------------------------------------------

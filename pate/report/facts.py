@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import math
 import platform
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pate.accounting import Conversion, Ledger
+from pate.accounting import Conversion, Ledger, Neighbours
 from pate.artifacts import Artifact, Level
 from pate.artifacts.results import Costs, Evaluation, Labels, StatedGuarantee
 from pate.errors import InvalidInput
@@ -25,9 +25,9 @@ from pate.pipeline.ledger import key_path, ledger_path
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import producer
-from pate.report.caveats import tuning_caveats
-from pate.report.comparison import ComparedMethod, read_comparison
+from pate.recipes.read import to_toml
 from pate.report.curves import CostCurves, MomentProfile, cost_curves, moment_profile
+from pate.stages.caveats import tuning_caveats
 
 if TYPE_CHECKING:
     from pate.report.private import PrivateFacts
@@ -41,7 +41,7 @@ _DIGESTS = {
     "distill": "student",
     "evaluate": "evaluation",
 }
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_WITH_EPSILON = ("pate", "dpsgd")  # the methods compared that use private records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,11 +191,7 @@ class ShownArtifacts:
 def finished_stages(run: PipelineRun) -> dict[str, str]:
     """Return the fingerprint of every stage of a complete run.
 
-    Raises
-    ------
-    InvalidInput
-        If a stage is missing or stale. The key of the data set is never created here: without it
-        nothing of the run could be found.
+    The key of the data set is never created here: without it nothing of the run could be found.
     """
     if not key_path(run.recipe, run.options.data_root).is_file():
         raise InvalidInput(
@@ -289,12 +285,8 @@ def gather_facts(run: PipelineRun) -> Facts:
 def publishable_cost(stated: StatedGuarantee) -> Cost:
     """Return a cost of the public report; one that is marked otherwise never gets on the page."""
     if not stated.publishable:
-        raise InvalidInput("a figure among the released ones may not be published; run it again")
+        raise InvalidInput("a released value may not be published; run the recipe again")
     return Cost.of(stated.as_json())
-
-
-def _share(record: Mapping[str, Any] | None) -> Share | None:
-    return None if record is None else Share.of(record)
 
 
 def _of_the_ledger(run: PipelineRun) -> tuple[Cost | None, list[str]]:
@@ -366,7 +358,7 @@ def recipe_text(recipe: Recipe, *, like: Mapping[str, Any] | None = None) -> str
             continue
         known = settings.keys() if like is None else like.get(name, {}).keys()
         lines = [
-            f"{_key(key)} = {_value(each)}"
+            f"{key} = {to_toml(without_folders(each))}"
             for key, each in settings.items()
             if each is not None and key in known
         ]
@@ -388,30 +380,96 @@ def without_places(recipe: Recipe) -> Recipe:
     )
 
 
-def _key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else json.dumps(key)
+def without_folders(value: Any) -> Any:
+    """Return a plain value with the last part of each path in it.
 
-
-def _value(value: Any) -> str:
-    """Return a plain value as TOML.
-
-    >>> _value({"a b": [1, 2.5, True], "none": None}), _value("/home/ann/x.csv")
-    ('{ "a b" = [1, 2.5, true] }', '"x.csv"')
+    >>> without_folders({"files": ["/home/ann/records.csv", "C:\\\\a\\\\b.csv", 3]})
+    {'files': ['records.csv', 'b.csv', 3]}
     """
     if isinstance(value, Mapping):
-        inside = [f"{_key(k)} = {_value(each)}" for k, each in value.items() if each is not None]
-        return f"{{ {', '.join(inside)} }}" if inside else "{}"
+        return {key: without_folders(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_value(each) for each in value)}]"
-    return json.dumps(without_folder(value), ensure_ascii=False)
-
-
-def without_folder(value: Any) -> Any:
-    """Return the last part of a path, and any other value as it is.
-
-    >>> [without_folder(each) for each in ("/home/ann/records.csv", "C:\\\\a\\\\b.csv", 3)]
-    ['records.csv', 'b.csv', 3]
-    """
+        return [without_folders(each) for each in value]
     if isinstance(value, str) and ("/" in value or "\\" in value):
         return Path(value.replace("\\", "/")).name
     return value
+
+
+# --- the comparison -------------------------------------------------------------------------------
+
+
+class ComparisonTerms(BaseModel):
+    """The terms that all rows of a comparison share."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    delta: float
+    repetitions: int
+    epsilon_together: float | None  # of all runs compared; None: no guarantee
+    delta_together: float | None
+    neighbours_together: str | None
+
+
+Proportion = Annotated[float, Field(ge=0, le=1)]
+
+
+class ComparedMethod(BaseModel):
+    """One method at one ε, or one that needs none: it used no private record."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    method: str
+    name: str
+    epsilon: Annotated[float, Field(ge=0)] | None
+    accuracy: Proportion
+    spread: float | None  # standard deviation over repetitions
+    low: Proportion
+    high: Proportion
+    neighbours: str | None
+    terms: ComparisonTerms
+
+    @model_validator(mode="after")
+    def _has_its_cost(self) -> Self:
+        if self.epsilon is None and self.method in _WITH_EPSILON:
+            raise ValueError("it has no ε")
+        return self
+
+
+def read_comparison(folder: Path) -> tuple[ComparedMethod, ...]:
+    """Return the methods in ``compare.json`` that may be shown; none where none has an ε.
+
+    Guarantees:
+        The file has no level of its own: a row without ``"publishable": true`` is left out. Format
+        1 claimed DP-SGD's ε for one record added or removed although its sampling rate followed
+        from the number of records: it holds for zero-out, and is read so.
+    """
+    path = folder / "compare.json"
+    if not path.is_file():
+        return ()
+    try:
+        content = json.loads(path.read_text())
+        together = content["cost"]["together"]
+        if content["format"] == 1:
+            for row in (*content["rows"], *([] if together is None else [together])):
+                ours = row.get("method", "dpsgd") == "dpsgd"  # the sum rests on them, too
+                if ours and row["neighbours"] == Neighbours.ADD_REMOVE:
+                    row["neighbours"] = Neighbours.ZERO_OUT.value
+        elif content["format"] != 2:
+            raise ValueError("it is of another format")
+        terms = ComparisonTerms(
+            delta=content["delta"],
+            repetitions=content["seeds"],
+            epsilon_together=together and together["epsilon"],
+            delta_together=together and together["delta"],
+            neighbours_together=together and together["neighbours"],
+        )
+        found = tuple(
+            ComparedMethod.model_validate({**row, "terms": terms})
+            for row in content["rows"]
+            if row.get("publishable") is True
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(
+            f"{path} is damaged, or holds an impossible value; compare again, or remove it"
+        ) from error
+    return found if any(each.method in _WITH_EPSILON for each in found) else ()

@@ -30,33 +30,19 @@ from pate._format import (
 )
 from pate.pipeline.runner import PipelineRun
 from pate.report import plots
-from pate.report.caveats import sanitised_caveat
 from pate.report.facts import Facts, best_guess, gather_facts
 from pate.report.templates import template
+from pate.stages.caveats import sanitised_caveat
 
 STAMP = "PRIVATE – do not publish"
 _NAME = "report.html"
 
 
 def write_report(run: PipelineRun, file: Path | None = None, *, private: bool = False) -> Path:
-    """Write the page of a finished run and return its path.
+    """Write the page of a finished run and return its path: ``report.html`` by default.
 
-    Parameters
-    ----------
-    run
-        The finished run (:func:`pate.stages.catalogue.open_run`).
-    file
-        The page to write; by default the run's ``report.html``, and ``private/report.html`` for
-        the private one.
-    private
-        Add the votes in sum and the data-dependent ε: a page that may not be published.
-
-    Raises
-    ------
-    InvalidInput
-        If the run is not complete.
-    StoreError
-        If the page cannot be written; a page that was there is then unchanged.
+    The ``private`` one, ``private/report.html`` by default, adds the votes in sum and the
+    data-dependent ε: it may not be published.
 
     Guarantees:
         The public page is made from RELEASED and PUBLIC artifacts only. The private one is stamped,
@@ -83,7 +69,7 @@ def render_page(facts: Facts, *, package: str = "pate.report", name: str = "page
         policy=_policy(script),
         css=Markup(css),
         script=Markup(script),
-        guess=_best_guess(facts.guarantee.epsilon, facts.guarantee.delta),
+        guess=_guess(best_guess(facts.guarantee.epsilon, facts.guarantee.delta)),
         epsilon=format_epsilon_fixed,
         rounded_up=format_epsilon,
         number=format_number,
@@ -109,9 +95,8 @@ def _policy(script: str) -> str:
     )
 
 
-def _best_guess(epsilon: float, delta: float) -> str | None:
-    """Return a bound on how often a guess is right, rounded up; None if that is nearly always."""
-    share = best_guess(epsilon, delta)
+def _guess(share: float) -> str | None:
+    """Return how often a guess is right, rounded up; None if that is nearly always."""
     if share > 0.9999:
         return None
     digits = 2 if share > 0.99 else 1

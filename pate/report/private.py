@@ -45,8 +45,10 @@ def gather_private(run: PipelineRun) -> PrivateFacts:
     dependent = None if found is None else Cost.of(found.as_json())
     costs = Costs.load(run.artifact("account"))
     counts, answered, teachers = _votes(run)
-    follows = recipe.aggregate.cost_follows_answers
-    fixed = [_set(dependent.moment)] if dependent is not None and follows else None
+    fixed = None
+    if dependent is not None and recipe.aggregate.cost_follows_answers:
+        assert dependent.moment is not None  # it has the λ it was computed at
+        fixed = [dependent.moment]
     # The cost of one try is not that of a choice among several: then there is no curve either.
     steps = shown_queries(len(counts), _POINTS) if len(counts) and dependent is not None else ()
     mechanism = make_mechanism(recipe.aggregate)
@@ -87,8 +89,3 @@ def _winners(counts: NDArray[np.int64], teachers: int) -> tuple[int, ...]:
     """
     bins = np.minimum(counts.max(axis=1, initial=0) * _BINS // teachers, _BINS - 1)
     return tuple(np.bincount(bins, minlength=_BINS).tolist())
-
-
-def _set(value: float | None) -> float:
-    assert value is not None  # a data-dependent ε has the λ it was computed at
-    return value

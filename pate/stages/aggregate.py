@@ -1,7 +1,7 @@
 """aggregate: private votes → released labels; pays before it publishes.
 
 Which public inputs are asked about is chosen by :mod:`pate.queries`, from public features and
-released answers only; it says there why that costs nothing.
+released answers only, which costs nothing for the reason given there.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ from pate.queries import Chooser
 from pate.stages.account import order_of, require_computable
 from pate.stages.encode import graph_features, public_features, student_inputs
 from pate.stages.exactly_once import Round, draw_once, paid_answers, release_once
-from pate.stages.selection import publish_selected
-from pate.students.data import StudentData
-from pate.students.train import train_student
+from pate.students.train import StudentData, train_student
 from pate.teachers.protocol import probabilities
 from pate.votes import Votes
 
@@ -53,6 +51,8 @@ def _run(context: Context) -> None:
     """Fix the plan before the votes are opened; its caps are what is charged and reported."""
     recipe, options = context.recipe, context.options
     if recipe.selection is not None:
+        from pate.stages.selection import publish_selected
+
         publish_selected(context)
         return
     mechanism = make_mechanism(recipe.aggregate)
@@ -102,7 +102,7 @@ def _run(context: Context) -> None:
             events=events,
             prepare=prepare,
             publish=publish,
-            # Between rounds labels are looked at: they must be paid for by then.
+            # Labels are used between rounds: they must be paid for by then.
             pay_first=recipe.aggregate.in_rounds,
             extends=charge,
         )
@@ -168,7 +168,7 @@ def _known_answers(
 
     For mechanisms without a check, which answer every query asked, in an order that was fixed in
     advance, of which the earlier release asked the beginning; a check that counts answers, answers
-    looked at in between, or an ε for the whole run makes a release one whole.
+    used in between, or an ε for the whole run makes a release one whole.
     """
     charge, best = None, Round(rows=_NONE, release=_complete_release(_NONE, ()))
     capped = context.recipe.privacy.epsilon is not None  # then the plan must hold as it was made

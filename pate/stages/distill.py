@@ -14,8 +14,7 @@ from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.encode import graph_features, student_inputs
-from pate.students.data import StudentData
-from pate.students.train import train_student
+from pate.students.train import StudentData, train_student
 from pate.teachers.persist import save
 
 

@@ -19,8 +19,7 @@ from pate.stages.encode import (
     private_records,
     student_inputs,
 )
-from pate.students.data import StudentData
-from pate.students.train import train_student
+from pate.students.train import StudentData, train_student
 from pate.teachers.persist import load
 from pate.teachers.protocol import predict_labels
 
@@ -55,10 +54,11 @@ def _run(context: Context) -> None:
             _reference(context, inputs, truth, classes)
         if context.recipe.evaluate.public_labels:
             _public_labels(context, inputs, truth, classes)
+    confusion = _confusion(predicted, truth, classes)
     evaluation = Evaluation(
         student=_accuracy(predicted, truth),
-        classes=_per_class(predicted, truth, test.json("class_names.json")),
-        confusion=_confusion(predicted, truth, classes),
+        classes=_per_class(confusion, test.json("class_names.json")),
+        confusion=tuple(map(tuple, confusion.tolist())),
         agreement=agreement,
         labels=_label_quality(released, context.inputs["data-answers"]),
     )
@@ -125,30 +125,28 @@ def _accuracy(predicted: NDArray[np.int64], truth: NDArray[np.int64]) -> Share:
     return Share(accuracy=right / records, low=low, high=high, records=records)
 
 
-def _per_class(
-    predicted: NDArray[np.int64], truth: NDArray[np.int64], names: list[str]
-) -> tuple[ClassCount, ...]:
+def _confusion(
+    predicted: NDArray[np.int64], truth: NDArray[np.int64], classes: int
+) -> NDArray[np.int64]:
+    """Return records by their class (rows) and by the student's prediction (columns).
+
+    >>> _confusion(np.array([0, 1, 1]), np.array([0, 0, 1]), 2).tolist()
+    [[1, 1], [0, 1]]
+    """
+    cells = np.bincount(truth * classes + predicted, minlength=classes * classes)
+    return cells.reshape(classes, classes)
+
+
+def _per_class(confusion: NDArray[np.int64], names: list[str]) -> tuple[ClassCount, ...]:
     return tuple(
         ClassCount(
             name=name,
-            records=int((truth == label).sum()),
-            right=int(((predicted == label) & (truth == label)).sum()),
-            predicted=int((predicted == label).sum()),
+            records=int(confusion[label].sum()),
+            right=int(confusion[label, label]),
+            predicted=int(confusion[:, label].sum()),
         )
         for label, name in enumerate(names)
     )
-
-
-def _confusion(
-    predicted: NDArray[np.int64], truth: NDArray[np.int64], classes: int
-) -> tuple[tuple[int, ...], ...]:
-    """Return records by their class (rows) and by the student's prediction (columns).
-
-    >>> _confusion(np.array([0, 1, 1]), np.array([0, 0, 1]), 2)
-    ((1, 1), (0, 1))
-    """
-    cells = np.bincount(truth * classes + predicted, minlength=classes * classes)
-    return tuple(map(tuple, cells.reshape(classes, classes).tolist()))
 
 
 def _agreement(context: Context, released: Labels, student: Any, classes: int) -> Share | None:

@@ -3,9 +3,7 @@
 spec             the ``[student]`` section of a recipe
 train            train a student by the method its section names; the method ``supervised``
 self_training    the method ``self-training``; ``propagation`` spreads labels over a graph
-semi_supervised  the methods ``fixmatch`` and ``mixmatch``
-gan              the method ``gan``
-data             what a method is given
-training         the training loop of torch students; ``checkpoint`` stores its state
+semi_supervised  the methods ``fixmatch``, ``mixmatch`` and ``gan``
+training         the training loop of torch students, and its checkpoints
 networks         small networks; ``augment`` changes images
 """

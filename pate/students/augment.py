@@ -47,13 +47,8 @@ def make_augment(
             f"augment = {name!r} is for images, and a public input has shape {shape}; write "
             'augment = "none"'
         )
-    built_in: dict[str, Augment] = {
-        "auto": affine,
-        "affine": affine,
-        "shift": shift,
-        "randaugment": randaugment,
-    }
-    return built_in[name]
+    built_in: dict[str, Augment] = {"shift": shift, "randaugment": randaugment}
+    return built_in.get(name, affine)
 
 
 def affine(
@@ -105,19 +100,12 @@ def shift(images: Tensor, generator: Generator, *, most: float = 0.1) -> Tensor:
 
 def randaugment(images: Tensor, generator: Generator) -> Tensor:
     """Apply torchvision's RandAugment (Cubuk et al. 2020) to images with values in [0, 1]."""
-    from pate.vision import torchvision
-
-    torchvision()
     change = resolve("torchvision.transforms.v2:RandAugment")(num_ops=2, magnitude=9)
     levels = (images.clamp(0, 1) * 255).round().to(torch.uint8)
     return _each(levels, change, generator).to(images.dtype) / 255
 
 
 def _own(name: str, plugin_path: Path | None) -> Augment:
-    if name.partition(":")[0].partition(".")[0] == "torchvision":
-        from pate.vision import torchvision
-
-        torchvision()
     made: Any = resolve(name, path=plugin_path)
     if inspect.isclass(made):
         try:
@@ -129,7 +117,11 @@ def _own(name: str, plugin_path: Path | None) -> Augment:
             ) from error
     if not callable(made):
         raise InvalidInput(f"the augmentation {name} is not a function of a batch of images")
-    whole = not isinstance(made, torch.nn.Module) and "generator" in _arguments(made)
+    try:
+        arguments = inspect.signature(made).parameters
+    except (TypeError, ValueError):
+        arguments = {}  # type: ignore[assignment]
+    whole = not isinstance(made, torch.nn.Module) and "generator" in arguments
 
     def own(images: Tensor, generator: Generator) -> Tensor:
         if whole:  # in host memory, where its generator is
@@ -144,13 +136,6 @@ def _own(name: str, plugin_path: Path | None) -> Augment:
         return changed.to(images.device)
 
     return own
-
-
-def _arguments(made: Any) -> frozenset[str]:
-    try:
-        return frozenset(inspect.signature(made).parameters)
-    except (TypeError, ValueError):
-        return frozenset()
 
 
 def _each(images: Tensor, change: Callable[[Tensor], Tensor], generator: Generator) -> Tensor:

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pate.errors import InvalidInput
-from pate.students.checkpoint import Checkpoint
-from pate.students.data import StudentData, Tools, refuse_torch_keys
-from pate.students.propagation import propagate
 from pate.students.spec import StudentSpec, derived_seed
+from pate.students.train import StudentData, Tools, refuse_torch_keys
 from pate.teachers.protocol import Teacher, guarded, probabilities, train
 from pate.teachers.torch_teacher import TorchTeacher
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from pate.students.training import Checkpoint
+
 Table = NDArray[np.float64]  # (n, classes)
 
 FRACTIONS = (0.8, 0.85, 0.9, 0.93, 0.96, 0.97, 0.98)  # of pseudo-labels, round by round
@@ -65,16 +65,14 @@ def most_confident(table: Table, *, fraction: float) -> NDArray[np.bool_]:
 
 def spread_labels(spec: StudentSpec, data: StudentData, places: NDArray[np.int64]) -> Table:
     """Spread the released labels at ``places`` over all public inputs."""
-    settings = spec.propagation
+    from pate.students.propagation import propagate
+
     return propagate(
         data.graph_features,
         data.rows[places],
         data.labels[places],
         classes=data.classes,
-        neighbours=settings.neighbours,
-        alpha=settings.alpha,
-        metric=settings.metric,
-        balance=settings.balance,
+        **spec.propagation.model_dump(),
     )
 
 
@@ -84,7 +82,7 @@ def spread_labels(spec: StudentSpec, data: StudentData, places: NDArray[np.int64
 def _model_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
     learn, stop = tools.held_out(data)
     rows, labels = data.rows[learn], data.labels[learn]
-    best: _Best[Teacher] = _Best(spec, data, stop)
+    best = _Best(spec, data, stop)
 
     def fit(given: NDArray[np.int64]) -> Teacher:
         used = np.flatnonzero(given >= 0)
@@ -98,16 +96,14 @@ def _model_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
         return student
 
     given = np.full(len(data.inputs), -1, dtype=np.int64)
-    one_class = len(np.unique(labels)) < 2
-    if one_class or spec.start != "propagation":
+    one_class, spread = len(np.unique(labels)) < 2, spec.start == "propagation"
+    if one_class or not spread:
         student = fit(given)
-        best.offer(student, student)
+        best.offer(student)
         if one_class:
             return student
     open_ = np.setdiff1d(np.arange(len(data.inputs)), rows)
-    table = None
-    if spec.start == "propagation":
-        table = spread_labels(spec, data, learn)
+    table = spread_labels(spec, data, learn) if spread else None
     rounds = len(spec.fractions) or spec.rounds or ROUNDS
     with tools.progress(rounds, 0) as bar:
         for number in range(rounds):
@@ -116,11 +112,11 @@ def _model_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
                 if len(open_):
                     table[open_] = probabilities(student, data.inputs[open_], classes=data.classes)
             added = _add(given, table, open_, spec, number)
-            if not added and number + (spec.start != "propagation") > 0:
+            if not added and (number or not spread):
                 break
             student, table = fit(given), None
             bar.advance()
-            best.offer(student, student)
+            best.offer(student)
             if best.stop:
                 break
     return student if best.kept is None else best.kept
@@ -146,16 +142,16 @@ def _add(
     return not np.array_equal(before, given)
 
 
-class _Best(Generic[T]):
+class _Best:
     """The best round so far, by released labels that were held out; otherwise the last."""
 
     def __init__(self, spec: StudentSpec, data: StudentData, stop: NDArray[np.int64]) -> None:
         self._patience = spec.patience
         self._inputs, self._labels = data.inputs[data.rows[stop]], data.labels[stop]
         self.score, self.waited = -1.0, 0
-        self.kept: T | None = None
+        self.kept: Teacher | None = None
 
-    def offer(self, student: Teacher, what: T) -> None:
+    def offer(self, student: Teacher) -> None:
         """Record a round's model; later ones win among equals."""
         score = self.score
         if len(self._labels):
@@ -163,7 +159,7 @@ class _Best(Generic[T]):
             score = float((np.asarray(predicted) == self._labels).mean())
             self.waited = 0 if score > self.score else self.waited + 1
         if score >= self.score:
-            self.score, self.kept = score, what
+            self.score, self.kept = score, student
 
     @property
     def stop(self) -> bool:
@@ -223,7 +219,9 @@ def _torch_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
     with tools.progress(total, past) as bar:
 
         def fit(each: Round, rows: NDArray[np.int64], targets: Any, name: str) -> TorchTeacher:
-            student = initialise(_torch(tools.fresh(name)), data.inputs)
+            fresh = tools.fresh(name)
+            assert isinstance(fresh, TorchTeacher)
+            student = initialise(fresh, data.inputs)
             settings: dict[str, Any] = {
                 "augment": augment,
                 "smoothing": spec.smoothing,
@@ -289,11 +287,8 @@ class _Labelling:
         before = None if state._kept is None else state._kept.read()
         if before is not None:
             tensors, record = before
-            stored = {name: value.numpy() for name, value in tensors.items()}
-            state.table, state.best = stored.get("table"), stored.get("best")
-            state.coming = stored["coming"]
-            state.done, state.rounds = record["done"], record["rounds"]
-            state.score, state.waited = record["score"], record["waited"]
+            for name, value in {**{k: v.numpy() for k, v in tensors.items()}, **record}.items():
+                setattr(state, name, value)
         elif spread and spec.start != "model":
             state.table = state.best = spread_labels(spec, data, learn)
         return state
@@ -325,14 +320,9 @@ class _Labelling:
     def _write(self) -> None:
         import torch
 
-        tables = {"table": self.table, "best": self.best, "coming": self.coming}
+        tables = {name: getattr(self, name) for name in ("table", "best", "coming")}
         stored = {k: torch.from_numpy(v) for k, v in tables.items() if v is not None}
-        record = {
-            "done": self.done,
-            "rounds": self.rounds,
-            "score": self.score,
-            "waited": self.waited,
-        }
+        record = {name: getattr(self, name) for name in ("done", "rounds", "score", "waited")}
         assert self._kept is not None
         self._kept.write(stored, record)
 
@@ -345,11 +335,6 @@ def _folds(count: int, spec: StudentSpec, number: int) -> NDArray[np.int64]:
     """
     rng = np.random.default_rng(derived_seed(spec.seed, "folds", number))
     return np.asarray(rng.permutation(count) % spec.folds, dtype=np.int64)
-
-
-def _torch(teacher: Teacher) -> TorchTeacher:
-    assert isinstance(teacher, TorchTeacher)
-    return teacher
 
 
 def _targets(

@@ -41,21 +41,14 @@ _OWN_DEFAULTS: dict[str, dict[str, Any]] = {
     "gan": {"epochs": 20, "average": 0.99},
 }
 
-# Keys that belong to some methods only; all others apply to every method.
-_ONLY_FOR: dict[str, tuple[str, ...]] = {
-    "start": ("self-training",),
-    "rounds": ("self-training",),
-    "confidence": ("self-training",),
-    "fractions": ("self-training",),
-    "first_epochs": ("self-training",),
-    "folds": ("self-training",),
-    "agreement": ("self-training",),
-    "overrule": ("self-training",),
-    "propagation": ("self-training",),
-    "fixmatch": ("fixmatch",),
-    "mixmatch": ("mixmatch",),
-    "gan": ("gan",),
-}
+# Keys that belong to one method only; all others apply to every method.
+_ONLY_FOR = dict.fromkeys(
+    (
+        "start", "rounds", "confidence", "fractions", "first_epochs", "folds", "agreement",
+        "overrule", "propagation",
+    ),
+    "self-training",
+) | {method: method for method in ("fixmatch", "mixmatch", "gan")}  # fmt: skip
 
 
 def _augmentation(name: str) -> str:
@@ -65,12 +58,15 @@ def _augmentation(name: str) -> str:
 
 
 Share = Annotated[float, Field(gt=0, le=1)]
+Augmentation = Annotated[str, AfterValidator(_augmentation)]
 
 
-class PropagationSpec(BaseModel):
-    """``[student.propagation]``: how released labels spread over the graph of public inputs."""
-
+class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class PropagationSpec(_Section):
+    """``[student.propagation]``: how released labels spread over the graph of public inputs."""
 
     neighbours: PositiveInt = Field(default=5, description="Neighbours of an input in the graph.")
     alpha: float = Field(
@@ -84,10 +80,8 @@ class PropagationSpec(BaseModel):
     )
 
 
-class FixMatchSpec(BaseModel):
+class FixMatchSpec(_Section):
     """``[student.fixmatch]``: a strongly changed input gets the class of a weakly changed one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     confidence: Share = Field(
         default=0.95, description="Least probability of a guess that is learned from."
@@ -96,7 +90,7 @@ class FixMatchSpec(BaseModel):
     labelled: PositiveInt = Field(
         default=32, description="Labels in a step, besides `batch_size` unlabelled inputs."
     )
-    strong: Annotated[str, AfterValidator(_augmentation)] = Field(
+    strong: Augmentation = Field(
         default="auto", description="Strong change of an input, named as in `augment`."
     )
     noise: NonNegativeFloat = Field(
@@ -111,10 +105,8 @@ class FixMatchSpec(BaseModel):
     )
 
 
-class MixMatchSpec(BaseModel):
+class MixMatchSpec(_Section):
     """``[student.mixmatch]``: guessed labels, sharpened and mixed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     guesses: PositiveInt = Field(
         default=2, description="Changed copies of an input whose mean is the guess."
@@ -136,10 +128,8 @@ class MixMatchSpec(BaseModel):
     )
 
 
-class GanSpec(BaseModel):
+class GanSpec(_Section):
     """``[student.gan]``: a discriminator of real and generated inputs that knows classes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     weight: NonNegativeFloat = Field(
         default=0.1, description="Weight of the loss that separates real from generated inputs."
@@ -180,7 +170,7 @@ class StudentSpec(Training):
     )
 
     # Training of torch modules, with every method.
-    augment: Annotated[str, AfterValidator(_augmentation)] = Field(
+    augment: Augmentation = Field(
         default="none",
         description="Random changes of images: auto, none, shift, affine, randaugment or "
         '"module:attr" (torch modules).',
@@ -255,12 +245,12 @@ class StudentSpec(Training):
     @model_validator(mode="after")
     def _keys_go_together(self) -> Self:
         fields = type(self).model_fields
-        for key, methods in _ONLY_FOR.items():
+        for key, method in _ONLY_FOR.items():
             # A resolved recipe spells defaults out: another value counts.
-            if self.method not in methods and getattr(self, key) != fields[key].default:
+            if self.method != method and getattr(self, key) != fields[key].default:
                 raise ValueError(
-                    f"{key!r} belongs to method = {' or '.join(map(repr, methods))}, and the "
-                    f"method is {self.method!r}; leave it out"
+                    f"{key!r} belongs to method = {method!r}, and the method is {self.method!r}; "
+                    "leave it out"
                 )
         if self.fractions and (self.rounds is not None or self.confidence is not None):
             raise ValueError(

@@ -11,19 +11,23 @@ and are copied in batches; checkpoints are host copies, from which any device re
 from __future__ import annotations
 
 import copy
+import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Generator, Tensor, nn
 
+from pate._files import write_atomically
 from pate.errors import TeacherError
 from pate.students.augment import Augment
-from pate.students.checkpoint import Checkpoint, pack, pack_optimizer, unpack, unpack_optimizer
 from pate.students.spec import derived_seed
 from pate.teachers.placement import device_of, placed, repeatable, seeded_torch
 from pate.teachers.protocol import guarded
@@ -122,23 +126,17 @@ def batches(order: Tensor, size: int) -> list[Tensor]:
     return list(torch.tensor_split(order, max(1, math.ceil(len(order) / size))))
 
 
-def soft_cross_entropy(
-    logits: Tensor,
-    targets: Tensor,
-    *,
-    weights: Tensor | None = None,
-    smoothing: float = 0.0,
-    each: bool = False,
-) -> Tensor:
-    """Return cross entropy against a table of probabilities, averaged, or of ``each`` row."""
+def soft_cross_entropy(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
+    """Return the cross entropy of each row against a table of probabilities."""
     if smoothing:
         targets = targets * (1 - smoothing) + smoothing / targets.shape[1]
-    losses = -(targets * logits.log_softmax(dim=1)).sum(dim=1)
-    if each:
-        return losses
-    if weights is None:
-        return losses.mean()
-    return (losses * weights).sum() / weights.sum().clamp_min(1e-12)
+    return -(targets * logits.log_softmax(dim=1)).sum(dim=1)
+
+
+def _shuffled(epoch: Epoch, count: int, size: int) -> Iterator[Tensor]:
+    """Yield the batches of an epoch; of a single record BatchNorm would have no variance."""
+    for batch in batches(torch.randperm(count, generator=epoch.generator), size):
+        yield batch.repeat(2) if len(batch) == 1 else batch
 
 
 def fit_table(
@@ -146,29 +144,24 @@ def fit_table(
     inputs: Tensor,
     targets: Tensor,
     *,
-    weights: Tensor | None = None,
     augment: Augment | None = None,
     smoothing: float = 0.0,
-    epochs: int,
     **settings: Any,
 ) -> None:
     """Train on inputs with a table of target probabilities; ``settings`` as of `run_epochs`."""
     module, size = teacher.module, teacher.training.batch_size
-    steps = len(batches(torch.arange(len(inputs)), size))
 
     def losses(epoch: Epoch) -> Iterator[Tensor]:
         place = device_of(module)
-        for batch in batches(torch.randperm(len(inputs), generator=epoch.generator), size):
-            if len(batch) == 1:  # BatchNorm has no variance of one record
-                batch = batch.repeat(2)
+        for batch in _shuffled(epoch, len(inputs), size):
             seen, wanted = inputs[batch].to(place), targets[batch].to(place)
             if augment is not None:
                 seen = augment(seen, epoch.generator)
             logits = teacher._checked(module(seen), len(batch))
-            shares = None if weights is None else weights[batch].to(place)
-            yield soft_cross_entropy(logits, wanted, weights=shares, smoothing=smoothing)
+            yield soft_cross_entropy(logits, wanted, smoothing=smoothing).mean()
 
-    run_epochs(module, losses, epochs=epochs, steps=steps, training=teacher.training, **settings)
+    steps = len(batches(torch.arange(len(inputs)), size))
+    run_epochs(module, losses, steps=steps, training=teacher.training, **settings)
 
 
 def fit_agreeing(
@@ -180,7 +173,6 @@ def fit_agreeing(
     least: float,
     augment: Augment | None = None,
     smoothing: float = 0.0,
-    epochs: int,
     average: float,
     **settings: Any,
 ) -> None:
@@ -198,10 +190,8 @@ def fit_agreeing(
     def losses(epoch: Epoch) -> Iterator[Tensor]:
         shadow.eval()
         place = device_of(student)
-        order = batches(torch.randperm(len(inputs), generator=epoch.generator), size)
+        order = _shuffled(epoch, len(inputs), size)
         for step, batch in enumerate(order, start=epoch.number * steps):
-            if len(batch) == 1:  # BatchNorm has no variance of one record
-                batch = batch.repeat(2)
             seen = inputs[batch].to(place)
             wanted, counts = targets[batch].clone().to(place), given[batch].clone().to(place)
             open_ = ~counts
@@ -213,25 +203,18 @@ def fit_agreeing(
                 counts[open_] = sure >= least
             changed = seen if augment is None else augment(seen, epoch.generator)
             logits = teacher._checked(student(changed), len(batch))
-            each = soft_cross_entropy(logits, wanted, smoothing=smoothing, each=True)
+            each = soft_cross_entropy(logits, wanted, smoothing=smoothing)
             yield (each * counts).sum() / len(batch)
-            keep = min(average, (1 + step) / (10 + step))
-            _follow(shadow.state_dict(), student.state_dict(), keep=keep)
+            _follow(shadow.state_dict(), student.state_dict(), decay=average, step=step)
 
-    run_epochs(
-        learner,
-        losses,
-        epochs=epochs,
-        steps=steps,
-        training=teacher.training,
-        average=average,
-        **settings,
-    )
+    settings |= {"training": teacher.training, "average": average}
+    run_epochs(learner, losses, steps=steps, **settings)
 
 
 @torch.no_grad()
-def _follow(average: dict[str, Tensor], now: dict[str, Tensor], *, keep: float) -> None:
-    """Move an average of weights towards the weights; copy counters."""
+def _follow(average: dict[str, Tensor], now: dict[str, Tensor], *, decay: float, step: int) -> None:
+    """Move an average of weights towards the weights, faster at first; copy counters."""
+    keep = min(decay, (1 + step) / (10 + step))
     for name, value in average.items():
         if value.is_floating_point():
             value.lerp_(now[name], 1 - keep)
@@ -246,6 +229,37 @@ def _cosine(done: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (done - WARM) / (1 - WARM)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One file of tensors and a JSON record, replaced atomically.
+
+    It only saves time: one of another ``identity`` (settings and data), or a damaged one, is
+    ignored, and training starts from scratch.
+    """
+
+    path: Path
+    identity: str
+
+    def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return the content last written under the same identity, or None."""
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                header = file.metadata() or {}
+                if header.get("identity") != self.identity:
+                    return None
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, json.loads(header["record"])
+        except (OSError, SafetensorError, ValueError, KeyError):
+            return None
+
+    def write(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+        # Copies: every tensor whole and in memory of its own, also tied weights.
+        stored = {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}
+        header = {"identity": self.identity, "record": json.dumps(record, sort_keys=True)}
+        content = save(stored, metadata=header)
+        write_atomically(self.path, content, name=f"the checkpoint {self.path}", make_parents=True)
+
+
 class _State:
     """The state of a training between epochs."""
 
@@ -256,11 +270,8 @@ class _State:
         self.best_score, self.waited = -math.inf, 0
 
     def follow(self, step: int) -> None:
-        """Update the average of the weights; faster at first, so that the start is forgotten."""
-        if self.averaged is None:
-            return
-        keep = min(self.decay, (1 + step) / (10 + step))
-        _follow(self.averaged, self.module.state_dict(), keep=keep)
+        if self.averaged is not None:
+            _follow(self.averaged, self.module.state_dict(), decay=self.decay, step=step)
 
     def judge(self, score: Score, *, patience: int) -> bool:
         """Score the epoch and return whether to stop; a later epoch wins among equals."""
@@ -269,10 +280,7 @@ class _State:
             self.module.load_state_dict(self.averaged)
         self.module.eval()
         found = score(self.module)
-        if found > self.best_score:
-            self.waited = 0
-        else:
-            self.waited += 1
+        self.waited = 0 if found > self.best_score else self.waited + 1
         if found >= self.best_score:
             self.best_score, self.best = found, copy.deepcopy(self.module.state_dict())
         self.module.load_state_dict(now)
@@ -286,8 +294,8 @@ class _State:
     def write(self, checkpoint: Checkpoint | None, name: str, *, done: int, total: int) -> None:
         if checkpoint is None:
             return
-        tensors = pack("module", self.module.state_dict()) | pack_optimizer(self.optimizer)
-        tensors |= pack("averaged", self.averaged or {}) | pack("best", self.best or {})
+        tensors = _pack("module", self.module.state_dict()) | _pack_optimizer(self.optimizer)
+        tensors |= _pack("averaged", self.averaged or {}) | _pack("best", self.best or {})
         score = self.best_score if self.best is not None else None
         record = {"name": name, "done": done, "of": total, "score": score, "waited": self.waited}
         checkpoint.write(tensors, record)
@@ -298,12 +306,40 @@ class _State:
         if kept is None or (kept[1].get("name"), kept[1].get("of")) != (name, total):
             return 0
         tensors, record = kept
-        self.module.load_state_dict(unpack("module", tensors))
-        unpack_optimizer(self.optimizer, tensors)
+        self.module.load_state_dict(_unpack("module", tensors))
+        _unpack_optimizer(self.optimizer, tensors)
         if self.averaged is not None:
-            stored = unpack("averaged", tensors)
+            stored = _unpack("averaged", tensors)
             self.averaged = {k: v.to(self.averaged[k].device) for k, v in stored.items()}
         if record["score"] is not None:
-            self.best, self.best_score = unpack("best", tensors), record["score"]
+            self.best, self.best_score = _unpack("best", tensors), record["score"]
         self.waited = record["waited"]
         return int(record["done"])
+
+
+def _pack(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}/{name}": value for name, value in values.items()}
+
+
+def _unpack(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    start = f"{prefix}/"
+    return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+
+
+def _pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the state of SGD, Adam or AdamW as tensors; the settings come from the recipe."""
+    return {
+        f"optimizer/{index}/{name}": value
+        for index, memory in optimizer.state_dict()["state"].items()
+        for name, value in memory.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in _unpack("optimizer", tensors).items():
+        index, _, key = name.partition("/")
+        state.setdefault(int(index), {})[key] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

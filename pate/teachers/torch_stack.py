@@ -136,21 +136,15 @@ def stacked_optimizer(
         taken.add_(active)
         for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             state = [parameter, first[number], *second[number : number + 1]]
-            kept: list[torch.Tensor] = []
-            if steady:
-                kept = [each.clone() for each in state]
-            elif not everyone:
-                kept = [each[~active] for each in state]
+            # A copy of all, where memory is limited: the same however many are active.
+            kept = [each.clone() for each in state] if steady or not everyone else []
             if spec.optimizer == "sgd":
                 _sgd(parameter, first[number], gradient, spec)
             else:
                 _adam(parameter, first[number], second[number], gradient, spec, taken)
+            moves = active.to(parameter.device).reshape(-1, *[1] * (parameter.dim() - 1))
             for each, before in zip(state, kept, strict=False):
-                if steady:
-                    moves = active.to(each.device).reshape(-1, *[1] * (each.dim() - 1))
-                    each.copy_(torch.where(moves, each, before))
-                else:
-                    each[~active] = before
+                each.copy_(torch.where(moves, each, before))
 
     return step
 

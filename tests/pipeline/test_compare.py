@@ -171,9 +171,8 @@ def test_true_labels_are_those_of_the_inputs_that_were_asked_about(made):
     """The accuracy is that of a student trained here, on the labels of the split itself."""
     from pate.datasets.loading import load
     from pate.datasets.spec import DataSpec
-    from pate.students.data import StudentData
     from pate.students.spec import StudentSpec
-    from pate.students.train import train_student
+    from pate.students.train import StudentData, train_student
     from pate.teachers.protocol import predict_labels
 
     splits = load(DataSpec(name="digits", public=100, test=100), root=made.folder / "data")

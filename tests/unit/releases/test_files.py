@@ -9,8 +9,7 @@ import pytest
 
 from pate._format import format_epsilon
 from pate.errors import InvalidInput
-from pate.releases.files import SUMS, digests, may_leave, read_sums, render_sums
-from pate.releases.schema import unpublishable
+from pate.releases.files import SUMS, digests, may_leave, read_sums, render_sums, unpublishable
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from pate.releases.guarantee import (
     guarantee_of_plan,
     guarantee_record,
     statement_problems,
-    terms_record,
     write_events,
 )
 
@@ -112,7 +111,7 @@ def statement(tmp_path, *, sanitised=True, counted="plan"):
         "events": write_events(until),
         "guarantee": guarantee_record(total, "add-remove"),
         "data_set": {
-            "terms": terms_record(terms),
+            "terms": json.loads(terms.to_json()),
             "events": write_events(everything),
             "guarantee": guarantee_record(whole, "replace-one"),
         },

@@ -36,7 +36,6 @@ from pate.errors import InvalidInput
 from pate.mechanisms import AggregateSpec, make_mechanism
 from pate.metrics import Share
 from pate.pipeline.recipe import Recipe
-from pate.report.comparison import read_comparison
 from pate.report.curves import (
     advanced_epsilon,
     cost_curves,
@@ -47,6 +46,7 @@ from pate.report.curves import (
 from pate.report.facts import (
     best_guess,
     publishable_cost,
+    read_comparison,
     recipe_text,
     without_paths,
 )

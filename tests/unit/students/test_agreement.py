@@ -7,10 +7,9 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from pate.students.data import StudentData
 from pate.students.networks import Mlp
 from pate.students.spec import StudentSpec
-from pate.students.train import train_student
+from pate.students.train import StudentData, train_student
 from pate.students.training import fit_agreeing, fit_table
 from pate.teachers.spec import Training
 from pate.teachers.torch_teacher import TorchTeacher

@@ -18,9 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pate.devices import use_device
 from pate.engines.progress import Silence
-from pate.students.data import StudentData
 from pate.students.spec import StudentSpec
-from pate.students.train import train_student
+from pate.students.train import StudentData, train_student
 from pate.teachers.adapters import build
 from pate.teachers.placement import device_of
 from pate.teachers.protocol import predict_labels, train_many

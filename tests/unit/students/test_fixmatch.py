@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pate.students.data import StudentData, Tools
 from pate.students.semi_supervised import align_distribution, expected_shares, prepare
 from pate.students.spec import StudentSpec
-from pate.students.train import train_student
+from pate.students.train import StudentData, Tools, train_student
 
 
 def made(labels=(0, 1, 2, 0), **settings):

@@ -8,12 +8,11 @@ import torch
 from torch import nn
 
 from pate.errors import InvalidInput
-from pate.students.data import StudentData
-from pate.students.gan import InputGenerator, frozen, real_or_fake_loss
-from pate.students.gan import feature_function as features_of
 from pate.students.networks import Mlp, SmallCNN
+from pate.students.semi_supervised import InputGenerator, frozen, real_or_fake_loss
+from pate.students.semi_supervised import feature_function as features_of
 from pate.students.spec import StudentSpec
-from pate.students.train import train_student
+from pate.students.train import StudentData, train_student
 
 
 def test_realness_is_a_class_more_with_logit_zero():
@@ -105,7 +104,7 @@ def test_every_setting_matters():
 
 def test_the_generator_learns_to_look_like_the_inputs():
     """Its loss moves it: what it makes comes nearer to the mean of real inputs."""
-    from pate.students import gan as module
+    from pate.students import semi_supervised as module
 
     kept = []
 

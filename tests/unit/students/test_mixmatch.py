@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pate.students.data import StudentData
 from pate.students.semi_supervised import mixup, sharpen
 from pate.students.spec import StudentSpec
-from pate.students.train import train_student
+from pate.students.train import StudentData, train_student
 
 
 def weights(**settings):

@@ -9,10 +9,9 @@ from sklearn.datasets import load_digits
 
 from pate.errors import InvalidInput, TeacherError
 from pate.students import self_training as module
-from pate.students.data import StudentData, Tools
 from pate.students.self_training import Round, most_confident, planned_rounds
 from pate.students.spec import StudentSpec
-from pate.students.train import train_student
+from pate.students.train import StudentData, Tools, train_student
 from pate.teachers.protocol import predict_labels
 from pate.teachers.torch_teacher import TorchTeacher
 

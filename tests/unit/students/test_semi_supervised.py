@@ -15,10 +15,9 @@ from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
 from pate.errors import InvalidInput, TeacherError
-from pate.students.data import StudentData, Tools
 from pate.students.semi_supervised import cutout, jitter, prepare, strong_change
 from pate.students.spec import StudentSpec
-from pate.students.train import train_student
+from pate.students.train import StudentData, Tools, train_student
 from pate.students.training import Epoch
 from pate.teachers.persist import load, save
 
@@ -152,10 +151,10 @@ def test_kill_9_and_go_on(tmp_path):
         "import json, os, signal, sys, torch\n"
         "import numpy as np\n"
         "from pathlib import Path\n"
-        "from pate.students.data import StudentData\n"
+        "from pate.students.train import StudentData\n"
         "from pate.students.spec import StudentSpec\n"
         "from pate.students.train import train_student\n"
-        "from pate.students.checkpoint import Checkpoint\n"
+        "from pate.students.training import Checkpoint\n"
         "torch.set_num_threads(1)\n"
         "truth = np.arange(90) % 3\n"
         "noise = np.random.default_rng(1).normal(size=(90, 5))\n"

@@ -10,9 +10,8 @@ from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
 from pate.errors import InvalidInput, TeacherError
-from pate.students.data import StudentData
 from pate.students.spec import StudentSpec
-from pate.students.train import METHODS, train_student
+from pate.students.train import METHODS, StudentData, train_student
 from pate.teachers.persist import load, save
 from pate.teachers.protocol import predict_labels, probabilities
 

@@ -8,16 +8,16 @@ model card show it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+from pate._format import describe_neighbours, format_epsilon
+from pate.accounting import Ledger, Neighbours
+from pate.accounting.ledger.data_set import sibling_ledger
+from pate.accounting.ledger.study_costs import TotalStudyCost, total_study_costs
 from pate.artifacts.results import LABELS, SANITISED, Labels, charge_name, drawn_for
-
-if TYPE_CHECKING:
-    from pate.accounting import Ledger, Neighbours
-    from pate.accounting.ledger.study_costs import TotalStudyCost
-    from pate.mechanisms import AggregateSpec
-    from pate.pipeline.runner import PipelineRun
+from pate.mechanisms import AggregateSpec
+from pate.pipeline.ledger import ledger_path
+from pate.pipeline.runner import PipelineRun
+from pate.stages.exactly_once import charges_behind
 
 LOOKS = "votes-looked-at.jsonl"  # a line for each look at a run's votes, in its private folder
 
@@ -42,14 +42,15 @@ def tuning_caveats(run: PipelineRun, ledger: Ledger) -> list[str]:
             f"{_times(seeded, 'release', 'releases')} of this data set had seeded noise. Settings "
             "chosen by them are tuned on private votes: that is not accounted for by any ε."
         )
-    looks = _looks(run.folder)
+    record = run.folder / "private" / LOOKS
+    looks = len(record.read_text().splitlines()) if record.is_file() else 0
     if looks:
         found.append(
             f"Votes in this folder were given to `pate epsilon` {_times(looks, 'time', 'times')}. "
-            "Settings chosen by its figures are tuned on private votes: that is not accounted for "
+            "Settings chosen by its output are tuned on private votes: that is not accounted for "
             "by any ε."
         )
-    if run.options.insecure_seed is not None:  # then nothing is a guarantee anyhow
+    if run.options.insecure_seed is not None:  # then nothing is a guarantee in any case
         return found
     return found + _trained(ledger) + _compared(run, ledger)
 
@@ -67,8 +68,6 @@ def studies_behind(
         The cost of a study is that of its plan only if the labels are part of it, and of no other
         study; otherwise the ledgers' total of all their releases, these labels among them.
     """
-    from pate.accounting.ledger.study_costs import total_study_costs
-
     charges = ledger.charges()
     begins = tuple(f"{name.rpartition(' ')[0]} " for name in own)
     drawn = [each for each in charges if each.release.startswith(tuple(own))]
@@ -96,10 +95,6 @@ def _compared(run: PipelineRun, ledger: Ledger) -> list[str]:
 
 def _trained(ledger: Ledger) -> list[str]:
     """Return the cost of DP-SGD on the same data, which has a ledger of its own."""
-    from pate._format import describe_neighbours, format_epsilon
-    from pate.accounting import Ledger
-    from pate.accounting.ledger.data_set import sibling_ledger
-
     other = sibling_ledger(ledger.path)
     if not other.exists():
         return []
@@ -117,8 +112,6 @@ def _trained(ledger: Ledger) -> list[str]:
 
 def _own_names(run: PipelineRun) -> list[str]:
     """Return the names of the charges of the run's labels, or their beginning if they are gone."""
-    from pate.stages.exactly_once import charges_behind
-
     drawn = str(drawn_for(run.artifact("aggregate")))
     return charges_behind(run.store, LABELS, drawn) or [charge_name(LABELS, drawn)]
 
@@ -138,11 +131,7 @@ def _earlier_releases(run: PipelineRun, ledger: Ledger) -> int:
 
 
 def _seeded_releases(run: PipelineRun) -> int:
-    from pate.accounting import Ledger
-    from pate.accounting.ledger.data_set import sibling_ledger
-    from pate.pipeline.ledger import ledger_path
-
-    if run.options.insecure_seed is not None:  # this run is not private anyhow, and is marked so
+    if run.options.insecure_seed is not None:  # it is marked as not private
         return 0
     place = ledger_path(run.recipe, run.options.data_root, seeded=True)
     count = 0
@@ -152,13 +141,6 @@ def _seeded_releases(run: PipelineRun) -> int:
                 names = [charge.release for charge in ledger.charges()]
             count += sum(not name.startswith(f"{SANITISED} ") for name in names)
     return count
-
-
-def _looks(folder: Path) -> int:
-    try:
-        return len((folder / "private" / LOOKS).read_text().splitlines())
-    except OSError:
-        return 0
 
 
 def sanitised_caveat(spec: AggregateSpec) -> str:
