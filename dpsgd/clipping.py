@@ -23,6 +23,7 @@ from typing import final
 from torch import Tensor
 
 from dpsgd.schedules import Schedule, as_schedule
+from pate._validate import check_positive
 from pate.errors import InvalidInput
 
 _FARTHEST = 1e8  # the largest factor between an adaptive norm and its initial value
@@ -74,7 +75,7 @@ class PerLayer:
 
     def __post_init__(self) -> None:
         for value in self.noise_multipliers or ():
-            _check("a noise multiplier of a layer", value)
+            check_positive("a noise multiplier of a layer", value)
 
     @property
     def joint_noise_multiplier(self) -> float | None:
@@ -119,7 +120,7 @@ class Automatic:
     joint_noise_multiplier = None
 
     def __post_init__(self) -> None:
-        _check("stability", self.stability)
+        check_positive("stability", self.stability)
 
     def start(self, groups: int) -> Clipper:
         return _Normalise(
@@ -160,10 +161,10 @@ class AdaptiveQuantile:
     joint_noise_multiplier = None
 
     def __post_init__(self) -> None:
-        _check("initial", self.initial)
-        _check("learning_rate", self.learning_rate)
+        check_positive("initial", self.initial)
+        check_positive("learning_rate", self.learning_rate)
         if self.count_noise is not None:
-            _check("count_noise", self.count_noise)
+            check_positive("count_noise", self.count_noise)
         if not 0 < self.quantile < 1:
             raise InvalidInput(f"quantile is {self.quantile}; it must lie strictly between 0 and 1")
 
@@ -212,7 +213,7 @@ class Clipper:
         """Return the most that one example adds to each group, in L2 norm."""
         found = tuple(norm(step) for norm in self.norms)
         for each in found:
-            _check("a clipping norm", each)  # a user's own schedule may return anything
+            check_positive("a clipping norm", each)  # a user's own schedule may return anything
         return found
 
     def factors(self, norms: Tensor, step: int) -> Tensor:
@@ -300,11 +301,6 @@ class _Adapt(Clipper):
 def _joint(noise_multipliers: tuple[float, ...]) -> float:
     """Return the noise multiplier of Gaussian releases together: 1/z² adds up."""
     return 1 / math.sqrt(math.fsum(value**-2 for value in noise_multipliers))
-
-
-def _check(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise InvalidInput(f"{name} is {value}; it must be finite and above zero")
 
 
 def _check_length(name: str, values: tuple[float, ...], groups: int) -> None:

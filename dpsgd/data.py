@@ -19,10 +19,6 @@ def as_records(dataset: Any, *, dtype: torch.dtype = torch.float32) -> Examples:
     """Return records of a pair of arrays, a ``TensorDataset`` or a map-style data set of pairs.
 
     Inputs that are not whole numbers are converted to ``dtype``, that of the model.
-
-    >>> records = as_records((np.eye(3), np.array([0, 1, 2])))
-    >>> records.take(np.array([2, 0]))[1]
-    tensor([2, 0])
     """
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         return _Whole(*dataset.tensors, dtype=dtype)

@@ -36,7 +36,6 @@ class RunPlan:
     lot_size: int
     sample_rate: float
     steps: int
-    steps_in_epoch: int
     noise_multiplier: float
     learning_rate: Schedule
     prior: tuple[Event, ...]  # a private PCA
@@ -94,7 +93,6 @@ def plan_run(recipe: DpsgdRecipe, *, records: int) -> RunPlan:
         lot_size=lot_size,
         sample_rate=rate,
         steps=steps,
-        steps_in_epoch=in_epoch,
         noise_multiplier=noise,
         learning_rate=learning_rate,
         prior=prior,

@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from pate._validate import check_choice
+from pate._validate import check_choice, check_positive
 from pate.errors import InvalidInput
 
 IntArray = NDArray[np.int64]
@@ -128,8 +128,8 @@ def choose_lots(
 
 def largest_batch(lot_size: float, batch_size: int | None) -> int:
     """Return a number of examples that a batch rarely exceeds: that of a large lot, or less."""
-    number = isinstance(lot_size, (int, float)) and 0 < lot_size < math.inf
-    lot = math.ceil(lot_size + 4 * math.sqrt(lot_size)) if number else 1  # refused by rate_of
+    lot_size = check_positive("lot_size", lot_size)
+    lot = math.ceil(lot_size + 4 * math.sqrt(lot_size))
     return lot if batch_size is None else min(lot, batch_size)
 
 
@@ -137,9 +137,7 @@ def rate_of(records: int, lot_size: float) -> float:
     """Return q = lot_size / records; refuse anything but a probability above zero."""
     if records < 1:
         raise InvalidInput("the data set is empty; there is nothing to train on")
-    number = isinstance(lot_size, (int, float)) and not isinstance(lot_size, bool)
-    if not (number and math.isfinite(lot_size) and lot_size > 0):
-        raise InvalidInput(f"lot_size is {lot_size!r}; it must be a finite number above zero")
+    check_positive("lot_size", lot_size)
     if lot_size > records:
         raise InvalidInput(
             f"lot_size is {lot_size:g}; it must not be larger than the number of records"

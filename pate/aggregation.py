@@ -14,7 +14,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -45,10 +45,6 @@ from pate.votes import Votes
 _PER_TEACHER = 5  # default noise is the number of teachers over this
 _HOPELESS = 10  # times the teachers: with such noise an answer is chance
 _PER_CLASS = 10  # labels of each class that default noise leaves room for
-NO_LEDGER = (
-    "no ledger has recorded this release: it is the cost of this one alone, and other releases "
-    "from the same records add to it"
-)
 
 
 def plan_release(
@@ -64,41 +60,16 @@ def plan_release(
 ) -> tuple[Mechanism, Plan]:
     """Fix the noise and the most that will be asked, from public numbers alone.
 
-    Parameters
-    ----------
-    mechanism : str or Mechanism
-        The name of a mechanism with one noise ("gnmax", "lnmax"), or one with its own settings.
-    epsilon : float or None
-        What the release may cost. None puts no limit on a mechanism whose noise is given.
-    delta : float
-        δ of the guarantee.
-    inputs, teachers, classes : int
-        How many there are; all of it public.
-    queries : int, optional
-        The most inputs to ask about. None: as many as fit.
-    noise : float, optional
-        σ of "gnmax" or the scale of "lnmax", in votes. None: the smallest with which ``queries``
-        fit; without ``queries`` a fifth of the teachers, and more only where that leaves fewer
-        than ten queries for each class.
-
-    Returns
-    -------
-    tuple of Mechanism and Plan
-        The mechanism with its noise, and the caps with their guarantee.
-
-    Raises
-    ------
-    InvalidInput
-        If a value breaks a rule, or ``epsilon`` needs noise that hides all votes.
-    BudgetExceeded
-        If with the given noise a single answer costs more than ``epsilon``.
+    ``mechanism`` is the name of one with one noise ("gnmax", "lnmax"), or one with its settings.
+    Without ``epsilon`` there is no limit on a mechanism whose noise is given. Without ``queries``
+    as many are asked as fit. Without ``noise`` it is the smallest with which ``queries`` fit;
+    without ``queries``, a fifth of the teachers, and more only where that leaves fewer than ten
+    queries for each class.
 
     Guarantees:
         Nothing here reads a vote, so the caps' guarantee holds whatever is answered
         (log-moments add up: Abadi et al. 2016, Theorem 2.1).
 
-    Examples
-    --------
     >>> chosen, plan = plan_release(
     ...     "gnmax", epsilon=1.0, delta=1e-5, inputs=1000, teachers=250, classes=2
     ... )
@@ -222,31 +193,6 @@ def opened_ledger(
     mode = Mode.FILTER if limited else Mode.ODOMETER
     with Ledger.open(path, budget=terms, mode=mode) as opened:
         yield opened
-
-
-def charge(ledger: Ledger, plan: Plan, *, neighbours: Neighbours, name: str | None = None) -> str:
-    """Pay for a plan's caps; call it before anything is drawn. Return the name of the charge."""
-    release = f"labels {name or secrets.token_hex(12)}"
-    ledger.charge(plan.events, release=release, records=neighbours)
-    return release
-
-
-def stated_guarantee(
-    plan: Plan,
-    *,
-    neighbours: Neighbours,
-    secure: bool,
-    recorded: bool,
-    caveats: tuple[str, ...] = (),
-) -> Guarantee:
-    """Return the plan's guarantee, stated for the records behind the teachers."""
-    seeded = () if secure else ("the noise was drawn from a seed: this release is not private",)
-    return replace(
-        plan.guarantee,
-        neighbours=neighbours,
-        caveats=(*seeded, *caveats),
-        notes=() if recorded else (NO_LEDGER,),
-    )
 
 
 # --- votes from elsewhere, released once ----------------------------------------------------------

@@ -11,18 +11,18 @@ import hashlib
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import ValidationError
+from sklearn.utils.metaestimators import available_if
 
 from pate._validate import check_whole
 from pate.accounting import Neighbours
 from pate.datasets.table import Table, record_ids
-from pate.engines.progress import Progress, terminal_progress
+from pate.engines.progress import terminal_progress
 from pate.errors import InvalidInput, PateError, TeacherError
 from pate.partition import PartitionSpec, partition
 from pate.students.spec import NETWORKS
@@ -53,29 +53,29 @@ class Model:
     def of(cls, model: Any, settings: Mapping[str, Any] | None = None) -> Model:
         """Check what was given and return how to make one.
 
-        Parameters
-        ----------
-        model : str, class, callable, estimator or torch.nn.Module
-            A short name (``"ridge"``, ``"logistic"``, ``"small-cnn"``, ``"mlp"``), an import name
-            ``"module:attr"``, a class or factory, or an object with ``fit`` and ``predict`` or a
-            torch module, of which every teacher gets its own copy.
-        settings : mapping, optional
-            Keys of a recipe's model: ``params``, and for torch modules ``epochs``, ``batch_size``,
-            ``lr``, ``optimizer``, ``weight_decay``.
+        ``settings`` are keys of a recipe's model: ``params``, and for torch modules ``epochs``,
+        ``batch_size``, ``lr``, ``optimizer``, ``weight_decay``.
         """
         factory: Callable[..., Any] | None = None
         if isinstance(model, str):
             name = NETWORKS.get(model, model)
         else:
             factory = _factory(model)
-            kind = model if isinstance(model, type) else type(model)
-            if callable(model) and not isinstance(model, type) and not _is_model(model):
-                kind = model
+            kind = model if isinstance(model, type) or not _is_model(model) else type(model)
             name = f"own:{getattr(kind, '__name__', type(kind).__name__).strip('<>')}"
+        keys = ", ".join(Training.model_fields)
         try:
             training = ModelSpec(model=name, **dict(settings or {}))
-        except (ValidationError, TypeError) as error:
-            raise InvalidInput(_first_problem(error, Training)) from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "model"
+            raise InvalidInput(
+                f"{place}: {first['msg']}; the settings of a model are {keys}"
+            ) from None
+        except TypeError:
+            raise InvalidInput(
+                f"settings of a model are a mapping with keys among {keys}"
+            ) from None
         return cls(name=name.removeprefix("own:"), training=training, factory=factory)
 
     def build(self, *, classes: int, seed: int) -> Teacher:
@@ -104,15 +104,6 @@ def _factory(model: Any) -> Callable[..., Any]:
         f"a model is a name, a class, a function that makes one, an estimator with fit and predict "
         f"or a torch module, not {type(model).__name__}"
     )
-
-
-def _first_problem(error: Exception, allowed: type[Training]) -> str:
-    keys = ", ".join(allowed.model_fields)
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "model"
-        return f"{place}: {first['msg']}; the settings of a model are {keys}"
-    return f"settings of a model are a mapping with keys among {keys}"
 
 
 @final
@@ -166,7 +157,9 @@ def train_teachers(
     Parameters
     ----------
     model : str, class, callable, estimator or torch.nn.Module
-        The teachers' model: see :class:`Model`.
+        The teachers' model: a short name (``"ridge"``, ``"logistic"``, ``"small-cnn"``, ``"mlp"``),
+        an import name ``"module:attr"``, a class or factory, or an object with ``fit`` and
+        ``predict`` or a torch module, of which every teacher gets its own copy.
     X : array-like of shape (n_records, …) or DataFrame
         Private records. A DataFrame reaches scikit-learn estimators as a DataFrame.
     y : array-like of shape (n_records,)
@@ -240,7 +233,7 @@ def train_teachers(
             yield made, given, len(names), [seeds[n] for n in group]
 
     found: list[Teacher | PateError | None] = []
-    with _bar("teach", own.count, verbose) as bar:
+    with terminal_progress("teach", own.count, quiet=not verbose, json_logs=False) as bar:
         for part in _parallel(_train_group, jobs(), n_jobs):
             found += part
             bar.advance(len(part))
@@ -316,7 +309,7 @@ def vote(
         ([teachers[n] for n in group], array, width, [seeds[n] for n in group]) for group in groups
     )
     voting = 0
-    with _bar("vote", len(teachers), verbose) as bar:
+    with terminal_progress("vote", len(teachers), quiet=not verbose, json_logs=False) as bar:
         for group, (predicted, failed) in zip(
             groups, _parallel(_ask_group, jobs, n_jobs), strict=True
         ):
@@ -413,13 +406,9 @@ class FrameEstimator:
             return np.full(len(X), self.only_label, dtype=np.int64)
         return np.asarray(self.estimator.predict(self._frame(X)))
 
-    def __getattr__(self, name: str) -> Any:
-        # Only some estimators have probabilities: ``hasattr`` must tell the truth.
-        if name == "predict_proba" and hasattr(self.__dict__.get("estimator"), "predict_proba"):
-            return self._probabilities
-        raise AttributeError(f"{type(self).__name__} has no {name!r}")
-
-    def _probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
+    @available_if(lambda self: hasattr(self.estimator, "predict_proba"))  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: NDArray[Any]) -> NDArray[np.float64]:
+        """Predict probabilities, where the estimator can."""
         if self.only_label is not None:
             return np.ones((len(X), 1))
         return np.asarray(self.estimator.predict_proba(self._frame(X)), dtype=np.float64)
@@ -594,7 +583,3 @@ def _parallel(
     except ValueError as error:
         raise InvalidInput(f"n_jobs is {n_jobs!r}: {error}") from None
     yield from pool(delayed(function)(*job) for job in jobs)
-
-
-def _bar(title: str, total: int, verbose: bool) -> AbstractContextManager[Progress]:
-    return terminal_progress(title, total, quiet=not verbose, json_logs=False)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pate._format import format_epsilon
 from pate.accounting import Neighbours
-from pate.aggregation import charge, opened_ledger, plan_release, stated_guarantee
+from pate.aggregation import opened_ledger, plan_release
 from pate.ensemble import (
     Model,
     Records,
@@ -39,6 +41,11 @@ from pate.teachers.protocol import predict_labels, probabilities
 if TYPE_CHECKING:
     from pate.accounting import Ledger
 
+_SEEDED = "the noise was drawn from a seed: this release is not private"
+_NO_LEDGER = (
+    "no ledger has recorded this release: it is the cost of this one alone, and other releases "
+    "from the same records add to it"
+)
 _CLASSES_FROM_Y = (
     "the set of classes was read from the private labels; name all classes with classes="
 )
@@ -290,19 +297,22 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         randomness = Randomness.open(insecure_seed=self.insecure_seed)
         if ledger is not None:
             with opened_ledger(ledger, plan) as opened:
-                charge(opened, plan, neighbours=ensemble.neighbours)
-        release = mechanism.release(votes, rng=randomness.generator, most_answers=plan.answers)
+                release = f"labels {secrets.token_hex(12)}"
+                opened.charge(plan.events, release=release, records=ensemble.neighbours)
+        drawn = mechanism.release(votes, rng=randomness.generator, most_answers=plan.answers)
         self.classes_, self.protects_ = names, ensemble.protects
         self.mechanism_, self.plan_ = mechanism, plan
-        self.guarantee_ = stated_guarantee(
-            plan,
+        self.guarantee_ = replace(
+            plan.guarantee,
             neighbours=ensemble.neighbours,
-            secure=randomness.secure,
-            recorded=ledger is not None,
-            caveats=() if self.classes is not None else (_CLASSES_FROM_Y,),
+            caveats=(
+                *(() if randomness.secure else (_SEEDED,)),
+                *(() if self.classes is not None else (_CLASSES_FROM_Y,)),
+            ),
+            notes=(_NO_LEDGER,) if ledger is None else (),
         )
-        self.labels_, self.labelled_ = names[release.labels], rows[release.answered]
-        if not len(release.labels):
+        self.labels_, self.labelled_ = names[drawn.labels], rows[drawn.answered]
+        if not len(drawn.labels):
             raise InvalidInput(
                 "no label was released, so there is nothing for a student to learn from; lower the "
                 "threshold of the mechanism"
@@ -310,7 +320,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         data = StudentData(
             inputs=np.asarray(inputs),
             rows=self.labelled_,
-            labels=release.labels,
+            labels=drawn.labels,
             classes=len(names),
         )
         self.student_ = train_student(spec, data, factory=student.factory)
@@ -395,25 +405,22 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Check inputs against the private records."""
         if _is_mixed(X):
             validate_data(self, X, skip_check_array=True, reset=False)
-        elif name == "public":
-            from sklearn.utils import check_array
-
+            if len(X.columns) != self._shape[0]:
+                raise InvalidInput(
+                    f"{name} has {len(X.columns)} columns and the private records have "
+                    f"{self._shape[0]}; give the same columns in both"
+                )
+            return X
+        if name == "public":
             array = check_array(X, allow_nd=True, dtype="numeric")
             if array.shape[1:] != self._shape:
                 raise InvalidInput(
                     f"public has records of shape {array.shape[1:]} and X of {self._shape}; give "
                     "the same columns in both"
                 )
-            return X if is_frame(X) else array
         else:
             array = validate_data(self, X, reset=False, allow_nd=True, dtype="numeric")
-            return X if is_frame(X) else array
-        if len(X.columns) != self._shape[0]:
-            raise InvalidInput(
-                f"{name} has {len(X.columns)} columns and the private records have "
-                f"{self._shape[0]}; give the same columns in both"
-            )
-        return X
+        return X if is_frame(X) else array
 
     def _student(self, records: Any, inputs: Any, seed: int) -> tuple[Model, StudentSpec]:
         """Return how to make the student and its section, checked before anything is charged."""
@@ -460,35 +467,10 @@ def _is_mixed(X: Any) -> bool:
     return is_frame(X) and not all(_kinds(X))
 
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>Privacy report</title>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 44rem; margin: 2rem auto }}
-table {{ border-collapse: collapse }} td, th {{ padding: .2rem .8rem; text-align: left }}
-.warning {{ background: #fdd; padding: .5rem 1rem }}
-</style></head><body>
-<h1>Privacy report</h1>
-{warnings}
-<p>The labels and the student together are differentially private with
-<strong>ε = {epsilon}</strong> at δ = {delta}, for {protects}.
-The value follows from the plan alone, not from the data.</p>
-{notes}
-<table>{rows}</table>
-<h2>Released labels</h2>
-<table><tr><th>Class</th><th>Labels</th></tr>{labels}</table>
-</body></html>
-"""
-
-
 def _page(clf: PATEClassifier) -> str:
     """Return a page of released values only; every text is escaped."""
-    from html import escape
+    from pate.report.templates import template
 
-    def row(*cells: object) -> str:
-        return f"<tr>{''.join(f'<td>{escape(str(each))}</td>' for each in cells)}</tr>"
-
-    stated = clf.guarantee_
     plan = clf.plan_
     rows = [
         ("Teachers", f"{clf.teachers} × {Model.of(clf.teacher, clf.teacher_params).name}"),
@@ -496,13 +478,10 @@ def _page(clf: PATEClassifier) -> str:
         ("Plan", f"at most {plan.queries} queries and {plan.answers} answers"),
         ("Student", clf.student if isinstance(clf.student, str) else Model.of(clf.student).name),
     ]
-    counts = [(name, int((clf.labels_ == name).sum())) for name in clf.classes_]
-    return _PAGE.format(
-        epsilon=format_epsilon(stated.epsilon),
-        delta=f"{stated.delta:g}",
-        protects=escape(clf.protects_),
-        warnings="".join(f'<p class="warning">{escape(each)}</p>' for each in stated.caveats),
-        notes="".join(f"<p>Note: {escape(each)}.</p>" for each in stated.notes),
-        rows="".join(row(*each) for each in rows),
-        labels="".join(row(*each) for each in counts),
+    return template("pate.report", "classifier.html.j2").render(
+        guarantee=clf.guarantee_,
+        epsilon=format_epsilon(clf.guarantee_.epsilon),
+        protects=clf.protects_,
+        rows=rows,
+        counts=[(name, int((clf.labels_ == name).sum())) for name in clf.classes_],
     )

@@ -47,27 +47,16 @@ _LEAST = 0.05  # what an input counts whose class is beyond doubt
 class Chooser:
     """A way to choose, and all that it may look at.
 
-    Parameters
-    ----------
-    how : {"first", "random", "diverse", "uncertain"}
-        The order in which inputs are asked about.
-    inputs : int
-        The number of public inputs.
-    features : callable
-        Returns the features of the public inputs, one row for each; called when first needed.
-    seed : int, default 0
-        The seed of the random order; public.
-
     >>> corners = np.array([[1, 0.1], [1, 0.0], [1, -0.1], [0.1, 1], [0, 1]])
     >>> chooser = Chooser(how="diverse", inputs=5, features=lambda: corners)
     >>> chooser.first(2), chooser.next(3, asked=chooser.first(2))
     (array([0, 3]), array([1, 2, 4]))
     """
 
-    how: Literal["first", "random", "diverse", "uncertain"]
-    inputs: int
-    features: Callable[[], NDArray[Any]]
-    seed: int = 0
+    how: Literal["first", "random", "diverse", "uncertain"]  # the order of asking
+    inputs: int  # the number of public inputs
+    features: Callable[[], NDArray[Any]]  # of all public inputs; called when first needed
+    seed: int = 0  # of the random order; public
 
     def first(self, count: int) -> IntArray:
         """Return what is asked first; the first m are the same for every count."""

@@ -37,17 +37,23 @@ def load_reference(name: str) -> dict[str, Any]:
     return json.loads((REFERENCE / f"{name}.public.json").read_text())
 
 
-def reference_cases(name: str, kind: str | None = None) -> list[Any]:
+def reference_cases(
+    name: str, kind: str | None = None, *, campaign: Callable[[Any], bool] = lambda case: False
+) -> list[Any]:
     """The golden cases of one kind, as pytest parameters named by their id."""
     cases = load_reference(name)["cases"]
-    return [pytest.param(c, id=c["id"]) for c in cases if kind is None or c["kind"] == kind]
+    return [
+        pytest.param(c, id=c["id"], marks=[pytest.mark.campaign] if campaign(c) else [])
+        for c in cases
+        if kind is None or c["kind"] == kind
+    ]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``@pytest.mark.golden(name, kind)`` runs a test once for every golden case."""
     mark = metafunc.definition.get_closest_marker("golden")
     if mark is not None:
-        metafunc.parametrize("case", reference_cases(*mark.args))
+        metafunc.parametrize("case", reference_cases(*mark.args, **mark.kwargs))
 
 
 @pytest.fixture(scope="session")

@@ -22,8 +22,7 @@ from pate.accounting import (
     compose,
 )
 from pate.artifacts import Level, Store
-from pate.artifacts.manifest import read_manifest, verify
-from pate.artifacts.origins import ORIGINS
+from pate.artifacts.manifest import ORIGINS, read_manifest, verify
 from pate.errors import BudgetExceeded
 from pate.stages.catalogue import STAGES
 

@@ -55,13 +55,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DpsgdAccountant:
-    """An accountant of DP-SGD steps; equal steps are evaluated once, whatever their number.
-
-    >>> step = SampledGaussian(sample_rate=0.01, noise_multiplier=4.0)
-    >>> abadi = DpsgdAccountant(delta=1e-5, method=Method.ABADI)
-    >>> round(abadi.guarantee([Repeated(step, 10_000)]).epsilon, 4)
-    1.2586
-    """
+    """An accountant of DP-SGD steps; equal steps are evaluated once, whatever their number."""
 
     delta: float
     method: Method = Method.MOMENTS

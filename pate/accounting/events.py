@@ -363,12 +363,7 @@ _KINDS: dict[str, type[Event]] = {
 
 
 def tally(events: Iterable[Event]) -> dict[Event, int]:
-    """Count each single event, in an order that does not depend on the caller's.
-
-    >>> a, b = PureDP(epsilon=0.1), PureDP(epsilon=0.2)
-    >>> tally([a, Repeated(b, 2), a]) == tally([Repeated(a, 2), b, b])
-    True
-    """
+    """Count each single event, in an order that does not depend on the caller's."""
     counts: dict[Event, int] = {}
     for event in events:
         for single, count in _unfold(event, 1):
@@ -377,11 +372,7 @@ def tally(events: Iterable[Event]) -> dict[Event, int]:
 
 
 def relation_of(events: Iterable[Event]) -> Neighbours:
-    """Return the relation under which the costs of all events hold; refuse mixed ones.
-
-    >>> relation_of([SampledGaussian(sample_rate=0.1, noise_multiplier=1.0)]).value
-    'zero-out'
-    """
+    """Return the relation under which the costs of all events hold; refuse mixed ones."""
     relations = (single.neighbours for event in events for single, _ in _unfold(event, 1))
     return reduce(Neighbours.combine, relations, Neighbours.AS_STATED)
 

@@ -12,11 +12,7 @@ from pate.errors import InvalidInput
 
 
 class Neighbours(StrEnum):
-    """The relation between two data sets that a guarantee is about.
-
-    >>> Neighbours("add-remove")
-    <Neighbours.ADD_REMOVE: 'add-remove'>
-    """
+    """The relation between two data sets that a guarantee is about."""
 
     REPLACE_ONE = "replace-one"  # one record (so one teacher's vote) is another
     ADD_REMOVE = "add-remove"  # one record more or less

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr, logsumexp
 
+from pate._validate import check_whole
 from pate.accounting.events import (
     GaussianNoisyMaxAnswer,
     LaplaceNoisyMaxAnswer,
@@ -69,6 +70,24 @@ def as_counts(votes: ArrayLike) -> Counts:
     if counts.min() < 0:
         raise InvalidInput("votes must not be negative")
     return counts.astype(np.int64, copy=False)
+
+
+def count_teachers(counts: Counts, teachers: int | None = None) -> int:
+    """Return the public number of teachers, from the votes only where they settle it."""
+    totals = counts.sum(axis=1)
+    if teachers is None:
+        if totals.min() != totals.max():
+            raise InvalidInput(
+                "some teachers abstained, so the votes do not show how many there are; "
+                "give the number of teachers"
+            )
+        teachers = int(totals[0])
+    check_whole("teachers", teachers, least=1)
+    if totals.max() > teachers:
+        raise InvalidInput(
+            f"a query holds more votes than the {teachers} teachers given; give the number trained"
+        )
+    return teachers
 
 
 def _union_log_q(counts: Counts, log_beaten: Callable[[FloatArray], FloatArray]) -> FloatArray:

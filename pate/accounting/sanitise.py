@@ -69,12 +69,7 @@ class ReleasePlan:
 
     @classmethod
     def default(cls, *, order: float, doubt: float = 0.01) -> ReleasePlan:
-        """Return a plan that suits many votes and depends on none.
-
-        >>> plan = ReleasePlan.default(order=20.0)
-        >>> round(plan.rdp, 3)
-        0.256
-        """
+        """Return a plan that suits many votes and depends on none."""
         return cls(order=order, beta=0.2 / order, sigma=0.4 * order, doubt=doubt)
 
     @property
@@ -188,11 +183,7 @@ def sanitise(
 
 
 def on_grid(epsilon: float) -> float:
-    """Return the least double of the public grid that is not below ε.
-
-    >>> on_grid(1.0520001), on_grid(1.052), on_grid(0.0)
-    (1.053, 1.052, 0.0)
-    """
+    """Return the least double of the public grid that is not below ε."""
     if not epsilon < 2**40:  # beyond it doubles are about as coarse as the grid
         return epsilon
     steps = round(epsilon * GRID)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 
@@ -64,6 +65,7 @@ def _one_try(event: BestOfTries, moments: FloatArray) -> FloatArray:
     return np.where(ended, most + np.log1p(np.expm1(below).mean(axis=0)), np.inf)
 
 
+@lru_cache(maxsize=64)
 def _spread(mean_tries: float, shape: float) -> tuple[float, float]:
     """Return (log 1/γ, E[K]) for a mean; E[K] belongs to the γ in use, to the last bits."""
     low, high = 0.0, 1.0
@@ -117,11 +119,7 @@ def draw_tries(mean_tries: float, shape: float = 0.0, *, rng: np.random.Generato
 
 
 def _chances(mean_tries: float, shape: float) -> Iterator[tuple[int, float]]:
-    """Yield (k, Pr[K = k]) for k = 1, 2, …, until the remaining mass is negligible.
-
-    >>> [round(chance, 3) for _, chance in _chances(2.0, 1.0)][:4]
-    [0.5, 0.25, 0.125, 0.062]
-    """
+    """Yield (k, Pr[K = k]) for k = 1, 2, …, until the remaining mass is negligible."""
     x, _ = _spread(mean_tries, shape)
     stays = -math.expm1(-x)  # 1 − γ
     small = shape * x < _TINY

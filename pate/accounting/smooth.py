@@ -37,6 +37,7 @@ from pate.accounting.moments import FloatArray, log1mexp, log_moments
 from pate.accounting.noisy_max import (
     Counts,
     as_counts,
+    count_teachers,
     gaussian_from_log_q,
     gaussian_log_q,
     laplace_from_log_q,
@@ -78,11 +79,7 @@ class SensitiveCost:
 
 
 def discounted_max(sensitivity: FloatArray, beta: float) -> float:
-    """Return max_d e^{−βd} · sensitivity[d].
-
-    >>> discounted_max(np.array([1.0, 3.0]), beta=0.0)
-    3.0
-    """
+    """Return max_d e^{−βd} · sensitivity[d]."""
     return float(np.max(sensitivity * np.exp(-beta * np.arange(len(sensitivity)))))
 
 
@@ -278,7 +275,8 @@ def gnmax_cost(
         Refuses (``ConditionsFail``) where C5 or C6 fail. Fractional weights (probabilities of
         an answer) are for planning: they are data-dependent and their change is not covered.
     """
-    counts, teachers = _teachers_of(votes, teachers)
+    counts = as_counts(votes)
+    teachers = count_teachers(counts, teachers)
     analysis = _analysis(sigma, order, counts.shape[1])
     times = _as_weights(weights, len(counts))
     ceiling = float(log_moments(GaussianNoisyMaxAnswer(sigma=sigma), np.array([order - 1]))[0])
@@ -384,7 +382,8 @@ def lnmax_cost(
         that the bound is smooth to the end. (The walk of the 2017 code, from leader to runner-up
         only, finds zero for close votes.)
     """
-    counts, teachers = _teachers_of(votes, teachers)
+    counts = as_counts(votes)
+    teachers = count_teachers(counts, teachers)
     times = _as_weights(weights, len(counts))
     moment = np.array([order - 1])
     step = 2 / scale
@@ -432,19 +431,6 @@ def _unanimous(counts: Counts, teachers: int) -> Counts:
     votes = np.zeros(counts.shape[1], dtype=np.int64)
     votes[0] = teachers
     return votes
-
-
-def _teachers_of(votes: ArrayLike, teachers: int | None) -> tuple[Counts, int]:
-    """Return the counts and the number of teachers; inferred only where nobody abstained."""
-    counts = as_counts(votes)
-    totals = counts.sum(axis=1)
-    if teachers is None:
-        if totals.min() != totals.max():
-            raise InvalidInput("some teachers abstained; give the number of teachers")
-        teachers = int(totals[0])
-    if teachers < 1 or totals.max() > teachers:
-        raise InvalidInput(f"the votes are more than those of {teachers} teachers")
-    return counts, teachers
 
 
 def _as_weights(weights: ArrayLike | None, queries: int) -> FloatArray:

@@ -27,6 +27,7 @@ SANITISED: Final = "sanitised"
 _ARRAYS = ("asked", "answered", "labels", "kept", "kept_labels")
 _PRIVATE = "private"  # the verdict on noise that was not seeded
 _COSTS, _EVALUATION, _CHARGE = "guarantees.json", "evaluation.json", "charge.json"
+_NAME_LISTS = ("sources", "settings", "builds_on")  # of a charge's note
 _EVENTS, _PLAN, _SANITISED = "events.json", "plan.json", "sanitised.json"
 
 
@@ -65,17 +66,15 @@ class StatedGuarantee:
 class SanitisedGuarantee(StatedGuarantee):
     """A data-dependent ε that was noised to be published."""
 
-    confidence: float  # that it is no less than the exact figure
+    confidence: float  # that it is no less than the exact ε
     price: float  # ε of publishing it, which it includes
 
     @classmethod
     def load(cls, artifact: Artifact) -> Self:
-        """Read the figure of a drawing."""
         with _undamaged(artifact, _SANITISED):
             return cls.from_json(artifact.json(_SANITISED))
 
     def save(self, draft: Draft) -> None:
-        """Write the figure of a drawing."""
         draft.save_json(_SANITISED, self.as_json())
 
 
@@ -87,6 +86,23 @@ class StatedPlan:
     answers: int
     events: tuple[Event, ...]
     guarantee: StatedGuarantee
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(
+            queries=int(value["queries"]),
+            answers=int(value["answers"]),
+            events=_read_events(value["events"]),
+            guarantee=StatedGuarantee.from_json(value["guarantee"]),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "queries": self.queries,
+            "answers": self.answers,
+            "events": _events_json(self.events),
+            "guarantee": self.guarantee.as_json(),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -150,11 +166,7 @@ class Labels(Answers):
     ) -> Self:
         """Return answers with what happened and what was planned."""
         return cls(
-            asked=answers.asked,
-            answered=answers.answered,
-            labels=answers.labels,
-            kept=answers.kept,
-            kept_labels=answers.kept_labels,
+            **{name: getattr(answers, name) for name in _ARRAYS},
             events=tuple(events),
             plan=plan,
             randomness=randomness,
@@ -179,22 +191,15 @@ class Labels(Answers):
 
     @classmethod
     def load(cls, artifact: Artifact) -> Self:
-        """Read drawn or released labels."""
         facts = artifact.facts
         with _undamaged(artifact, _PLAN):
-            plan = artifact.json(_PLAN)
-            stated = StatedPlan(
-                queries=int(plan["queries"]),
-                answers=int(plan["answers"]),
-                events=_events(plan["events"]),
-                guarantee=StatedGuarantee.from_json(plan["guarantee"]),
-            )
+            plan = StatedPlan.from_json(artifact.json(_PLAN))
         with _undamaged(artifact, _EVENTS):
-            happened = _events(artifact.json(_EVENTS))
+            events = _read_events(artifact.json(_EVENTS))
         labels = cls.of(
             Answers.load(artifact),
-            events=happened,
-            plan=stated,
+            events=events,
+            plan=plan,
             randomness=str(facts["randomness"]),
             family=facts.get("family"),
             extended=bool(facts.get("extended")),
@@ -204,16 +209,8 @@ class Labels(Answers):
     def save(self, draft: Draft) -> None:
         """Write them into a draft; the artifact's other facts are left as they are."""
         Answers.save(self, draft)
-        draft.save_json(_EVENTS, [event_to_json(event) for event in self.events])
-        draft.save_json(
-            _PLAN,
-            {
-                "queries": self.plan.queries,
-                "answers": self.plan.answers,
-                "events": [event_to_json(event) for event in self.plan.events],
-                "guarantee": self.plan.guarantee.as_json(),
-            },
-        )
+        draft.save_json(_EVENTS, _events_json(self.events))
+        draft.save_json(_PLAN, self.plan.as_json())
         draft.facts.update(family=self.family, extended=self.extended, randomness=self.randomness)
         if self.protects:
             draft.facts["protects"] = self.protects
@@ -241,7 +238,7 @@ class Costs:
     plan: Mapping[str, StatedGuarantee]  # of the caps, by conversion
     composition: Mapping[str, float] | None  # by older theorems, where they apply
     sanitised: SanitisedGuarantee | None = None
-    why_not: str | None = None  # why there is no sanitised figure
+    why_not: str | None = None  # why there is no sanitised ε
 
     @property
     def seeded(self) -> bool:
@@ -250,10 +247,9 @@ class Costs:
 
     @classmethod
     def load(cls, artifact: Artifact) -> Self:
-        """Read what ``account`` wrote."""
         with _undamaged(artifact, _COSTS):
             found = artifact.json(_COSTS)
-            figure = found["sanitised"]
+            sanitised = found["sanitised"]
             return cls(
                 guarantee=StatedGuarantee.from_json(found["guarantee"]),
                 protects=found["protects"],
@@ -261,24 +257,14 @@ class Costs:
                 odometer=_by_conversion(found["odometer"]),
                 plan=_by_conversion(found["plan"]),
                 composition=found["composition"],
-                sanitised=None if figure is None else SanitisedGuarantee.from_json(figure),
+                sanitised=sanitised and SanitisedGuarantee.from_json(sanitised),
                 why_not=found.get("why_not"),
             )
 
     def save(self, draft: Draft) -> None:
-        """Write them into a draft."""
-        found: dict[str, Any] = {
-            "guarantee": self.guarantee.as_json(),
-            "protects": self.protects,
-            "randomness": self.randomness,
-            "odometer": _as_json(self.odometer),
-            "plan": _as_json(self.plan),
-            "composition": self.composition,
-        }
-        if self.sanitised is None:
-            found |= {"sanitised": None, "why_not": self.why_not}
-        else:
-            found["sanitised"] = self.sanitised.as_json()
+        found = asdict(self)
+        if self.sanitised is not None:
+            del found["why_not"]
         draft.save_json(_COSTS, found)
 
 
@@ -291,7 +277,6 @@ class PrivateCosts:
 
     @classmethod
     def load(cls, artifact: Artifact) -> Self:
-        """Read the private part of what ``account`` wrote."""
         with _undamaged(artifact, _COSTS):
             found = artifact.json(_COSTS)
             if "why_not" in found:
@@ -299,9 +284,8 @@ class PrivateCosts:
             return cls(guarantees=_by_conversion(found))
 
     def save(self, draft: Draft) -> None:
-        """Write it into a draft."""
-        stated = _as_json(self.guarantees)
-        draft.save_json(_COSTS, stated if self.why_not is None else {"why_not": self.why_not})
+        known = asdict(self)["guarantees"]
+        draft.save_json(_COSTS, known if self.why_not is None else {"why_not": self.why_not})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,19 +310,15 @@ class Evaluation:
 
     @classmethod
     def load(cls, artifact: Artifact) -> Self:
-        """Read what ``evaluate`` wrote."""
         with _undamaged(artifact, _EVALUATION):
             found = artifact.json(_EVALUATION)
             return cls(
                 student=Share.of(found["student"]),
                 classes=tuple(
                     ClassCount(
-                        name=each["class"],
-                        records=each["records"],
-                        right=each["right"],
-                        predicted=each["said"],
+                        name=e["class"], records=e["records"], right=e["right"], predicted=e["said"]
                     )
-                    for each in found["classes"]
+                    for e in found["classes"]
                 ),
                 confusion=tuple(map(tuple, found["confusion"])),
                 agreement=_share(found["agreement"]),
@@ -346,25 +326,11 @@ class Evaluation:
             )
 
     def save(self, draft: Draft) -> None:
-        """Write it into a draft."""
-        draft.save_json(
-            _EVALUATION,
-            {
-                "student": asdict(self.student),
-                "classes": [
-                    {
-                        "class": each.name,
-                        "records": each.records,
-                        "right": each.right,
-                        "said": each.predicted,
-                    }
-                    for each in self.classes
-                ],
-                "confusion": [list(row) for row in self.confusion],
-                "agreement": None if self.agreement is None else asdict(self.agreement),
-                "labels": None if self.labels is None else asdict(self.labels),
-            },
-        )
+        classes = [
+            {"class": e.name, "records": e.records, "right": e.right, "said": e.predicted}
+            for e in self.classes
+        ]
+        draft.save_json(_EVALUATION, {**asdict(self), "classes": classes})
 
 
 def save_reference(draft: Draft, share: Share) -> None:
@@ -387,15 +353,12 @@ class PublicLabels:
 
     @classmethod
     def load(cls, artifact: Artifact) -> Self:
-        """Read what ``evaluate`` wrote."""
         with _undamaged(artifact, _EVALUATION):
             found = artifact.json(_EVALUATION)
             return cls(student=_share(found["student"]), labels=int(found["labels"]))
 
     def save(self, draft: Draft) -> None:
-        """Write it into a draft."""
-        student = None if self.student is None else asdict(self.student)
-        draft.save_json(_EVALUATION, {"student": student, "labels": self.labels})
+        draft.save_json(_EVALUATION, asdict(self))
 
 
 def charge_name(kind: str, made_from: str, name: str = "") -> str:
@@ -440,24 +403,17 @@ class ChargeNote:
                 made_from=str(artifact.manifest["made_from"]),
                 name=str(note["name"]),
                 study=note.get("study"),  # earlier versions noted less
-                events=_events(note.get("events", ())),
+                events=_read_events(note.get("events", ())),
                 extends=note.get("extends"),
-                sources=tuple(note.get("sources", ())),
-                settings=tuple(note.get("settings", ())),
-                builds_on=tuple(note.get("builds_on", ())),
+                **{name: tuple(note.get(name, ())) for name in _NAME_LISTS},
             )
 
     def save(self, draft: Draft, *, begun: bool = False) -> None:
         """Write it into a draft; of a drawing that has only ``begun``, its name and study."""
         note: dict[str, Any] = {"name": self.name, "study": self.study}
         if not begun:
-            note |= {
-                "events": [event_to_json(event) for event in self.events],
-                "extends": self.extends,
-                "sources": list(self.sources),
-                "settings": list(self.settings),
-                "builds_on": list(self.builds_on),
-            }
+            note["events"] = _events_json(self.events)
+            note |= {name: getattr(self, name) for name in ("extends", *_NAME_LISTS)}
         draft.save_json(_CHARGE, note)
 
 
@@ -471,16 +427,16 @@ def _undamaged(artifact: Artifact, name: str) -> Iterator[None]:
         ) from None
 
 
-def _events(texts: Sequence[str]) -> tuple[Event, ...]:
+def _read_events(texts: Sequence[str]) -> tuple[Event, ...]:
     return tuple(event_from_json(text) for text in texts)
+
+
+def _events_json(events: Sequence[Event]) -> list[str]:
+    return [event_to_json(event) for event in events]
 
 
 def _by_conversion(found: Mapping[str, Any]) -> dict[str, StatedGuarantee]:
     return {each.value: StatedGuarantee.from_json(found[each.value]) for each in Conversion}
-
-
-def _as_json(stated: Mapping[str, StatedGuarantee]) -> dict[str, Any]:
-    return {name: each.as_json() for name, each in stated.items()}
 
 
 def _share(found: Mapping[str, Any] | None) -> Share | None:

@@ -6,7 +6,7 @@
 An artifact is a folder with a manifest, written last: without it nothing is there. Artifacts are
 never changed or replaced; another recipe has another fingerprint and another folder. The private
 folder is open to its owner only. What is in the open is named by a digest of its own content, and
-found by its fingerprint through :mod:`pate.artifacts.origins`.
+found by its fingerprint through its origin (:mod:`pate.artifacts.manifest`).
 """
 
 from __future__ import annotations
@@ -25,27 +25,26 @@ from numpy.typing import DTypeLike, NDArray
 
 from pate._files import DRAFT_PREFIX, draft_folder, remove_abandoned, remove_abandoned_files, sync
 from pate.artifacts.manifest import (
+    ID_LENGTH,
     MANIFEST,
-    Level,
-    fingerprint,
-    read_manifest,
-    verify,
-    write_manifest,
-    write_sealed,
-)
-from pate.artifacts.origins import (
     ORIGINS,
+    Level,
     all_origins,
+    content_digest,
+    fingerprint,
     folder_of,
     origin_files,
     origins_folder,
+    read_manifest,
     read_origin,
+    verify,
     without_origin,
+    write_manifest,
     write_origin,
+    write_sealed,
 )
 from pate.errors import StoreError
 
-_ID_LENGTH = 20
 _EVERYBODY = 0o077  # the mode bits of group and others
 
 
@@ -128,7 +127,7 @@ class Store:
         return replace(self, reader=reader, clearance=min(clearance, self.clearance))
 
     def folder(self, stage: str, level: Level, made_from: str) -> Path:
-        return self.root / level.folder / stage / made_from[:_ID_LENGTH]
+        return self.root / level.folder / stage / made_from[:ID_LENGTH]
 
     def find(self, stage: str, made_from: str) -> Artifact | None:
         """Return the artifact of this fingerprint if it is finished; its files are not checked."""
@@ -141,6 +140,14 @@ class Store:
         origin = read_origin(self.root, stage, made_from)
         return None if origin is None else self._in_the_open(origin)
 
+    def open(self, stage: str, made_from: str) -> Artifact:
+        """Return the artifact of this fingerprint, its files checked, if the reader may see it."""
+        artifact = self.find(stage, made_from)
+        if artifact is None:
+            raise StoreError(f"there is no {stage} artifact for this recipe in {self.root}")
+        verify(artifact.path, artifact.manifest)
+        return artifact
+
     def all(self, stage: str) -> list[Artifact]:
         """Return every finished artifact of a stage, whatever it was made from."""
         moved = [self._in_the_open(origin) for origin in all_origins(self.root, stage)]
@@ -152,7 +159,7 @@ class Store:
             for manifest in sorted((self.root / level.folder / stage).glob(f"*/{MANIFEST}"))
             if not manifest.parent.name.startswith(DRAFT_PREFIX) and manifest.parent not in places
         ]
-        # In the open without an origin: published, and not yet written down when it was killed.
+        # In the open without an origin: published, and not yet recorded when it was killed.
         return known + [each for each in others if "made_from" in each.manifest]
 
     def earlier(self, stage: str) -> list[Path]:
@@ -165,15 +172,6 @@ class Store:
         private = self.root / Level.PRIVATE.folder
         yield from (each.name for each in private.glob("*/[!.]*") if each.parent.name != ORIGINS)
         yield from (each.stem for each in private.glob(f"{ORIGINS}/*/*.json"))
-
-    def open(self, stage: str, made_from: str, *, check: bool = True) -> Artifact:
-        """Return the artifact of this fingerprint, its files checked, if the reader may see it."""
-        artifact = self.find(stage, made_from)
-        if artifact is None:
-            raise StoreError(f"there is no {stage} artifact for this recipe in {self.root}")
-        if check:
-            verify(artifact.path, artifact.manifest)
-        return artifact
 
     def discard(self, artifact: Artifact) -> None:
         """Remove an artifact, its manifest first: what is left of it counts for nothing."""
@@ -202,7 +200,7 @@ class Store:
         if not (path / MANIFEST).is_file():
             return None
         artifact = self._artifact(path, str(origin["stage"]), Level[str(origin["level"])], origin)
-        if artifact.digest[:_ID_LENGTH] != path.name:
+        if artifact.digest[:ID_LENGTH] != path.name:
             raise _other_content(path)
         return artifact
 
@@ -238,18 +236,24 @@ class Store:
                     **(origin if private else {}),
                 )
                 if durable:
-                    _sync_all(working)
+                    for file in [*working.rglob("*"), working]:
+                        sync(file)
                 working.chmod(0o700 if private else 0o755)
                 name = made_from if private else content_digest(manifest)
                 if not private and self._known(stage, made_from):
                     return  # whoever came first stays
-                _publish(working, parent / name[:_ID_LENGTH], durable=durable)
+                _publish(working, parent / name[:ID_LENGTH], durable=durable)
                 if not private:
-                    self._write_origin(stage, level, origin, draft.facts, name)
+                    self._write_origin(stage, level, origin, draft.facts, digest=name, key=name)
         except OSError as error:
-            if not self._concerns(error):
-                raise
-            raise _cannot_write(self.root, error) from error
+            elsewhere = isinstance(error.filename, (str, os.PathLike))
+            if elsewhere and not Path(error.filename).is_relative_to(self.root):
+                raise  # about a file of the stage's, and not about this store
+            # numpy reports a short write without a reason
+            why = os.strerror(error.errno).lower() if error.errno else "the disk may be full"
+            raise StoreError(
+                f"cannot write to {self.root}: {why}; what was there before is unchanged"
+            ) from error
 
     def _known(self, stage: str, made_from: str) -> bool:
         origin = read_origin(self.root, stage, made_from)
@@ -261,9 +265,9 @@ class Store:
         level: Level,
         origin: Mapping[str, Any],
         facts: Mapping[str, Any],
-        digest: str,
         *,
-        key: str = "",
+        digest: str,
+        key: str,
     ) -> None:
         """Record where an artifact in the open came from."""
         self._make_parents(origins_folder(self.root, stage).parent, Level.PRIVATE, durable=True)
@@ -274,8 +278,8 @@ class Store:
             made_from=str(origin["made_from"]),
             inputs=origin["inputs"],
             facts=facts,
-            key=key or digest,
-            folder=digest[:_ID_LENGTH],
+            key=key,
+            folder=digest[:ID_LENGTH],
         )
 
     def sweep(self) -> None:
@@ -298,25 +302,23 @@ class Store:
         """Take the origin out of a manifest, in such an order that a kill loses nothing."""
         stage = folder.parent.name
         try:
-            manifest = read_manifest(folder, stage=stage, level=level)
-        except StoreError:  # whoever opens it is told
+            manifest = dict(read_manifest(folder, stage=stage, level=level))
+        except StoreError:  # whoever opens it gets the error
             return
         if "made_from" not in manifest:
             return
-        digest = content_digest(manifest)
-        key = fingerprint(manifest["files"], manifest["facts"])
-        self._write_origin(stage, level, manifest, manifest["facts"], digest, key=key)
-        final = folder.with_name(digest[:_ID_LENGTH])
+        digest, facts = content_digest(manifest), manifest["facts"]
+        key = fingerprint(manifest["files"], facts)
+        self._write_origin(stage, level, manifest, facts, digest=digest, key=key)
+        final = folder.with_name(digest[:ID_LENGTH])
         if folder != final:
             if final.exists():  # the same content was there
                 shutil.rmtree(folder)
                 return
             folder.rename(final)
-        apart = ("made_from", "inputs")
-        content = {name: each for name, each in manifest.items() if name not in apart}
-        content["facts"] = without_origin(content["facts"])
+        del manifest["made_from"], manifest["inputs"]
         draft = final / f".{MANIFEST}"
-        write_sealed(draft, content)
+        write_sealed(draft, {**manifest, "facts": without_origin(facts)})
         draft.replace(final / MANIFEST)
 
     def _make_parents(self, folder: Path, level: Level, *, durable: bool) -> None:
@@ -331,11 +333,6 @@ class Store:
         if private and top.stat().st_mode & _EVERYBODY:
             top.chmod(0o700)
 
-    def _concerns(self, error: OSError) -> bool:
-        """Return whether an error is about this store, and not about a file elsewhere."""
-        name = error.filename
-        return not isinstance(name, (str, os.PathLike)) or Path(name).is_relative_to(self.root)
-
 
 def open_alone(path: Path, *, stage: str, level: Level, made_from: str) -> Artifact:
     """Return an artifact apart from its store, its files checked: a copy given to a worker."""
@@ -345,11 +342,6 @@ def open_alone(path: Path, *, stage: str, level: Level, made_from: str) -> Artif
     _check_origin(artifact, made_from)
     verify(path, artifact.manifest)
     return artifact
-
-
-def content_digest(manifest: Mapping[str, Any]) -> str:
-    """Return a digest of what an artifact holds, whenever and from whatever it was made."""
-    return fingerprint(manifest["files"], without_origin(manifest["facts"]))
 
 
 def _described(
@@ -367,9 +359,9 @@ def _described(
     else:
         key = origin["key"]
         if all_of_it:
+            facts = {**manifest["facts"], **origin["facts"]}
             known = {name: origin[name] for name in ("made_from", "inputs")}
-            known["facts"] = {**manifest["facts"], **origin["facts"]}
-            manifest = {**manifest, **known}
+            manifest = {**manifest, **known, "facts": facts}
     stage = str(manifest["stage"])
     return Artifact(
         stage=stage, level=level, path=path, manifest=manifest, digest=digest, key=str(key)
@@ -382,7 +374,9 @@ def _check_origin(artifact: Artifact, made_from: str) -> None:
 
 
 def _other_content(path: Path) -> StoreError:
-    return StoreError(f"{path} was made from something else than its name says; remove the folder")
+    return StoreError(
+        f"{path} was made from something else than its name indicates; remove the folder"
+    )
 
 
 def _publish(working: Path, final: Path, *, durable: bool) -> None:
@@ -396,15 +390,3 @@ def _publish(working: Path, final: Path, *, durable: bool) -> None:
             raise StoreError(f"{final} has no manifest; remove it to make it again") from error
     if durable:
         sync(final.parent)
-
-
-def _cannot_write(root: Path, error: OSError) -> StoreError:
-    # numpy reports a short write without saying why
-    why = os.strerror(error.errno).lower() if error.errno else "not all was written: is it full?"
-    return StoreError(f"cannot write to {root}: {why}; what was there before is unchanged")
-
-
-def _sync_all(folder: Path) -> None:
-    for file in folder.rglob("*"):
-        sync(file)
-    sync(folder)

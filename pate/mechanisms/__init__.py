@@ -11,8 +11,7 @@ to :meth:`~pate.mechanisms.mechanism.Mechanism.release`, which returns the event
 110
 """
 
-from pate.mechanisms.confident import ConfidentGnmax
-from pate.mechanisms.interactive import InteractiveGnmax, student_baseline
+from pate.mechanisms.checked import ConfidentGnmax, InteractiveGnmax, student_baseline
 from pate.mechanisms.mechanism import Mechanism, Release
 from pate.mechanisms.noisy_max import GaussianNoisyMax, LaplaceNoisyMax
 from pate.mechanisms.plan import Plan, plan_caps

@@ -239,11 +239,7 @@ class GaussianNoisyMax(NoisyMax):
 
 
 def blocks(queries: int, *, classes: int) -> Iterator[slice]:
-    """Yield consecutive runs of queries, about :data:`BLOCK` counts each.
-
-    >>> [(part.start, part.stop) for part in blocks(5, classes=BLOCK // 2)]
-    [(0, 2), (2, 4), (4, 5)]
-    """
+    """Yield consecutive runs of queries, about :data:`BLOCK` counts each."""
     rows = max(1, BLOCK // classes)
     for start in range(0, queries, rows):
         yield slice(start, min(start + rows, queries))

@@ -48,7 +48,7 @@ def plan_caps(
     moments: ArrayLike | None = None,
     conversion: Conversion = Conversion.IMPROVED,
 ) -> Plan:
-    """Return the largest caps within the recipe's own, the inputs there are, and ``epsilon``.
+    """Return the largest caps within those of ``spec``, the public inputs, and ``epsilon``.
 
     Without ``epsilon`` the recipe's caps stand as they are. With it, for a mechanism that checks:
 
@@ -57,32 +57,7 @@ def plan_caps(
     * neither given: the most queries, where every one may be answered. This is also done where
       checking all the ``queries`` would leave no room for a single answer.
 
-    Parameters
-    ----------
-    mechanism : Mechanism
-        The mechanism that answers.
-    spec : AggregateSpec
-        The recipe's section, for its caps ``queries`` and ``answers``.
-    epsilon : float or None
-        The most that the release may cost.
-    delta : float
-        The δ of that cost.
-    available_queries : int
-        The number of public inputs.
-    moments : array_like, optional
-        The λ to account at; the accountant's grid if left out.
-    conversion : Conversion
-        The conversion of log-moments to ε.
-
-    Returns
-    -------
-    Plan
-        The caps, their events and their guarantee.
-
-    Raises
-    ------
-    BudgetExceeded
-        If not even one answer fits.
+    If not even one answer fits, BudgetExceeded is raised.
 
     Guarantees:
         Reads public numbers only: no vote, and no number of answers given so far.

@@ -1,8 +1,7 @@
 """Studies: sweeps, comparisons and private selections, and what choosing by their results costs.
 
 study           the rule of a study: its folder, its tag, and the charges it may use
-grid            every combination of some settings, read and checked before anything runs
-sweep           a grid as runs in one folder
+sweep           every combination of some settings as runs in one folder
 selection       the best of a random number of tries, at an ε that covers the choice
 compare_recipe  the recipe of a comparison, and its points
 compare         PATE and DP-SGD on one split, at the same (ε, δ)

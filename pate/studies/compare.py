@@ -158,13 +158,7 @@ def compare(
         seeded=seeded,
     )
     comparison = Comparison(
-        name=name,
-        recipe=checked,
-        folder=folder,
-        rows=rows,
-        cost=cost,
-        notes=notes,
-        seeded=seeded,
+        name=name, recipe=checked, folder=folder, rows=rows, cost=cost, notes=notes, seeded=seeded
     )
     comparison.write()
     return comparison
@@ -197,18 +191,18 @@ class CompareRuns:
 
     def execute(self) -> tuple[list[FinishedPoint], TotalStudyCost]:
         """Run what is not done; return all points, and what they cost by the ledgers."""
+        report, seeds = self.options.report, self.recipe.compare.seeds
         points, protects = self._planned()
         ledgers = self._ledgers(points)
         self._agree(points, ledgers, protects)
         for point in points:
-            what = (
-                f"ε = {point.epsilon:g}, repetition {point.seed + 1} of {self.recipe.compare.seeds}"
-            )
+            what = f"ε = {point.epsilon:g}, repetition {point.seed + 1} of {seeds}"
             run = self._pate(point)
-            self._announce_work(f"PATE, {what}", done=all(state.done for state in run.states()))
+            done = ": done before" if all(state.done for state in run.states()) else ""
+            report(f"PATE, {what}{done}")
             run.execute()
             trained = self._trained(point) is not None
-            self._announce_work(f"DP-SGD, {what}", done=trained)
+            report(f"DP-SGD, {what}{': done before' if trained else ''}")
             if not trained:
                 self._train(point)
         last = max(points, key=lambda point: (point.epsilon, -point.seed))
@@ -224,9 +218,6 @@ class CompareRuns:
                 "is finished; restore them from a backup"
             )
         return finished, cost
-
-    def _announce_work(self, what: str, *, done: bool) -> None:
-        self.options.report(f"{what}: done before" if done else what)
 
     def _planned(self) -> tuple[list[ComparePoint], str]:
         """Return all points, and whom PATE protects; data are read first, for their counts."""

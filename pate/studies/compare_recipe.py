@@ -85,9 +85,6 @@ class OpenAggregateSpec(AggregateSpec):
 
     Then the least noise is found with which ``queries`` answers stay within each ε. Where noise is
     given, as many queries are asked as fit.
-
-    >>> OpenAggregateSpec(mechanism="gnmax", queries=100).finds_noise
-    True
     """
 
     @property
@@ -156,26 +153,7 @@ class DpsgdSections(BaseModel):
 
 
 class CompareRecipe(BaseModel):
-    """The complete recipe of a comparison.
-
-    >>> recipe = CompareRecipe.model_validate(
-    ...     {
-    ...         "kind": "compare",
-    ...         "data": {"name": "digits"},
-    ...         "compare": {"epsilons": [4, 1]},
-    ...         "pate": {
-    ...             "teachers": {"count": 20, "model": "ridge"},
-    ...             "aggregate": {"mechanism": "gnmax", "queries": 50},
-    ...             "student": {"model": "ridge"},
-    ...         },
-    ...         "dpsgd": {"training": {"epochs": 3, "learning_rate": 0.1}},
-    ...     }
-    ... )
-    >>> recipe.compare.epsilons, recipe.for_dpsgd(4.0).privacy.epsilon
-    ([1.0, 4.0], 4.0)
-    >>> recipe.for_pate(4.0, noise=30.0).aggregate.sigma
-    30.0
-    """
+    """The complete recipe of a comparison."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -264,20 +242,17 @@ def make_points(recipe: CompareRecipe, *, public: int, private: int) -> list[Com
     ``dpsgd.training.records`` is not stated: their number is then public (zero-out). No record is
     read. The baselines go with the largest ε.
     """
-    points = []
-    largest = max(recipe.compare.epsilons)
-    evaluated = EvaluateSpec(
-        reference=recipe.compare.reference, public_labels=recipe.compare.public_labels
-    )
-    for epsilon in recipe.compare.epsilons:
-        noise = _least_noise(recipe, epsilon, public=public)
-        pate = recipe.for_pate(epsilon, noise=noise)
-        if epsilon == largest:
-            pate = pate.model_copy(update={"evaluate": evaluated})
+    points, given = [], recipe.compare
+    for epsilon in given.epsilons:
+        pate = recipe.for_pate(epsilon, noise=_least_noise(recipe, epsilon, public=public))
+        baselines = epsilon == max(given.epsilons)
+        if baselines:
+            beside = EvaluateSpec(reference=given.reference, public_labels=given.public_labels)
+            pate = pate.model_copy(update={"evaluate": beside})
         plan = _planned(pate, public=public)
         dpsgd = recipe.for_dpsgd(epsilon)
         steps = plan_run(dpsgd, records=private)
-        for seed in range(recipe.compare.seeds):
+        for seed in range(given.seeds):
             first = dpsgd.model.model_copy(update={"init": dpsgd.model.init + seed})
             points.append(
                 ComparePoint(
@@ -288,7 +263,7 @@ def make_points(recipe: CompareRecipe, *, public: int, private: int) -> list[Com
                     # Other first weights; lots and noise are drawn anew in any case.
                     dpsgd=dpsgd.model_copy(update={"model": first}),
                     dpsgd_plan=steps,
-                    baselines=epsilon == largest,
+                    baselines=baselines,
                 )
             )
     return sorted(points, key=lambda point: (point.seed, point.epsilon))
@@ -337,20 +312,6 @@ def with_seed(recipe: PateRecipe, number: int) -> PateRecipe:
     Guarantees:
         A repetition is a run of its own with a charge of its own: within each, one record still
         reaches one teacher. The key of the hash and all seeds are public.
-
-    >>> recipe = PateRecipe.model_validate(
-    ...     {
-    ...         "data": {"name": "digits"},
-    ...         "teachers": {"count": 5, "model": "ridge"},
-    ...         "aggregate": {"scale": 2.0},
-    ...         "student": {"model": "ridge", "seed": 7},
-    ...     }
-    ... )
-    >>> third = with_seed(recipe, 2)
-    >>> third.partition.key, third.teachers.seed, third.student.seed
-    ('pate, again 2', 2, 9)
-    >>> with_seed(recipe, 0) == recipe
-    True
     """
     if number == 0:
         return recipe

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Self, final
 
 from pate.artifacts import Level
@@ -112,9 +111,8 @@ def warm_up() -> None:
 class PeakMemory:
     """The peak memory of this process and its descendants while a ``with`` block runs.
 
-    The proportional set size (PSS) is summed, so that shared pages count once. Samples are 100 ms
-    apart, or more where sampling is slow: a short peak may be missed. Where ``/proc`` is missing,
-    it is the largest that this process ever was.
+    Proportional set sizes (PSS) are summed, so that shared pages count once; a short peak between
+    two samples is missed. Without ``/proc`` it is the largest that this process ever was.
 
     >>> with PeakMemory() as peak:
     ...     kept = bytearray(1_000_000)
@@ -132,12 +130,7 @@ class PeakMemory:
         self._sampler.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._sampler.join()
         self._sample()
@@ -145,7 +138,10 @@ class PeakMemory:
     @property
     def megabytes(self) -> float:
         """The peak so far, in units of a million bytes."""
-        return (self._most or _largest_ever()) / 1e6
+        if self._most:
+            return self._most / 1e6
+        largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return (largest if sys.platform == "darwin" else 1024 * largest) / 1e6
 
     def _watch(self) -> None:
         rest = _INTERVAL
@@ -160,19 +156,14 @@ class PeakMemory:
 
 def _family(root: int) -> list[int]:
     """Return a process and all its descendants, as far as they are visible."""
-    try:
-        listed = os.listdir(_PROC)
-    except OSError:
-        listed = []  # a system without /proc
     children: dict[int, list[int]] = {}
-    for process in filter(str.isdecimal, listed):
+    for stat in _PROC.glob("[0-9]*/stat"):
         try:
-            with open(f"{_PROC}/{process}/stat", "rb") as file:  # quicker than by Path
-                stat = file.read()
+            content = stat.read_bytes()
         except OSError:
             continue  # it has just ended
-        parent = stat.rpartition(b")")[2].split()[1]  # a name may hold brackets and blanks
-        children.setdefault(int(parent), []).append(int(process))
+        parent = content.rpartition(b")")[2].split()[1]  # a name may hold brackets and blanks
+        children.setdefault(int(parent), []).append(int(stat.parent.name))
     family = [root]
     for member in family:  # it grows while it is read
         family += children.get(member, [])
@@ -187,8 +178,3 @@ def _proportional_set_size(process: int) -> int:
         return 0
     found = re.search(r"^Pss:\s+(\d+) kB", text, flags=re.MULTILINE)
     return 1024 * int(found[1]) if found else 0
-
-
-def _largest_ever() -> int:
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if sys.platform == "darwin" else 1024 * largest

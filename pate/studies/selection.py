@@ -31,8 +31,8 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,6 @@ from pate.pipeline.ledger import naming_key, open_ledger
 from pate.pipeline.recipe import Recipe, SelectionSpec
 from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Context, Options
-from pate.silence import silence
 from pate.stages.aggregate import answers_of, chooser_of, draw, noise, stated_plan
 from pate.stages.catalogue import STAGES
 from pate.stages.distill import DISTILL
@@ -58,9 +57,17 @@ from pate.stages.exactly_once import release_once, require_consent, settings_of
 from pate.stages.selection import SELECTION, differences, event_of, mark_of
 from pate.students.train import StudentData, train_student
 from pate.teachers.protocol import predict_labels
+from pate.untrusted import silence
 
 _VERSION = 1  # raised when the same candidates would be tried in another way
 _COURSE, _TRY, _SCORE = "selection-course", "selection-try", "selection-score"
+_SHARED = {  # by all candidates
+    "data": "data",
+    "partition": "partition",
+    "privacy.delta": "δ",
+    "privacy.conversion": "conversion",
+    "privacy.budget": "budget",
+}
 _FAILED = -1.0  # the score of a try without a student: below all others
 
 
@@ -69,21 +76,10 @@ def select(
 ) -> PipelineRun:
     """Choose one of the candidates privately, and return its finished run, in ``folder``.
 
-    Prints the cost through ``options.report`` before anything is charged. One that was killed
-    resumes. Which candidates were tried, how often, and their scores stay private.
-
-    Parameters
-    ----------
-    candidates
-        The points' recipes, in the order given. ``privacy.sanitise`` is ignored: a selection has no
-        data-dependent ε.
-    folder
-        The run folder of the winner.
-    options
-        How to run. ``options.study`` is ignored: a selection is one charge of its own, and its
-        winner may be released.
-    tries
-        The mean number E[K] of tries, above 1.
+    Reports the cost before anything is charged; one that was killed resumes. Which candidates were
+    tried, how often, and their scores stay private. ``tries`` is the mean number E[K] of tries,
+    above 1. A candidate's ``privacy.sanitise`` is ignored, since a selection has no data-dependent
+    ε; so is ``options.study``: a selection is one charge, and its winner may be released.
     """
     require_choice(candidates)
     spec = SelectionSpec(candidates=differences(candidates), mean_tries=tries)
@@ -105,26 +101,11 @@ def require_choice(candidates: Sequence[Recipe]) -> None:
                 "a candidate is asked in rounds (interactive, or choose = uncertain), which pay "
                 "for labels before they end; private selection takes the other mechanisms"
             )
-    first = _shared(candidates[0])
-    for each in candidates[1:]:
-        for name, (value, what) in _shared(each).items():
-            if value != first[name][0]:
-                raise InvalidInput(
-                    f"candidates differ in {name}; private selection needs one {what} for all of "
-                    "them"
-                )
-
-
-def _shared(recipe: Recipe) -> dict[str, tuple[Any, str]]:
-    """Return what all candidates must have in common, by its key, with its name."""
-    privacy = recipe.privacy
-    return {
-        "data": (recipe.data, "data"),
-        "partition": (recipe.partition, "partition"),
-        "privacy.delta": (privacy.delta, "δ"),
-        "privacy.conversion": (privacy.conversion, "conversion"),
-        "privacy.budget": (privacy.budget, "budget"),
-    }
+    for key, what in _SHARED.items():
+        if any(attrgetter(key)(each) != attrgetter(key)(candidates[0]) for each in candidates):
+            raise InvalidInput(
+                f"candidates differ in {key}; private selection needs one {what} for all of them"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,12 +337,10 @@ def _rehearse(candidates: Sequence[Candidate]) -> None:
     kinds: dict[str, Candidate] = {}
     for each in candidates:
         recipe = each.context.recipe
-        kind = fingerprint(
-            recipe.student.model_dump(mode="json"), recipe.encoder.model_dump(mode="json")
-        )
-        kinds.setdefault(kind, each)
+        kinds.setdefault(recipe.model_dump_json(include={"student", "encoder"}), each)
     for each in kinds.values():
-        each.rehearse()
+        rows = each.rows[: each.plan.answers]
+        each.score(rows, np.arange(len(rows)) % each.classes)
 
 
 # --- tries: everything in here is PRIVATE, and is removed when it is over -------------------------
@@ -389,11 +368,6 @@ class Candidate:
     @property
     def classes(self) -> int:
         return int(self.context.inputs["data-public"].facts["classes"])
-
-    def rehearse(self) -> None:
-        """Train on made-up labels: settings with which no student can learn are found for free."""
-        rows = self.rows[: self.plan.answers]
-        self.score(rows, np.arange(len(rows)) % self.classes)
 
     def score(self, rows: NDArray[np.int64], labels: NDArray[np.int64]) -> float:
         """Return the share of test records that a student of these labels gets right.

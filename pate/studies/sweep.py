@@ -1,14 +1,18 @@
-"""Sweeps: every point of a grid as a run in one folder, and what looking at all of them costs.
+"""Sweeps: every combination of some settings as runs in one folder, and what looking at them costs.
 
-Each point alone costs its own ε, if it was fixed before any result was seen. Whoever chooses the
-best of them by its result, or publishes them all, has spent the cost of the study
+All points are read and checked before anything runs, so that a mistake in the last one costs
+nothing. Each point alone costs its own ε, if it was fixed before any result was seen. Whoever
+chooses the best of them by its result, or publishes them all, has spent the cost of the study
 (:mod:`pate.studies.study`). A sweep that was killed resumes.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,24 +24,212 @@ from pate.accounting import Conversion, Event, Ledger, compose
 from pate.accounting.ledger.study_costs import StudyCost, study_cost
 from pate.artifacts import fingerprint
 from pate.artifacts.results import Answers
-from pate.errors import BudgetExceeded
+from pate.errors import BudgetExceeded, InvalidInput
 from pate.mechanisms import Plan
 from pate.pipeline.ledger import open_ledger
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Options, producer
-from pate.recipes.read import as_settings
+from pate.recipes.read import as_setting, as_settings, read_recipe, read_value
 from pate.stages.catalogue import STAGES
 from pate.stages.exactly_once import require_paid
 from pate.stages.selection import require_made
-from pate.studies.grid import Grid, Point, read_grid
 from pate.studies.plots import plot_sweep
 from pate.studies.study import is_paid, require_own_labels, tag_of
 from pate.studies.tables import SweepRow, require_same_noise, write_sweep_table
 
+MOST_POINTS = 1000
+
 _BETWEEN_PLOTS = 20.0  # seconds: a plot takes a second, a small point less than that
-_REST = 20  # times as long as a plot took: most of the time goes into points
 _FORMAT = 1
+
+# --- the grid -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A setting that is varied, and its values in the order given."""
+
+    key: str  # "section.key"
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One combination: the recipe that ``pate run`` with these settings would use."""
+
+    number: int  # from 1, in the order given: the last setting varies fastest
+    values: tuple[Any, ...]  # one of each axis
+    settings: tuple[str, ...]  # "section.key=value", as --set takes them
+    recipe: Recipe
+
+    def __str__(self) -> str:
+        return " ".join(self.settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The settings that are varied, and every combination of their values."""
+
+    name: str  # of the recipe
+    axes: tuple[Axis, ...]
+    points: tuple[Point, ...]
+
+
+def read_grid(
+    recipe: str,
+    over: Mapping[str, Sequence[Any]] | Sequence[str],
+    settings: Sequence[str] = (),
+) -> Grid:
+    """Return every combination of the values in ``over``, on top of ``settings``.
+
+    ``over`` maps "section.key" to its values, or lists texts "section.key=value,value". Every point
+    is without a sanitised ε, which has a price of its own.
+
+    >>> grid = read_grid("digits", ["teachers.count=50,100", "aggregate.scale=8,16"])
+    >>> [str(point) for point in grid.points][:2]
+    ['teachers.count=50 aggregate.scale=8', 'teachers.count=50 aggregate.scale=16']
+    """
+    axes = _read_axes(over, settings)
+    name, points = recipe, list[Point]()
+    for number, values in enumerate(itertools.product(*(axis.values for axis in axes)), start=1):
+        pairs = zip(axes, values, strict=True)
+        own = tuple(f"{axis.key}={as_setting(value)}" for axis, value in pairs)
+        name, checked = _read_point(recipe, settings, own)
+        points.append(Point(number=number, values=values, settings=own, recipe=checked))
+    first, seen = points[0], dict[str, Point]()
+    for point in points:
+        other = seen.setdefault(point.recipe.model_dump_json(), point)
+        if other is not point:
+            raise InvalidInput(f"--over: {other} and {point} mean the same; name each value once")
+        one, each = first.recipe.partition, point.recipe.partition
+        if (one.method, one.by) != (each.method, each.by):
+            raise InvalidInput(
+                f"--over: {first} and {point} protect records in different ways, and their "
+                "costs do not add up; make a sweep for each"
+            )
+    return Grid(name=name, axes=axes, points=tuple(points))
+
+
+def _read_point(recipe: str, settings: Sequence[str], own: Sequence[str]) -> tuple[str, Recipe]:
+    try:
+        name, checked = read_recipe(recipe, [*settings, *own], Recipe)
+    except InvalidInput as error:
+        text = str(error)
+        for setting in own:  # it was typed as another option
+            text = text.replace(f"--set {setting}", f"--over {setting}")
+        raise InvalidInput(text) from error
+    plain = checked.privacy.model_copy(update={"sanitise": False})
+    return name, checked.model_copy(update={"privacy": plain})
+
+
+def _read_axes(
+    over: Mapping[str, Sequence[Any]] | Sequence[str], settings: Sequence[str]
+) -> tuple[Axis, ...]:
+    """Return the settings to vary; refuse those that a sweep cannot vary, and too many points."""
+    if not over:
+        raise InvalidInput(
+            "there is nothing to sweep over; add --over section.key=value,value, such as "
+            "--over aggregate.scale=10,20"
+        )
+    if isinstance(over, Mapping):
+        axes = tuple(_axis(key, key, tuple(values)) for key, values in over.items())
+    else:
+        axes = tuple(map(_read_axis, over))
+    for before, after in itertools.combinations(axes, 2):
+        if before.key == after.key:
+            raise InvalidInput(
+                f"--over {after.key} is given twice; write all its values into one list"
+            )
+        if _inside(before.key, after.key) or _inside(after.key, before.key):
+            raise InvalidInput(
+                f"--over {before.key} and --over {after.key} set the same; keep one of them"
+            )
+    for axis, setting in itertools.product(axes, settings):
+        key = setting.partition("=")[0].strip()
+        if key == axis.key or _inside(key, axis.key):
+            raise InvalidInput(f"--set {key} and --over {axis.key} set the same; keep one")
+    count = math.prod(len(axis.values) for axis in axes)
+    if count > MOST_POINTS:
+        shown = " × ".join(str(len(axis.values)) for axis in axes)
+        raise InvalidInput(
+            f"{shown} values are {count} points, and a sweep has at most {MOST_POINTS}; "
+            "give fewer values"
+        )
+    return axes
+
+
+def _inside(key: str, other: str) -> bool:
+    """Return whether a key lies in the table that another one names."""
+    return key.startswith(f"{other}.")
+
+
+def _read_axis(over: str) -> Axis:
+    key, equals, text = over.partition("=")
+    if not equals:
+        raise InvalidInput(f"--over {over} is not of the form section.key=value,value")
+    try:
+        values = read_values(text)
+    except InvalidInput as error:
+        raise InvalidInput(f"--over {over}: {error}") from None
+    return _axis(key.strip(), over, values)
+
+
+def _axis(key: str, over: str, values: tuple[Any, ...]) -> Axis:
+    """Return a checked axis; ``over`` is what was typed."""
+    parts = key.split(".")
+    if len(parts) < 2 or not all(part.strip() for part in parts):
+        raise InvalidInput(f"--over {over} is not of the form section.key=value,value")
+    if parts[0] == "data":
+        raise InvalidInput(
+            f"--over {key}: a sweep keeps its data; make a sweep for each, or use --set {key}"
+        )
+    if key == "privacy.budget":
+        raise InvalidInput(
+            f"--over {key}: the budget belongs to the data set, and never changes; "
+            "vary privacy.epsilon for what a point may cost"
+        )
+    if key == "privacy.sanitise":
+        raise InvalidInput(
+            f"--over {key}: no point of a sweep has a sanitised ε, which has a price of its own; "
+            "leave it out"
+        )
+    written = [as_setting(value) for value in values]
+    if not written:
+        raise InvalidInput(f"--over {key}: there is no value; give one or more")
+    twice = next((each for n, each in enumerate(written) if each in written[:n]), None)
+    if twice is not None:
+        raise InvalidInput(
+            f"--over {key}={','.join(written)}: {twice} is given twice; name each value once"
+        )
+    return Axis(key=key, values=values)
+
+
+def read_values(text: str) -> tuple[Any, ...]:
+    """Return the values between commas: TOML values as in a list, or else plain words.
+
+    >>> read_values("10, 2.5,true"), read_values("[1,2],[3]"), read_values("supervised,fixmatch")
+    ((10, 2.5, True), ([1, 2], [3]), ('supervised', 'fixmatch'))
+    """
+    if not text.strip():
+        raise InvalidInput("there is no value; write section.key=value,value")
+    if text.rstrip().endswith(","):
+        raise InvalidInput("there is no value after the last comma; remove it, or add one")
+    try:
+        content = tomllib.loads(f"values = [{text}]")
+        if content.keys() == {"values"}:
+            return tuple(content["values"])
+    except (ValueError, RecursionError):
+        pass  # words without quotation marks
+    words = [word.strip() for word in text.split(",")]
+    if "" in words:
+        raise InvalidInput("there is no value between two commas; remove one, or add a value")
+    if any(word.startswith(("[", "{", '"', "'")) for word in words):
+        raise InvalidInput("this is not TOML; close what is open, and put words into quotes")
+    return tuple(map(read_value, words))
+
+
+# --- the runs -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,25 +327,23 @@ class PointRuns:
             folder=self.folder, recipe=point.recipe, stages=STAGES, options=self.options
         )
 
-    # --- what points share ------------------------------------------------------------------------
-
     @cached_property
     def _origins(self) -> Mapping[int, Mapping[str, str]]:
-        """What the stages of each point follow from, by its number and the stage's name."""
-        return {point.number: self._origins_of(point.recipe) for point in self.grid.points}
-
-    def _origins_of(self, recipe: Recipe) -> dict[str, str]:
-        """Return a digest of what each stage's result follows from, by settings alone.
+        """What each stage of each point follows from, by settings alone.
 
         Two points with one origin of a stage share its result, and its cost. Two origins may still
         lead to one result (another way to the same public features): then there is less to pay than
         these suggest, never more.
         """
-        known: dict[str, str] = {}
-        for stage in STAGES:
-            above = [known[producer(need)] for need in stage.needs]
-            known[stage.name] = fingerprint(stage.name, stage.settings(recipe, self.options), above)
-        return known
+        found = {}
+        for point in self.grid.points:
+            known: dict[str, str] = {}
+            for stage in STAGES:
+                above = [known[producer(need)] for need in stage.needs]
+                settings = stage.settings(point.recipe, self.options)
+                known[stage.name] = fingerprint(stage.name, settings, above)
+            found[point.number] = known
+        return found
 
     @cached_property
     def in_order(self) -> list[Point]:
@@ -175,24 +365,18 @@ class PointRuns:
             found.setdefault(self._origins[point.number][stage], point)
         return list(found.values())
 
-    # --- running ----------------------------------------------------------------------------------
-
     def execute(self) -> Sweep:
-        """Run what is not done, and return all of it.
-
-        After every point the tables in the folder hold all that is finished, and the plot not much
-        less.
-        """
+        """Run what is not done, and return all of it; tables are written after every point."""
         report, points = self.options.report, self.grid.points
-        require_made(points[0].recipe, self.run(points[0]).store)
-        require_paid(self.run(points[0]))
+        first = self.run(points[0])
+        require_made(first.recipe, first.store)
+        require_paid(first)
         require_same_noise(self.folder, "sweep", seeded=self.seeded)
-        for line in self._plan():
-            report(line)
+        report(self._plan())
         rows = [_row(self.run(point), point) for point in points if _finished(self.run(point))]
         result = self._record(rows, new=rows)
-        next_plot = 0.0
         finished = {row.point.number for row in rows}
+        next_plot = 0.0
         for point in self.in_order:
             if point.number in finished:
                 continue
@@ -200,17 +384,15 @@ class PointRuns:
             rows.append(_run_point(self.run(point), point))
             result = self._record(rows, new=rows[-1:])
             if time.monotonic() > next_plot:
-                start = time.monotonic()
                 plot_sweep(result)
-                rest = max(_BETWEEN_PLOTS, _REST * (time.monotonic() - start))
-                next_plot = time.monotonic() + rest
-        first = self.run(points[0])  # the folder's recipe is the first point's, whoever was last
+                next_plot = time.monotonic() + _BETWEEN_PLOTS
+        # The folder's recipe is the first point's, whoever was last.
         first.execute(until=None if _enough_labels(first) else "account")
         plot_sweep(result)
         return result
 
-    def _plan(self) -> Iterator[str]:
-        """Plan every release, and require that the budget has room for all of them.
+    def _plan(self) -> str:
+        """Plan every release, and require that the budget has room; return the cost in words.
 
         The data are read first, because a plan asks for no more than there are public inputs.
         Everything that can be wrong with a point's shards is found here, too: nothing is paid yet.
@@ -219,34 +401,30 @@ class PointRuns:
             self.run(point).execute(until="partition")
         points = self.one_of_each("aggregate")
         runs = [self.run(point) for point in points]
-        plans = [_planned(run, point) for run, point in zip(runs, points, strict=True)]
+        plans = [_planned(run, point).events for run, point in zip(runs, points, strict=True)]
         require_paid(runs[0])
         first, privacy = points[0].recipe, points[0].recipe.privacy
         # The λ of a ledger that this sweep is the first to use: the best one for all of its plans.
-        whole = compose(event for plan in plans for event in plan.events)
-        best = whole.guarantee(delta=privacy.delta, conversion=Conversion(privacy.conversion))
+        best = compose(itertools.chain(*plans)).guarantee(
+            delta=privacy.delta, conversion=Conversion(privacy.conversion)
+        )
         named = bool(runs[0].artifact("data").facts["named"])
         with open_ledger(first, self.options, moment=best.moment) as ledger:
             require_own_labels(runs, ledger, tag=self.tag)
             pairs = zip(runs, plans, strict=True)
-            unpaid = [plan.events for run, plan in pairs if not is_paid(run, ledger)]
+            unpaid = [events for run, events in pairs if not is_paid(run, ledger)]
             _require_room(ledger, unpaid, first)
-            ledger.plan_study(
-                self.tag,
-                [plan.events for plan in plans],
-                protects=first.partition.protects(named=named),
-            )
+            ledger.plan_study(self.tag, plans, protects=first.partition.protects(named=named))
             cost = study_cost(ledger, self.tag, more=unpaid)
-        return self._announced(cost, releases=len(plans), unpaid=len(unpaid))
+        return self._announced(cost, unpaid=len(unpaid), paid=len(plans) - len(unpaid))
 
-    def _announced(self, cost: StudyCost, *, releases: int, unpaid: int) -> Iterator[str]:
-        points, paid = len(self.grid.points), releases - unpaid
-        what = f"{points} point{'s' * (points > 1)}"
+    def _announced(self, cost: StudyCost, *, unpaid: int, paid: int) -> str:
+        count = len(self.grid.points)
+        what = f"{count} point{'s' * (count > 1)}"
         if cost.in_advance:
             text = f"{what}: the study costs at most {cost.describe()}"
-            yield f"{text}; {paid} of these points' releases are paid for" if paid else text
-            return
-        yield (
+            return f"{text}; {paid} of these points' releases are paid for" if paid else text
+        return (
             f"{what}, {unpaid or 'none'} to be paid for; not all of the study “{cost.name}” was "
             f"planned before its first result. To look at it costs "
             f"{cost.describe(why=False)}, what the ledger states for all its releases"
@@ -277,9 +455,7 @@ def _planned(run: PipelineRun, point: Point) -> Plan:
 
 def _require_room(ledger: Ledger, unpaid: Sequence[Sequence[Event]], recipe: Recipe) -> None:
     try:
-        ledger.require_room(
-            (event for events in unpaid for event in events), records=recipe.partition.neighbours
-        )
+        ledger.require_room(itertools.chain(*unpaid), records=recipe.partition.neighbours)
     except BudgetExceeded as error:
         what = "the release" if len(unpaid) == 1 else f"the {len(unpaid)} releases"
         raise error.with_reason(

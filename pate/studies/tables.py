@@ -32,8 +32,8 @@ from pate.metrics import Share, wilson
 
 if TYPE_CHECKING:
     from pate.pipeline.runner import PipelineRun
-    from pate.studies.grid import Grid, Point
     from pate.studies.measure import Measure
+    from pate.studies.sweep import Grid, Point
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -299,28 +299,29 @@ def comparison_rows(
     rows = []
     for epsilon in sorted({each.epsilon for each in finished}):
         at = [each for each in finished if each.epsilon == epsilon]
-        for method, results in (("pate", map(_pate, at)), ("dpsgd", map(_dpsgd, at))):
-            rows.append(_row(method, list(results), target=epsilon, seeded=seeded))
+        rows.append(_row("pate", list(map(_pate, at)), target=epsilon, seeded=seeded))
+        rows.append(_row("dpsgd", list(map(_dpsgd, at)), target=epsilon, seeded=seeded))
     beside = [each for each in finished if each.baselines]
     informed = [each for each in map(_public_labels, beside) if each is not None]
     if informed:
-        paid = any(each.guarantee is not None for each in informed)
+        paid = any(guarantee is not None for _, _, guarantee in informed)
         rows.append(_row("public-labels", informed, seeded=seeded and paid))
-    found = _evaluation(beside[-1])
+    found = Evaluation.load(beside[-1].pate.artifact("evaluate"))
     records = found.student.records
     majority = max(each.records for each in found.classes)
     rows.append(_row("majority", [_result(0, majority / records, records)]))
-    references = [_reference(each) for each in beside if each.pate.recipe.evaluate.reference]
+    references = [
+        (each.seed, load_reference(each.pate.artifact("evaluate-reference")))
+        for each in beside
+        if each.pate.recipe.evaluate.reference
+    ]
     if references:
-        rows.append(_row("reference", references, publishable=False))
+        results = [_result(seed, each.accuracy, each.records) for seed, each in references]
+        rows.append(_row("reference", results, publishable=False))
     return tuple(rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Result:
-    once: Repetition
-    records: int  # of the test
-    guarantee: StatedGuarantee | None
+_Result = tuple[Repetition, int, StatedGuarantee | None]  # with test records and its cost
 
 
 def _result(
@@ -342,11 +343,7 @@ def _result(
         peak_memory_mb=None if measure is None else measure.megabytes,
         whole=measure is None or measure.whole,
     )
-    return _Result(once=once, records=records, guarantee=guarantee)
-
-
-def _evaluation(point: FinishedPoint) -> Evaluation:
-    return Evaluation.load(point.pate.artifact("evaluate"))
+    return once, records, guarantee
 
 
 def _guarantee(point: FinishedPoint) -> StatedGuarantee:
@@ -354,7 +351,7 @@ def _guarantee(point: FinishedPoint) -> StatedGuarantee:
 
 
 def _pate(point: FinishedPoint) -> _Result:
-    student = _evaluation(point).student
+    student = Evaluation.load(point.pate.artifact("evaluate")).student
     return _result(
         point.seed,
         student.accuracy,
@@ -392,11 +389,6 @@ def _public_labels(point: FinishedPoint) -> _Result | None:
     )
 
 
-def _reference(point: FinishedPoint) -> _Result:
-    found = load_reference(point.pate.artifact("evaluate-reference"))
-    return _result(point.seed, found.accuracy, found.records)
-
-
 def _row(
     method: str,
     results: Sequence[_Result],
@@ -405,10 +397,11 @@ def _row(
     seeded: bool = False,
     publishable: bool = True,
 ) -> ComparisonRow:
-    accuracies = [each.once.accuracy for each in results]
-    mean, records = statistics.fmean(accuracies), results[-1].records
+    runs = tuple(once for once, _, _ in results)
+    costs = [guarantee for _, _, guarantee in results if guarantee is not None]
+    accuracies = [once.accuracy for once in runs]
+    mean, records = statistics.fmean(accuracies), results[-1][1]
     low, high = wilson(mean * records, records)
-    costs = [each.guarantee for each in results if each.guarantee is not None]
     return ComparisonRow(
         method=method,
         epsilon=max(cost.epsilon for cost in costs) if costs else None,
@@ -417,7 +410,7 @@ def _row(
         spread=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
         low=low,
         high=high,
-        runs=tuple(each.once for each in results),
+        runs=runs,
         neighbours=" and ".join(sorted({cost.neighbours for cost in costs})) or None,
         data_dependent=False if costs else None,
         publishable=publishable and not seeded and all(cost.publishable for cost in costs),
@@ -448,20 +441,7 @@ def comparison_notes(
 ) -> tuple[str, ...]:
     """Return the sentences that a reader of the table needs: differences and costs.
 
-    Parameters
-    ----------
-    rows
-        The rows of the table.
-    cost
-        The cost of the comparison by both ledgers.
-    accountant
-        DP-SGD's accountant.
-    delta
-        The δ of every row.
-    tuning
-        The recipe's own words on how its settings were chosen; empty if it has none.
-    seeded
-        Whether the noise was seeded, so that nothing is private.
+    ``tuning`` is the recipe's own text on how its settings were chosen; empty if it has none.
     """
     relation = {row.method: row.neighbours or "" for row in rows if row.target is not None}
     repeated = any(len(row.runs) > 1 for row in rows)

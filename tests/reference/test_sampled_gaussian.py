@@ -83,7 +83,12 @@ def test_our_own_grid_is_tighter_than_theirs_and_above_the_truth(case):
     assert found.epsilon >= case["opacus_prv"]["eps_lower"] - 1e-6
 
 
-@pytest.mark.golden("subsampled_gaussian", "epsilon")
+def has_wide_losses(case):
+    """Seconds each: so little noise that the grid of losses is wide. One of them is not among."""
+    return case["sigma"] <= 0.5 and (case["q"], case["steps"]) != (0.01, 1)
+
+
+@pytest.mark.golden("subsampled_gaussian", "epsilon", campaign=has_wide_losses)
 def test_pld_lands_between_the_bounds(case):
     found = pld_guarantee([Repeated(step_of(case), case["steps"])], delta=case["delta"])
     assert found.moment is None

@@ -134,8 +134,6 @@ class Ledger:
     def _running(self) -> RunningTotal:
         return RunningTotal(self._connection, self.terms.moment)
 
-    # --- opening ------------------------------------------------------------------------------
-
     @classmethod
     def open(
         cls,
@@ -350,24 +348,12 @@ class Ledger:
         protects: str,
         begun: bool = False,
     ) -> StudyPlan | None:
-        """Record the most that a study will release, before its first charge.
+        """Record the most that a study will release, before its first charge; return the plan.
 
-        Parameters
-        ----------
-        study
-            The name of the study.
-        releases
-            The events of each planned release.
-        protects
-            The relation between data sets under which its costs hold, in words.
-        begun
-            The study has results already, charged to another ledger.
-
-        Returns
-        -------
-        StudyPlan or None
-            The plan. Once something was charged for the study its plan no longer changes, and the
-            earlier one is returned; None if there is none.
+        ``releases`` are the events of each planned release, and ``protects`` is the relation under
+        which their costs hold, in words. Once something was charged for the study (or it has
+        ``begun`` in another ledger) its plan no longer changes: the earlier one is returned, or
+        None if there is none.
 
         Guarantees:
             One transaction looks for charges of the study and writes the plan, so that no charge
@@ -396,23 +382,10 @@ class Ledger:
     ) -> None:
         """Raise as :meth:`charge` would if these events were charged now; write nothing.
 
-        A whole study is checked at once, before its first charge. Costs only add up, so what fits
-        together fits one by one, in any order. An odometer without a budget has room for
-        everything. Another process may still charge in between: :meth:`charge` decides.
-
-        Parameters
-        ----------
-        events
-            Events to be charged to this ledger.
-        records
-            The relation under which they hold, if it is not the ledger's own.
-        sibling_events
-            Events to be charged to the data set's other ledger.
-
-        Raises
-        ------
-        BudgetExceeded
-            If they would exceed the budget of the ledger or of the data set.
+        A whole study is checked at once, before its first charge, with its ``sibling_events`` for
+        the data set's other ledger. Costs only add up, so what fits together fits one by one, in
+        any order. An odometer without a budget has room for everything. Another process may still
+        charge in between: :meth:`charge` decides.
         """
         counts, there = tally(events), tally(sibling_events)
         if counts:

@@ -92,11 +92,7 @@ class Terms:
 
 
 def moment_for(budget: Guarantee) -> float:
-    """Return the λ at which a whole budget lets the most Gaussian-like cost ρλ(λ+1) through.
-
-    >>> moment_for(Guarantee(epsilon=2.0, delta=1e-5))
-    9.2
-    """
+    """Return the λ at which a whole budget lets the most Gaussian-like cost ρλ(λ+1) through."""
     conversion = budget.conversion or Conversion.IMPROVED
     moments = DEFAULT_MOMENTS
     room = log_moment_at(moments, budget.epsilon, delta=budget.delta, conversion=conversion)

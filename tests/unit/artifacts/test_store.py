@@ -377,7 +377,7 @@ def test_a_full_disk_leaves_the_previous_state_and_says_so(small_disk, fill):
         write()
     message = str(caught.value)
     assert message.startswith(f"cannot write to {store.root}: ")
-    assert "no space left on device" in message or "is it full?" in message
+    assert "no space left on device" in message or "the disk may be full" in message
     assert message.endswith("what was there before is unchanged")
     assert everything(store.root) == before
     make(store, made_from=fingerprint("small"))

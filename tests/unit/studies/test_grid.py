@@ -8,7 +8,7 @@ import pytest
 
 from pate.errors import InvalidInput
 from pate.recipes.read import find_recipe
-from pate.studies.grid import MOST_POINTS, read_grid
+from pate.studies.sweep import MOST_POINTS, read_grid
 
 
 def test_every_combination_in_the_order_given() -> None:

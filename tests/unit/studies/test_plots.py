@@ -15,9 +15,8 @@ from pate.accounting import Guarantee
 from pate.accounting.ledger.study_costs import StudyCost
 from pate.metrics import Share
 from pate.studies import plots
-from pate.studies.grid import read_grid
 from pate.studies.plots import _sweep_title, plot_sweep, spread_out
-from pate.studies.sweep import Sweep
+from pate.studies.sweep import Sweep, read_grid
 from pate.studies.tables import SweepRow
 
 

@@ -10,8 +10,7 @@ import pytest
 from pate.engines import make_engine
 from pate.pipeline.stage import Options
 from pate.stages.catalogue import STAGES
-from pate.studies.grid import read_grid
-from pate.studies.sweep import PointRuns
+from pate.studies.sweep import PointRuns, read_grid
 
 
 @pytest.fixture

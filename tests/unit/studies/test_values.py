@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe
 from pate.recipes.read import as_setting, read_recipe
-from pate.studies.grid import read_values
+from pate.studies.sweep import read_values
 
 
 @pytest.mark.parametrize(
