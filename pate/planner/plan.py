@@ -27,7 +27,7 @@ from pate.planner.profile import (
     teacher_counts,
 )
 from pate.planner.search import Proposal, plannable, propose
-from pate.planner.surrogate import Rehearsal, load_surrogate, surrogate_profile, used_as_private
+from pate.planner.surrogate import Surrogate, load_surrogate, used_as_private
 from pate.recipes.read import as_settings, find_recipe, read_recipe, to_toml
 
 PathLike = str | os.PathLike[str]
@@ -127,9 +127,9 @@ def plan(
             "lower --teachers"
         )
     report = report or _print_nothing
-    rehearsal = None
+    stage = None
     if surrogate:
-        profiles, assumptions, rehearsal = _on_surrogate(
+        profiles, assumptions, stage = _on_surrogate(
             checked,
             surrogate,
             facts,
@@ -147,7 +147,7 @@ def plan(
         label_accuracy=label_accuracy,
         answers=answers,
         mechanisms=found,
-        rehearsal=rehearsal if rehearse else None,
+        surrogate=stage if rehearse else None,
         ledger_budget=checked.privacy.budget,
         doubt=checked.privacy.doubt,
         report=report,
@@ -233,7 +233,7 @@ def _on_surrogate(
     root: Path,
     plugin_path: Path | None,
     report: Report,
-) -> tuple[list[Profile], list[str], Rehearsal]:
+) -> tuple[list[Profile], list[str], Surrogate]:
     report(f"reading and encoding {name}")
     surrogate = load_surrogate(
         name,
@@ -246,13 +246,10 @@ def _on_surrogate(
     for count in counts:
         report(f"training {count} teachers of {name}")
         profiles.append(
-            surrogate_profile(
-                surrogate,
-                recipe.teachers,
+            surrogate.profile(
                 teachers=count,
                 records=facts.records,
                 equal=recipe.partition.method == "shuffle",
-                plugin_path=plugin_path,
             )
         )
     assumptions = [
@@ -274,8 +271,7 @@ def _on_surrogate(
             f"{len(surrogate.labels)} records of {name} stood for {facts.records}: its teachers "
             "share records, and agree a little more than teachers with shards of their own."
         )
-    rehearsal = Rehearsal(surrogate=surrogate, spec=recipe.teachers, plugin_path=plugin_path)
-    return profiles, assumptions, rehearsal
+    return profiles, assumptions, surrogate
 
 
 def _simulated(
