@@ -126,7 +126,7 @@ def plan(
             f"{counts[-1]} teachers are more than the {facts.records} private records; "
             "lower --teachers"
         )
-    report = report or _print_nothing
+    report = report or (lambda text: None)
     stage = None
     if surrogate:
         profiles, assumptions, stage = _on_surrogate(
@@ -160,10 +160,6 @@ def plan(
     return Planned(
         recipe=checked, proposal=proposal, assumptions=(first, *assumptions, *_reasons(proposal))
     )
-
-
-def _print_nothing(text: str) -> None:
-    """Print nothing."""
 
 
 def _accuracies(given: float | Mapping[int, float] | Sequence[str] | None) -> tuple[str, ...]:

@@ -181,7 +181,7 @@ class CompareRuns:
             recipe=recipe,
             folder=folder,
             options=tagged,
-            quiet=replace(tagged, report=_print_nothing),
+            quiet=replace(tagged, report=lambda text: None),
         )
 
     @property
@@ -337,7 +337,7 @@ class CompareRuns:
             plugin_path=self.options.plugin_path,
             insecure_seed=seed,
             spend=self.options.spend,
-            report=_print_nothing,
+            report=lambda text: None,
             study=self.tag,
         )
         warm_up()
@@ -362,10 +362,6 @@ class CompareRuns:
             dpsgd=trained.report,
             dpsgd_measure=measures.find("dpsgd", name_of_run(point.dpsgd, self._seed(point.seed))),
         )
-
-
-def _print_nothing(text: str) -> None:
-    """Print nothing."""
 
 
 # --- models of DP-SGD -----------------------------------------------------------------------------
