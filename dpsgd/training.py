@@ -47,8 +47,7 @@ from pate.accounting import Guarantee, Ledger, event_to_json
 from pate.artifacts import Level, Store
 from pate.datasets.loading import load
 from pate.errors import BudgetExceeded, InvalidInput, ReleaseConflict, SpendNeeded
-from pate.silence import Unsilenced
-from pate.untrusted import contained, run_untrusted
+from pate.untrusted import Unsilenced, contained, run_untrusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,8 +46,11 @@ def format_epsilon(epsilon: float, digits: int = 4) -> str:
     """
     if not math.isfinite(epsilon):
         return "∞"
-    up = round_up(epsilon, digits=digits)
-    return f"{float(up):.{digits}g}" if up < 10**digits else f"{up:f}"
+    return _plain(round_up(epsilon, digits=digits), digits)
+
+
+def _plain(rounded: Decimal, digits: int) -> str:
+    return f"{float(rounded):.{digits}g}" if rounded < 10**digits else f"{rounded:f}"
 
 
 def format_remaining(epsilon: float, digits: int = 4) -> str:
@@ -59,8 +62,7 @@ def format_remaining(epsilon: float, digits: int = 4) -> str:
     if not math.isfinite(epsilon):
         return "∞"
     exact = Decimal(max(0.0, epsilon)) * (1 + Decimal("1e-12"))
-    down = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(exact)
-    return f"{float(down):.{digits}g}" if down < 10**digits else f"{down:f}"
+    return _plain(Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(exact), digits)
 
 
 def format_epsilon_fixed(epsilon: float, *, places: int | None = None) -> str:

@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from pate._format import printable
 from pate.devices import is_out_of_memory
@@ -21,6 +22,9 @@ from pate.untrusted import (
     is_own,
     locate,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _FAILED = 1
 _INTERRUPTED = 130
@@ -60,6 +64,13 @@ def _run(name: str, command: Callable[[], object], when_interrupted: Callable[[]
                     traceback.print_exception(problem)
         return code
     return 0
+
+
+def wide_console(width: int = 110) -> Console:
+    """Return a console that is wide where no terminal sets the width; paths print as they are."""
+    from rich.console import Console
+
+    return Console(width=None if Console().is_terminal else width, markup=False, highlight=False)
 
 
 def set_debugging(wanted: bool) -> None:

@@ -1,12 +1,6 @@
 """Devices: the processor or a GPU, where the tensors of a worker are.
 
 A worker gets its device when it starts; torch models that are trained or asked in it use it.
-Anything else in this process is on the processor.
-
->>> [str(parse_device(text)) for text in ("0", "cuda:1", "mps", "cpu")]
-['cuda:0', 'cuda:1', 'mps', 'cpu']
->>> str(current_device())
-'cpu'
 """
 
 from __future__ import annotations
@@ -37,11 +31,7 @@ _chosen: contextvars.ContextVar[Device | None] = contextvars.ContextVar("device"
 @final
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One place for tensors: the processor, or a GPU.
-
-    >>> str(Device("cuda", 1)), Device("cpu").free_memory()
-    ('cuda:1', None)
-    """
+    """One place for tensors: the processor, or a GPU."""
 
     kind: Literal["cpu", "cuda", "mps"]
     index: int | None = None
@@ -82,6 +72,8 @@ class Device:
 def parse_device(text: str) -> Device:
     """Return the device a user names: ``0`` or ``cuda:0``, ``mps``, ``cpu``.
 
+    >>> [str(parse_device(text)) for text in ("0", "cuda:1", "mps", "cpu")]
+    ['cuda:0', 'cuda:1', 'mps', 'cpu']
     >>> parse_device("gpu")
     Traceback (most recent call last):
     pate.errors.InvalidInput: 'gpu' is not a device; use a GPU's number such as 0, 'mps' or 'cpu'

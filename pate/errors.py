@@ -11,7 +11,7 @@ PateError
     ├── BudgetExceeded      the charge would pass the budget; nothing was spent
     ├── MixedComposition    the charge relies on another composition rule than the ledger
     ├── ReleaseConflict     a release id was reused for something else
-    └── SpendNeeded         going on would pay again, which needs --spend
+    └── SpendNeeded         continuing would pay again, which needs --spend
 """
 
 from __future__ import annotations
@@ -107,6 +107,6 @@ class ReleaseConflict(LedgerError):
 
 
 class SpendNeeded(LedgerError):
-    """Going on would pay again; the user must confirm it with ``--spend``."""
+    """Continuing would pay again; the user must confirm it with ``--spend``."""
 
     exit_code = 3

@@ -38,23 +38,10 @@ def nearest(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the ``count`` nearest of ``among`` for each point, and their squared distances.
 
-    Parameters
-    ----------
-    points, among
-        Points as rows.
-    count
-        The number of neighbours, nearest first.
-    rows
-        The number of points in one matrix product, the last one padded with zeros. A fixed number
-        keeps other points from changing even the rounding of a point's distances.
-    own
-        For points among themselves: each is its own first neighbour, also where it has duplicates,
-        or never one.
-
-    Returns
-    -------
-    indices, squares
-        Both (points, count).
+    Both are (points, count), nearest first. ``rows`` is the number of points in one matrix product,
+    the last one padded with zeros: a fixed number keeps other points from changing even the
+    rounding of a point's distances. For points among themselves ``own`` makes each its own first
+    neighbour, also where it has duplicates, or never one.
 
     >>> line = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=np.float32)
     >>> near, squares = nearest(line, line, 2)

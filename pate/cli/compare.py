@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pate.cli import options as shared
+from pate.console import wide_console
 
 if TYPE_CHECKING:
     from pate.studies.compare import Comparison
@@ -98,7 +99,7 @@ _NONE = "–"
 
 def _show(comparison: Comparison, again: list[str]) -> None:
     """Print the table, its notes, and where it was written."""
-    from pate.cli.tables import Column, fitted_table, wide_console
+    from pate.cli.tables import Column, fitted_table
 
     console = wide_console(120)
     cells = zip(*map(_cells, comparison.rows), strict=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pate.cli import options
+from pate.console import wide_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,7 +57,6 @@ def _show(ledger: Ledger, *, one_teacher: Neighbours | None) -> None:
     from pate._format import printable
     from pate.accounting.ledger.data_ledger import budget_line, data_set_line
     from pate.accounting.ledger.data_set import shares_budget
-    from pate.cli.tables import wide_console
 
     charges = ledger.charges()
     console = wide_console(140)
@@ -115,7 +115,7 @@ def _studies(ledger: Ledger, one_teacher: Neighbours | None) -> Iterator[str]:
 def _together(total: Guarantee | None) -> str:
     from pate._format import describe_neighbours, format_epsilon
 
-    if total is None:  # δ of a restated figure came to one
+    if total is None:  # δ of a restated guarantee came to one
         return "nothing is promised between data sets that differ in one record replaced"
     return (
         f"ε {format_epsilon(total.epsilon)} at δ {format_epsilon(total.delta)}, for "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pate.cli import options
+from pate.console import wide_console
 
 if TYPE_CHECKING:
     from pate.artifacts.results import Costs, StatedGuarantee
@@ -74,7 +75,6 @@ def status(
 
     from pate.accounting import Ledger
     from pate.accounting.ledger.data_ledger import budget_line
-    from pate.cli.tables import wide_console
     from pate.pipeline.ledger import ledger_path
     from pate.stages.catalogue import open_run
 
@@ -130,7 +130,6 @@ def show_summary(run: PipelineRun) -> None:
 
     from pate.accounting.ledger.data_ledger import budget_line
     from pate.artifacts.results import Costs, Evaluation, Labels, PrivateCosts, load_reference
-    from pate.cli.tables import wide_console
     from pate.pipeline.ledger import open_ledger
     from pate.stages.caveats import sanitised_caveat, tuning_caveats
 
@@ -150,7 +149,7 @@ def show_summary(run: PipelineRun) -> None:
     if evaluation.labels is not None:
         table.add_row("labels that are right", *_share(evaluation.labels))
     priced = costs.sanitised is not None and costs.sanitised.price
-    what = "labels and sanitised figure" if priced else "labels"
+    what = "labels and sanitised ε" if priced else "labels"
     if run.recipe.selection is not None:
         what = f"labels, and choosing among {len(run.recipe.selection.candidates)} candidates"
     meaning = f"δ = {costs.guarantee.delta:g}: the guarantee ({what})"
@@ -196,13 +195,13 @@ def _number(guarantee: StatedGuarantee) -> str:
 
 
 def _sanitised(costs: Costs) -> tuple[str, str]:
-    figure = costs.sanitised
-    if figure is None:
+    sanitised = costs.sanitised
+    if sanitised is None:
         return "none", costs.why_not or "not asked for"
     if not _pays_off(costs):
-        return _number(figure), "not below the guarantee: quote that"
-    return _number(figure), (
-        f"covers the labels and itself, at this data; {100 * figure.confidence:g} % sure; may "
+        return _number(sanitised), "not below the guarantee: quote that"
+    return _number(sanitised), (
+        f"covers the labels and itself, at this data; {100 * sanitised.confidence:g} % sure; may "
         "be published"
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pate.cli import options
+from pate.console import wide_console
 from pate.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -39,12 +40,12 @@ Accuracies = Annotated[
 ]  # fmt: skip
 Teachers = Annotated[
     str | None,
-    typer.Option("--teachers", help="Numbers of teachers to look at: 250,500,1000.",
+    typer.Option("--teachers", help="Numbers of teachers to consider: 250,500,1000.",
                  show_default=False),
 ]  # fmt: skip
 Mechanisms = Annotated[
     str | None,
-    typer.Option("--mechanism", help="Those to look at: lnmax,gnmax,confident (default: all).",
+    typer.Option("--mechanism", help="Those to consider: lnmax,gnmax,confident (default: all).",
                  show_default=False),
 ]  # fmt: skip
 Answers = Annotated[
@@ -77,7 +78,7 @@ OutFile = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Replace the file of --out.")]
 Plot = Annotated[
     Path | None,
-    typer.Option(help="Draw how the number of teachers trades accuracy against noise.",
+    typer.Option(help="Plot how the number of teachers trades accuracy against noise.",
                  show_default=False),
 ]  # fmt: skip
 
@@ -193,7 +194,6 @@ def _comment(planned: Planned, data: str) -> list[str]:
 
 def _show(planned: Planned) -> None:
     """Print the best setting for each k, for each mechanism at that k, and the proposal."""
-    from pate.cli.tables import wide_console
 
     proposal = planned.proposal
     console = wide_console(140)

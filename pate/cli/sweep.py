@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pate.cli import options as shared
+from pate.console import wide_console
 from pate.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -133,7 +134,6 @@ def _without_done(report: Callable[[str], None], *, aside: bool) -> Callable[[st
 def _show(result: Sweep, options: Options, *, recipe: str, settings: Sequence[str]) -> None:
     """Print a row for each point, what choosing costs, and what to do next; all was released."""
     from pate.accounting.ledger.data_ledger import budget_line
-    from pate.cli.tables import wide_console
     from pate.pipeline.ledger import open_ledger
 
     console = wide_console(140)

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.table import Table
-
-
-def wide_console(width: int = 110) -> Console:
-    """Return a console that is wide where no terminal sets the width; paths print as they are."""
-    return Console(width=None if Console().is_terminal else width, markup=False, highlight=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,11 +82,7 @@ _EXAMPLES = {"processes": "processes:4", "gpus": "gpus:0,1", "ray": "ray:auto"}
 
 
 def engine_names() -> tuple[str, ...]:
-    """Return the names of all engines.
-
-    >>> engine_names()
-    ('serial', 'processes', 'gpus', 'ray')
-    """
+    """Return the names of all engines."""
     return tuple(_FACTORIES)
 
 
@@ -113,18 +109,7 @@ def register_engine(name: str, factory: EngineFactory) -> None:
 
 
 def make_engine(text: str) -> Engine:
-    """Return the engine that a user asked for.
-
-    Parameters
-    ----------
-    text
-        ``serial``, ``processes``, ``processes:4``, ``gpus``, ``gpus:0,1@3``, ``ray``,
-        ``ray:auto``, ``ray:HOST:PORT``, or a registered name.
-
-    Raises
-    ------
-    InvalidInput
-        If the name is unknown or the option is invalid.
+    """Return the engine that a user asked for: a name, and an option after a colon.
 
     >>> make_engine("processes:4")
     ProcessEngine(workers=4)

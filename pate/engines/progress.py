@@ -3,7 +3,7 @@
 Guarantees:
     * Only the stage's name, counts and times are shown: no record, vote or prediction, and of no
       teacher by itself. How often work was tried again and how long it takes may still follow from
-      records: both are for whoever runs the stage, and in no artifact.
+      records: both are for the person who runs the stage, and in no artifact.
 """
 
 from __future__ import annotations

@@ -50,16 +50,8 @@ _CANCEL_SECONDS = 5.0  # for cancelled tasks to end, and again for their folders
 class RayEngine:
     """Run tasks on Ray, on this machine or on a cluster.
 
-    Files of a task travel with it through Ray's object store, and what it makes comes back
-    verified. A task whose worker or node is lost is submitted again, up to ``rescues`` times, by
-    this engine: Ray itself retries nothing, since it would not count workers that it ended for
-    want of memory.
-
-    Parameters
-    ----------
-    address
-        ``"HOST:PORT"`` of a cluster that this machine is part of, ``"auto"`` for the one that runs
-        on this machine, or None to start a Ray of our own here.
+    A task whose worker or node is lost is submitted again by this engine: Ray itself retries
+    nothing, since it would not count workers that it ended for lack of memory.
 
     Guarantees:
         * On a node, copies of files are in the task's own folder only, which is removed.
@@ -69,7 +61,7 @@ class RayEngine:
           shards they work on, and Ray may spill what does not fit into memory to a disk.
     """
 
-    address: str | None = None
+    address: str | None = None  # HOST:PORT, "auto", or None to start a Ray on this machine
 
     name: ClassVar[str] = "ray"
 

@@ -10,7 +10,7 @@ task.
 Guarantees:
     * Copies of files are in the task's own folder only, which its owner alone can read. It is
       removed when the task ends; if the Ray worker is killed, by the worker process; and if that is
-      killed too, by whoever sweeps next.
+      killed too, by the next sweep.
     * An exception here leaves with its type and place only, so that Ray logs no record.
 """
 

@@ -92,13 +92,7 @@ class WorkerPoolEngine(ABC):
 @final
 @dataclass(frozen=True, slots=True)
 class ProcessEngine(WorkerPoolEngine):
-    """Run tasks in fresh interpreters on the processor, each of which takes task after task.
-
-    Parameters
-    ----------
-    workers
-        The number of processes; as many as there are cores by default.
-    """
+    """Run tasks in fresh interpreters on the processor, each of which takes task after task."""
 
     workers: int = field(default_factory=usable_cores)
 
@@ -123,18 +117,7 @@ def _visible_gpus() -> tuple[str, ...]:
 @final
 @dataclass(frozen=True, slots=True)
 class GpuEngine(WorkerPoolEngine):
-    """Run tasks in fresh interpreters, each of which sees one device only.
-
-    Parameters
-    ----------
-    devices
-        Names of devices.
-    workers_each
-        The number of workers on every device.
-
-    >>> GpuEngine(("cpu", "cpu"), workers_each=2).slots
-    4
-    """
+    """Run tasks in fresh interpreters, each of which sees one device only."""
 
     devices: tuple[str, ...]  # one for each slot, once made
     workers_each: InitVar[int] = 1
@@ -185,8 +168,7 @@ class _Worker:
 class WorkerPool:
     """The workers of one run, one for each slot; a new one takes the slot of one that is lost.
 
-    ``sharers`` is the number of workers on each device, here and in other pools; by default those
-    of this pool.
+    ``sharers`` is the number of workers on each device, if they are not all of this pool.
     """
 
     def __init__(

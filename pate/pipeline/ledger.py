@@ -1,7 +1,7 @@
 """The ledger and the secret key of a private data set: where they lie, and how a run opens them.
 
 The key is mixed into every fingerprint of a run. Fingerprints name artifacts, stand in RELEASED
-manifests and in the ledger, and follow from private records. Without a key, whoever knows all
+manifests and in the ledger, and follow from private records. Without a key, anyone who knows all
 records but one could work out the fingerprint for every guess of the last one, and compare.
 """
 
@@ -62,7 +62,7 @@ def naming_key(recipe: Recipe, data_root: Path) -> str:
 
     Guarantees:
         256 bits from the operating system in a file that only its owner can read: what is
-        published of a run tells nothing of private records through its fingerprints.
+        published of a run reveals nothing of private records through its fingerprints.
     """
     path = key_path(recipe, data_root)
     try:

@@ -111,12 +111,12 @@ class Recipe(BaseModel):
         """The teachers, the mechanism and the caps in a line: it distinguishes runs in a folder."""
         spec = self.aggregate
         noise = [f"{key} {getattr(spec, key):g}" for key in spec.kind.required_keys()]
-        told = [f"{self.teachers.count} teachers", f"{spec.mechanism} ({', '.join(noise)})"]
+        parts = [f"{self.teachers.count} teachers", f"{spec.mechanism} ({', '.join(noise)})"]
         if spec.queries is not None:
-            told.append(f"at most {spec.queries} queries")
+            parts.append(f"at most {spec.queries} queries")
         if self.privacy.epsilon is not None:
-            told.append(f"ε at most {self.privacy.epsilon:g}")
-        return ", ".join(told)
+            parts.append(f"ε at most {self.privacy.epsilon:g}")
+        return ", ".join(parts)
 
     @model_validator(mode="after")
     def _the_guarantee_holds(self) -> Self:

@@ -32,23 +32,11 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRun:
-    """A recipe in a folder.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder of its artifacts.
-    recipe : Recipe
-        What to do with which data.
-    stages : sequence of Stage
-        All stages, in an order in which each finds what it needs.
-    options : Options
-        How to run.
-    """
+    """A recipe in a folder, which holds its artifacts."""
 
     folder: Path
     recipe: Recipe
-    stages: Sequence[Stage]
+    stages: Sequence[Stage]  # all, in an order in which each finds what it needs
     options: Options
     # What each stage is made from and its fingerprint, computed once while stages run.
     _origins: dict[str, tuple[dict[str, str], str]] = field(
@@ -70,7 +58,7 @@ class PipelineRun:
             made_from = self._made_from(stage)
             if self.store.find(stage.name, made_from) is None:
                 self.options.report(f"{stage.name}: running")
-                self._run(stage, made_from)
+                stage.run(self.context(stage.name))
                 ran.append(stage.name)
             else:
                 self.options.report(f"{stage.name}: done before")
@@ -80,11 +68,8 @@ class PipelineRun:
 
     def is_at_home(self) -> bool:
         """Return whether the folder is new, or belongs to the ledger in the data root given."""
-        recorded, root = _home(self.folder), self.options.data_root
-        if recorded is None:
-            return True
-        known = key_path(self.recipe, root).is_file()
-        return known and fingerprint("key", naming_key(self.recipe, root)) == recorded["key"]
+        recorded = _home(self.folder)
+        return recorded is None or _has_key(self.recipe, self.options.data_root, recorded)
 
     def artifact(self, name: str) -> Artifact:
         """Return a finished artifact of this recipe."""
@@ -131,9 +116,9 @@ class PipelineRun:
 
         Guarantees:
             Something PRIVATE counts by how it was made, not by what came out. Otherwise whether
-            labels are drawn (and paid for) again after a change of settings would tell whether the
-            votes are the same, which nobody has paid for. (That records changed is told by labels
-            drawn anew: docs/sharp-edges.md.) All of it stays on the private side of the store.
+            labels are drawn (and paid for) again after a change of settings would reveal whether
+            the votes are the same, which nobody has paid for. (Labels drawn again reveal that
+            records changed: docs/sharp-edges.md.) All of it stays on the private side of the store.
         """
         if stage.name not in self._origins:
             inputs = {need: self._open_for(stage, need).key for need in stage.needs}
@@ -161,29 +146,22 @@ class PipelineRun:
     def context(self, name: str) -> Context:
         """Return the context of a stage: its inputs, which must be done, and a cleared store."""
         stage = self._stage(name)
-        return self._context(stage, self._made_from(stage))
-
-    def _context(self, stage: Stage, made_from: str) -> Context:
         reader = self.store.cleared(stage.name, stage.clearance)
-        inputs = {
-            need: reader.open(need, self._made_from(self._stage(producer(need))))
-            for need in stage.needs
-        }
+        provenance, made_from = self._origin(stage)
         return Context(
             recipe=self.recipe,
             store=reader,
             made_from=made_from,
-            inputs=inputs,
-            provenance=self._origin(stage)[0],
+            inputs={
+                need: reader.open(need, self._made_from(self._stage(producer(need))))
+                for need in stage.needs
+            },
+            provenance=provenance,
             options=self.options,
         )
 
-    def _run(self, stage: Stage, made_from: str) -> None:
-        stage.run(self._context(stage, made_from))
-
     def _write_recipe(self) -> None:
         """Write the recipe with every default spelt out, so that the run explains itself."""
-        resolved: dict[str, Any] = self.recipe.model_dump(mode="json")
         home = {
             "data_root": str(self.options.data_root.absolute()),
             "key": fingerprint("key", naming_key(self.recipe, self.options.data_root)),
@@ -199,7 +177,7 @@ class PipelineRun:
             if recorded != home:
                 (self.folder / _HOME).write_text(json.dumps(home, indent=1) + "\n")
             draft = self.folder / f".{_RESOLVED}"
-            draft.write_text(json.dumps(resolved, indent=1) + "\n")
+            draft.write_text(json.dumps(self.recipe.model_dump(mode="json"), indent=1) + "\n")
             draft.replace(self.folder / _RESOLVED)
         except OSError as error:
             raise InvalidInput(f"cannot write to {self.folder}: {error.strerror}") from error
@@ -219,14 +197,19 @@ def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def find_data_root(folder: Path, recipe: Recipe, default: Path) -> Path:
-    """Return where the data and the ledger of a run are: here, or where the run was begun."""
+    """Return where the data and the ledger of a run are: here, or where the run was started."""
     home = _home(folder)
     if home is not None:
         for root in (default, Path(home["data_root"])):
-            known = key_path(recipe, root).is_file()
-            if known and fingerprint("key", naming_key(recipe, root)) == home["key"]:
+            if _has_key(recipe, root, home):
                 return root
     return default
+
+
+def _has_key(recipe: Recipe, data_root: Path, home: dict[str, str]) -> bool:
+    """Return whether the key of the data set that a run belongs to is in a data root."""
+    known = key_path(recipe, data_root).is_file()
+    return known and fingerprint("key", naming_key(recipe, data_root)) == home["key"]
 
 
 def _home(folder: Path) -> dict[str, str] | None:
@@ -247,4 +230,4 @@ def read_resolved(folder: Path) -> Recipe:
     try:
         return Recipe.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise InvalidInput(f"{path} is damaged; run the recipe again to write it anew") from error
+        raise InvalidInput(f"{path} is damaged; run the recipe again to restore it") from error

@@ -18,35 +18,15 @@ from pate.pipeline.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of a run; none is part of a fingerprint, except the insecure seed.
+    """The options of a run; none is part of a fingerprint, except the insecure seed."""
 
-    Parameters
-    ----------
-    data_root : Path
-        The folder of data sets and ledgers.
-    engine : Engine
-        Where teachers are trained.
-    plugin_path : Path, optional
-        A folder of the user's own modules.
-    insecure_seed : int, optional
-        Seeds all noise, for tests: the run is then not private.
-    spend : bool
-        Pay again for what was paid for before.
-    study : str, optional
-        The tag of the study that the run belongs to, on all it pays for.
-    report : callable
-        Prints a line about progress.
-    progress : callable
-        Opens a progress bar.
-    """
-
-    data_root: Path
+    data_root: Path  # of data sets and ledgers
     engine: Engine
-    plugin_path: Path | None = None
-    insecure_seed: int | None = None
-    spend: bool = False
-    study: str | None = None
-    report: Callable[[str], None] = print
+    plugin_path: Path | None = None  # the user's own modules
+    insecure_seed: int | None = None  # of all noise, for tests: the run is then not private
+    spend: bool = False  # pay again for what was paid for before
+    study: str | None = None  # the tag of its study, on all that the run pays for
+    report: Callable[[str], None] = print  # prints a line about progress
     progress: Show
 
     @functools.cached_property

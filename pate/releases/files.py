@@ -119,20 +119,21 @@ def read_sums(folder: Path) -> dict[str, str]:
     return known
 
 
-def require_unchanged(folder: Path, *tops: str) -> None:
-    """Raise unless the files below some names are those of the list, and no others."""
+def file_problems(folder: Path, *tops: str) -> Iterator[str]:
+    """Yield how the files of a release, or those below some names, differ from the list."""
     known = read_sums(folder)
     there = sizes(folder)
-    for name, digest in known.items():
-        if name.split("/")[0] not in tops:
+    for name in sorted(known.keys() | there.keys() - {SUMS}):
+        if tops and name.split("/")[0] not in tops:
             continue
-        if name not in there:
-            raise InvalidInput(f"{folder / name} is missing; get the release again")
-        if digest_of(folder / name) != digest:
-            raise InvalidInput(f"{folder / name} was damaged or changed; get the release again")
-    for name in there:
-        if name.split("/")[0] in tops and name not in known:
-            raise InvalidInput(f"{folder / name} does not belong to the release; get it again")
+        if name not in known:
+            yield f"{name} does not belong to the release"
+        elif not may_leave(name):
+            yield f"{name} is not of a kind that belongs to a release"
+        elif name not in there:
+            yield f"{name} is missing"
+        elif digest_of(folder / name) != known[name]:
+            yield f"{name} was damaged or changed"
 
 
 # --- JSON -----------------------------------------------------------------------------------------

@@ -37,8 +37,8 @@ from pate.releases.files import (
     LinearModel,
     NetworkModel,
     OnnxModel,
+    file_problems,
     read_header,
-    require_unchanged,
 )
 from pate.releases.onnx_graph import OnnxGraph, read_graph
 from pate.teachers.protocol import checked_labels
@@ -156,7 +156,8 @@ def load_student(
         before it is loaded here. Files that differ from ``SHA256SUMS`` are refused.
     """
     folder = Path(path)
-    require_unchanged(folder, HEADER, STUDENT, ENCODER)
+    for changed in file_problems(folder, HEADER, STUDENT, ENCODER):
+        raise InvalidInput(f"{folder}: {changed}; get the release again")
     header = read_header(folder)
     if isinstance(header.model, CodeModel):
         if not trust:

@@ -32,11 +32,10 @@ from pate.releases.files import (
     STATEMENT,
     SUMS,
     CodeModel,
-    may_leave,
+    file_problems,
     read_header,
     read_json,
     read_sums,
-    sizes,
     unpublishable,
     value_problems,
 )
@@ -193,25 +192,16 @@ def _guarded(name: str, part: Callable[[Any], Iterator[str]], given: Any) -> Ite
 def _files(folder: Path) -> Iterator[str]:
     """Check that every file is there, unchanged and of a known kind; and nothing else is."""
     try:
-        there = sizes(folder)
         known = read_sums(folder)
+        yield from (f"{name} is missing" for name in _NEEDED if name not in known)
+        yield from file_problems(folder)
     except InvalidInput as error:
         yield str(error)
         return
-    for name in _NEEDED:
-        if name not in known:
-            yield f"{name} is missing"
-    for name, digest in known.items():
-        if not may_leave(name):
-            yield f"{name} is not of a kind that belongs to a release"
-        elif name not in there:
-            yield f"{name} is missing"
-        elif digest_of(folder / name) != digest:
-            yield f"{name} was damaged or changed"
     homes = {parent.as_posix() for name in known for parent in Path(name).parents}
     places = (each for each in folder.rglob("*") if each.is_dir())
     folders = {place.relative_to(folder).as_posix() for place in places}
-    for name in sorted((there.keys() - known.keys() - {SUMS}) | (folders - homes)):
+    for name in sorted(folders - homes):
         yield f"{name} does not belong to the release"
 
 

@@ -285,7 +285,7 @@ def gather_facts(run: PipelineRun) -> Facts:
 def publishable_cost(stated: StatedGuarantee) -> Cost:
     """Return a cost of the public report; one that is marked otherwise never gets on the page."""
     if not stated.publishable:
-        raise InvalidInput("a figure among the released ones may not be published; run it again")
+        raise InvalidInput("a released value may not be published; run the recipe again")
     return Cost.of(stated.as_json())
 
 

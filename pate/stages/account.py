@@ -68,7 +68,7 @@ from pate.stages.exactly_once import charges_behind, release_once
 
 _CHOSEN = (
     "the settings were chosen privately among several: what holds is the cost of the choice, "
-    "which the votes behind the winner do not tell"
+    "which does not follow from the votes behind the winner"
 )
 
 

@@ -1,7 +1,7 @@
 """aggregate: private votes → released labels; pays before it publishes.
 
 Which public inputs are asked about is chosen by :mod:`pate.queries`, from public features and
-released answers only; it says there why that costs nothing.
+released answers only, which costs nothing for the reason given there.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _run(context: Context) -> None:
             events=events,
             prepare=prepare,
             publish=publish,
-            # Between rounds labels are looked at: they must be paid for by then.
+            # Labels are used between rounds: they must be paid for by then.
             pay_first=recipe.aggregate.in_rounds,
             extends=charge,
         )
@@ -168,7 +168,7 @@ def _known_answers(
 
     For mechanisms without a check, which answer every query asked, in an order that was fixed in
     advance, of which the earlier release asked the beginning; a check that counts answers, answers
-    looked at in between, or an ε for the whole run makes a release one whole.
+    used in between, or an ε for the whole run makes a release one whole.
     """
     charge, best = None, Round(rows=_NONE, release=_complete_release(_NONE, ()))
     capped = context.recipe.privacy.epsilon is not None  # then the plan must hold as it was made

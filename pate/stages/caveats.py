@@ -47,10 +47,10 @@ def tuning_caveats(run: PipelineRun, ledger: Ledger) -> list[str]:
     if looks:
         found.append(
             f"Votes in this folder were given to `pate epsilon` {_times(looks, 'time', 'times')}. "
-            "Settings chosen by its figures are tuned on private votes: that is not accounted for "
+            "Settings chosen by its output are tuned on private votes: that is not accounted for "
             "by any ε."
         )
-    if run.options.insecure_seed is not None:  # then nothing is a guarantee anyhow
+    if run.options.insecure_seed is not None:  # then nothing is a guarantee in any case
         return found
     return found + _trained(ledger) + _compared(run, ledger)
 
@@ -131,7 +131,7 @@ def _earlier_releases(run: PipelineRun, ledger: Ledger) -> int:
 
 
 def _seeded_releases(run: PipelineRun) -> int:
-    if run.options.insecure_seed is not None:  # this run is not private anyhow, and is marked so
+    if run.options.insecure_seed is not None:  # it is marked as not private
         return 0
     place = ledger_path(run.recipe, run.options.data_root, seeded=True)
     count = 0

@@ -32,18 +32,9 @@ class Work(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A name that differs between all work of one run.
-
-        >>> Work([0, 2, 4], [0, 4]).name, Work([0, 2, 4], [4]).name
-        ('0-4-of-3', '0-4-of-3-only-4')
-        """
-        places = f"{self.group[0]}-{self.group[-1]}-of-{len(self.group)}"
+        """A name that differs between all work of one run."""
+        places = f"teachers-{self.group[0]}-{self.group[-1]}-of-{len(self.group)}"
         return f"{places}-only-{self.wanted[0]}" if len(self.wanted) == 1 else places
-
-    @property
-    def key(self) -> str:
-        """The key of the engine's task."""
-        return f"teachers-{self.name}"
 
     def after_loss(self, lost: list[int]) -> list[Work]:
         """Return the work to try after a lost worker: each in its place, then alone, then none.
@@ -91,11 +82,7 @@ def groups(spec: TeachersSpec) -> list[list[int]]:
 
 
 def work_for(found: Iterable[list[int]], numbers: Iterable[int]) -> list[Work]:
-    """Return the groups that hold one of these teachers, and which they hold.
-
-    >>> work_for([[0, 1], [2, 3]], [3])
-    [Work(group=[2, 3], wanted=[3])]
-    """
+    """Return the groups that hold one of these teachers, and which they hold."""
     wanted = set(numbers)
     work = [Work(group, [n for n in group if n in wanted]) for group in found]
     return [piece for piece in work if piece.wanted]
@@ -125,7 +112,7 @@ def group_task(
         about = {"number": number, "made_from": None, "model": model, "seed": seed}
         teachers.append(about | (member(number) if number in work.wanted else {}))
     return Task(
-        key=work.key,
+        key=work.name,
         function=f"pate.stages.worker:{function}",
         payload=payload
         | {
@@ -194,10 +181,10 @@ class Dispatcher:
             for work in pieces:
                 limits.setdefault(self._limit(work), []).append(work)
             for limit, batch in limits.items():
-                by_key = {work.key: work for work in batch}
+                by_name = {work.name: work for work in batch}
                 tasks = map(self.task, batch)
                 for outcome in self.engine.run(tasks, rescues=RESCUES, timeout=limit):
-                    work = by_key[outcome.key]
+                    work = by_name[outcome.key]
                     self._retried(outcome.attempts - 1)
                     if outcome.error is None or len(work.wanted) == 1:
                         yield work, outcome

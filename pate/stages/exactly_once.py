@@ -1,13 +1,13 @@
 """Exactly-once release: prepare in private → charge → publish.
 
 Every draw of noise has a name of its own, chosen at random, and is charged under that name with the
-events that were written down beside it. So a charge belongs to one draw: two drafts of one release,
+events recorded beside it. So a charge belongs to one draw: two drafts of one release,
 in two folders or after a crash, cannot share a payment.
 
 A release in rounds is paid for by one charge before the first round (``pay_first``), because
-answers of one round are looked at before the next is drawn: by a student, or to choose what to ask.
+answers of one round are used before the next is drawn: by a student, or to choose what to ask.
 The charge pays for one drawing of each round. So a round is stored in private, then marked as drawn
-beside the ledger, and only then looked at (:func:`draw_once`); a round that is marked and not here
+beside the ledger, and only then used (:func:`draw_once`); a round that is marked and not here
 is never drawn again.
 """
 
@@ -65,7 +65,7 @@ def release_once(
     ``prepare`` draws into a private draft, under the draw's own name; ``publish`` copies what may
     leave of the stored answer into a RELEASED draft.
 
-    With ``pay_first`` the charge comes before anything is drawn, for answers that are looked at on
+    With ``pay_first`` the charge comes before anything is drawn, for answers that are used on
     the way. Its name is then recorded before the charge, and a run that was killed resumes under
     it; what was drawn by then ``prepare`` keeps itself (:func:`draw_once`).
 
@@ -76,7 +76,7 @@ def release_once(
     recipe (:func:`settings_of`); ``builds_on`` the charges of answers this one is worked out from.
 
     Guarantees:
-        * What is charged was written down with the draw, and is charged under the draw's own random
+        * What is charged was recorded with the draw, and is charged under the draw's own random
           name. Nothing is published without its charge in the ledger.
         * A crash before the charge costs nothing; a crash after it is finished on the next run,
           with the stored answer. A charge that is refused drops the answer.
@@ -211,7 +211,7 @@ def _begin(context: Context, kind: str, source: str, ledger: Ledger) -> tuple[st
 
 
 def _pay(context: Context, answer: Artifact, ledger: Ledger) -> None:
-    """Charge a draw for what was written down with it; the same draw is never charged twice."""
+    """Charge a draw for what was recorded with it; the same draw is never charged twice."""
     note = ChargeNote.load(answer)
     paid = ledger.releases()
     if note.extends is not None and note.extends not in paid:
@@ -350,7 +350,7 @@ def releases_in_ledger(ledger: Path) -> set[str]:
 def require_paid(run: PipelineRun) -> None:
     """Refuse a run whose ledger lacks a charge of something that is released in its folder.
 
-    Such a ledger was lost, or is older than the release: whatever it says of the data set is too
+    Such a ledger was lost, or is older than the release: whatever it reports of the data set is too
     little. Also releases of settings that are not asked for now count, and seeded ones, by their
     own ledger. A run whose folder belongs to another ledger is refused by :meth:`Run.execute`.
     """
@@ -412,7 +412,7 @@ def draw_once(
           mark is made in one step and only once; so of two drawings of one round (in a copy of the
           run folder, or by two processes) at most one is ever returned, to anybody.
         * A crash before the round is on disk shows nothing of it, so drawing it anew is the first
-          drawing; a crash after it goes on with what is there.
+          drawing; after a later crash the run resumes with what is there.
     """
     made_from = fingerprint(context.made_from, course, number)
     mark = ledger.path.with_name(f"{ledger.path.name}.rounds") / f"{course}-{number}"
@@ -434,12 +434,12 @@ def _drawn_elsewhere(context: Context, number: int) -> LedgerError:
     return LedgerError(
         f"round {number + 1} of this release was drawn before, and what is here is not it (the run "
         "is a copy, or was restored from one); resume in the folder where it was drawn, or remove "
-        f"{begun} and add --spend to begin anew and pay again"
+        f"{begun} and add --spend to start again and pay again"
     )
 
 
 def _claim(mark: Path, token: str) -> bool:
-    """Return whether the mark holds this token; it is written whole, and by whoever is first."""
+    """Return whether the mark holds this token; it is written whole, and by the first."""
     try:
         mark.parent.mkdir(mode=0o700, exist_ok=True)
         create_once(mark, token.encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def _digests(shards: Shards, features: NDArray[Any], labels: NDArray[Any]) -> li
     """Return a digest of each shard: a teacher is trained again only if its own changed."""
     kind = repr((features.shape[1:], features.dtype.str)).encode()
     digests = []
-    for start, stop in zip(shards.offsets, shards.offsets[1:], strict=False):
+    for start, stop in pairwise(shards.offsets):
         total = hashlib.sha256(kind)
         total.update(np.ascontiguousarray(features[start:stop]).tobytes())
         total.update(np.ascontiguousarray(labels[start:stop]).tobytes())
@@ -64,10 +65,7 @@ def _report(shards: Shards, features: NDArray[Any], labels: NDArray[Any]) -> dic
     seen: dict[bytes, set[int]] = {}
     for row, teacher in zip(rows, owner, strict=True):
         seen.setdefault(row, set()).add(int(teacher))
-    coverage = [
-        len(np.unique(labels[start:stop]))
-        for start, stop in zip(shards.offsets, shards.offsets[1:], strict=False)
-    ]
+    coverage = [len(np.unique(labels[start:stop])) for start, stop in pairwise(shards.offsets)]
     return {
         "smallest_shard": int(shards.sizes().min()),
         "largest_shard": int(shards.sizes().max()),

@@ -48,32 +48,28 @@ def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
     except PateError as error:
         return {"failed": {}, "stop": str(error)}
     failed: dict[int, str] = {}
-    for place, each in enumerate(group):
-        if each["made_from"] and _is_empty(each["records"]):
-            teachers[place] = None
-            try:
+    try:
+        for place, each in enumerate(group):
+            if each["made_from"] and each["records"]["stop"] <= each["records"]["start"]:
+                teachers[place] = None
                 with _draft(store, each):
                     pass
-            except StoreError as stop:
-                return {"failed": failed, "stop": str(stop)}
-    for family in _families(payload, teachers):
-        data = [None if t is None else _shard(group[place]) for place, t in family.items()]
-        try:
+        for family in _families(payload, teachers):
+            data = [None if t is None else _shard(group[place]) for place, t in family.items()]
             failures = train_many(list(family.values()), data, seeds=_seeds(group, family))
-        except OutOfMemory as stop:
-            return {"failed": failed, "stop": str(stop)}
-        for (place, teacher), failure in zip(family.items(), failures, strict=True):
-            if teacher is None:
-                continue
-            try:
-                if failure is not None:
-                    raise failure
-                with _draft(store, group[place]) as draft:
-                    save(teacher, draft.path)
-            except (StoreError, OutOfMemory) as stop:
-                return {"failed": failed, "stop": str(stop)}
-            except Exception as error:
-                failed[group[place]["number"]] = _reason(error)
+            for (place, teacher), failure in zip(family.items(), failures, strict=True):
+                try:
+                    if failure is not None:
+                        raise failure
+                    if teacher is not None:
+                        with _draft(store, group[place]) as draft:
+                            save(teacher, draft.path)
+                except (StoreError, OutOfMemory):
+                    raise
+                except Exception as error:
+                    failed[group[place]["number"]] = _reason(error)
+    except (StoreError, OutOfMemory) as stop:
+        return {"failed": failed, "stop": str(stop)}
     return {"failed": failed, "stop": None}
 
 
@@ -185,10 +181,6 @@ def _make(payload: Mapping[str, Any], each: Mapping[str, Any]) -> Teacher:
 def _draft(store: Store, each: Mapping[str, Any]) -> AbstractContextManager[Draft]:
     """Open a teacher's artifact; it can be trained again, so nothing waits for the disk."""
     return store.draft("teacher", each["made_from"], level=Level.PRIVATE, durable=False)
-
-
-def _is_empty(rows: Mapping[str, Any]) -> bool:
-    return bool(rows["stop"] <= rows["start"])
 
 
 def _shard(each: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[Any]]:

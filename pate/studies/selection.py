@@ -49,7 +49,6 @@ from pate.pipeline.ledger import naming_key, open_ledger
 from pate.pipeline.recipe import Recipe, SelectionSpec
 from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Context, Options
-from pate.silence import silence
 from pate.stages.aggregate import answers_of, chooser_of, draw, noise, stated_plan
 from pate.stages.catalogue import STAGES
 from pate.stages.distill import DISTILL
@@ -58,6 +57,7 @@ from pate.stages.exactly_once import release_once, require_consent, settings_of
 from pate.stages.selection import SELECTION, differences, event_of, mark_of
 from pate.students.train import StudentData, train_student
 from pate.teachers.protocol import predict_labels
+from pate.untrusted import silence
 
 _VERSION = 1  # raised when the same candidates would be tried in another way
 _COURSE, _TRY, _SCORE = "selection-course", "selection-try", "selection-score"

@@ -42,14 +42,7 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def working_device(module: nn.Module) -> torch.device:
-    """Return the device on which the module is to run.
-
-    It is the current device; if the user chose none by an engine, the one its factory chose.
-
-    >>> import torch
-    >>> working_device(torch.nn.Linear(2, 2))
-    device(type='cpu')
-    """
+    """Return the current device; if the user chose none by an engine, the one its factory chose."""
     chosen = current_device()
     return device_of(module) if chosen.kind == "cpu" else chosen.torch()
 
@@ -122,9 +115,6 @@ def repeatable() -> Iterator[None]:
 def isolated_randomness(seed: int) -> Iterator[None]:
     """Seed the process-wide generators of Python, numpy and torch; restore them afterwards.
 
-    A worker trains one teacher after another. Otherwise draws of one from a shared generator would
-    change the next, and the result would depend on the engine and on the order of teachers.
-
     >>> def draw(seed):
     ...     with isolated_randomness(seed):
     ...         return random.random()
@@ -139,21 +129,12 @@ def isolated_randomness(seed: int) -> Iterator[None]:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     try:
-        with _torch_from(seed):
+        # A model that loads torch starts from torch's own seed.
+        with seeded_torch(seed) if "torch" in sys.modules else contextlib.nullcontext():
             yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
-
-
-@contextlib.contextmanager
-def _torch_from(seed: int) -> Iterator[None]:
-    """Seed torch if it is loaded; a model that loads it starts from torch's own seed."""
-    if "torch" not in sys.modules:
-        yield
-        return
-    with seeded_torch(seed):
-        yield
 
 
 SHARE = 0.8  # of free memory; the rest is for torch itself, and for fragmentation
@@ -292,7 +273,7 @@ def largest_fitting(work: Callable[[int], _T], most: Callable[[], int], *, kind:
                 _SIZES[kind] = size
             return found
         # Only here: while the error was alive, its traceback held the memory to be released.
-        release_memory(current_device())
+        _release_memory(current_device())
         if size == 1:
             raise out_of_memory()
         size //= 2
@@ -308,7 +289,7 @@ def out_of_memory() -> OutOfMemory:
     )
 
 
-def release_memory(device: Device) -> None:
+def _release_memory(device: Device) -> None:
     """Return cached memory of torch to the device."""
     import torch
 

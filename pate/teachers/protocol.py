@@ -121,7 +121,7 @@ def probabilities(teacher: Any, X: ArrayLike, *, classes: int) -> NDArray[np.flo
 def guarded(name: str, call: Callable[[], Any], *, private: bool, silent: bool = True) -> Any:
     """Run a model's own code: its output is dropped, its exceptions become one sentence.
 
-    A device that is out of memory is not the model's fault and raises OutOfMemory.
+    A device that is out of memory is no model's fault: OutOfMemory is raised.
     """
 
     def called() -> Any:

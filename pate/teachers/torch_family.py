@@ -83,17 +83,16 @@ def fit_family(
 ) -> list[PateError | None]:
     """Train teachers of one :func:`architecture_key` as :meth:`TorchTeacher.fit` trains each.
 
-    The same first weights, orders of records, batches and steps, so the same teachers up to
-    rounding. A batch is filled up to ``batch_size + 1`` records of weight 0; a teacher with fewer
-    batches keeps its weights and optimizer state while others take a step. Raises TeacherError
-    if modules cannot run together: if the output for a record depends on others in the batch
-    (BatchNorm), if the module draws random numbers (dropout) or changes its buffers, if an
-    operation may mix networks (:mod:`pate.teachers.torch_stack`), or if ``vmap`` does not support
-    it. Nothing is changed then, except that lazy layers have their sizes.
+    First weights, orders of records, batches and steps are the same, so the teachers are the same
+    up to rounding. A batch is filled up to ``batch_size + 1`` records of weight 0; a teacher with
+    fewer batches keeps its weights and optimizer state while others take a step. TeacherError is
+    raised, and nothing changed but the sizes of lazy layers, if modules cannot run together: if the
+    output for a record depends on others in the batch (BatchNorm), on chance (dropout) or on the
+    past, if an operation may mix networks (:mod:`pate.teachers.torch_stack`), or if ``vmap`` does
+    not support it.
 
     On a device with limited memory a program has as many networks as fit, halved each time that
-    proves too many; then all start from scratch. Their number changes no more than rounding
-    (nothing, for linear layers on the CPU). OutOfMemory is raised if not even one fits.
+    proves too many; then all start from scratch. OutOfMemory is raised if not even one fits.
 
     Guarantees:
         * Networks share no arithmetic: a change in shard j changes teacher j alone. Whether they

@@ -1,4 +1,4 @@
-"""What is said inside :func:`pate.silence.silence` does not come out, then or later.
+"""What is said inside :func:`pate.untrusted.silence` does not come out, then or later.
 
 In a process of its own, whose output goes into files: there C's buffers, and Python's, hold back
 what is written until they are full or the process ends.
@@ -25,7 +25,7 @@ TALK = {
 }
 PROGRAM = """
 import ctypes, logging, os, subprocess, sys, warnings
-from pate.silence import silence
+from pate.untrusted import silence
 
 C = ctypes.CDLL(None)
 
