@@ -34,7 +34,7 @@ PathLike = str | os.PathLike[str]
 
 
 class RunOptions(TypedDict, total=False):
-    """How to run: the keywords that :func:`run`, :func:`sweep` and :func:`compare` share.
+    """Options of a run: the keywords that :func:`run`, :func:`sweep` and :func:`compare` share.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class Run:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the labels cost, data-independently, and between whom it holds.
+        """The cost of the labels, data-independently, and between whom it holds.
 
         Its notes state what this ε does not cover: other releases of the data set, a study.
         """

@@ -152,7 +152,7 @@ def plan(
         doubt=checked.privacy.doubt,
         report=report,
     )
-    source = "as given" if data.own else "the catalogue's figures"
+    source = "as given" if data.own else "the catalogue's values"
     first = (
         f"Taken as public: {facts.records} private records of {data.name}, {facts.queries} public "
         f"inputs, {facts.classes} classes ({source}). No file of {data.name} was opened."
@@ -322,7 +322,7 @@ def _reasons(proposal: Proposal) -> list[str]:
         "(privacy.epsilon) publishes no sanitised one, because its price would come on top."
     )
     assumptions.append(
-        "Settings that are changed after a look at private votes, or at figures marked private, "
+        "Settings that are changed after a look at private votes, or at values marked private, "
         "are tuned on private data, and no ε accounts for that."
     )
     return assumptions

@@ -50,7 +50,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What makes one setting better than another.
+    """The measure by which one setting is better than another.
 
     The most useful labels, of which at least the share ``accuracy`` is right; or, with ``answers``,
     the most accurate labels among settings that give so many.

@@ -32,7 +32,7 @@ Notes = Annotated[
 _MODELS = {
     "pate run": "pate.pipeline.recipe:Recipe",
     "dpsgd train": "dpsgd.recipe:DpsgdRecipe",
-    "pate compare": "pate.studies.compare_recipe:CompareRecipe",
+    "pate compare": "pate.studies.compare.recipe:CompareRecipe",
 }
 _HEAD = """\
 # Recipes
