@@ -18,47 +18,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, final
+from typing import final
 
 from torch import Tensor
 
 from dpsgd.schedules import Schedule, as_schedule
+from pate._validate import check_positive
 from pate.errors import InvalidInput
 
 _FARTHEST = 1e8  # the largest factor between an adaptive norm and its initial value
-
-
-class Clipper(Protocol):
-    """The state of a clipping rule during a run; it learns only noised values, so it is public."""
-
-    per_layer: bool
-
-    def bounds(self, step: int) -> tuple[float, ...]:
-        """Return the most that one example adds to each group, in L2 norm."""
-
-    def factors(self, norms: Tensor, step: int) -> Tensor:
-        """Return the factor of each example's gradient: (groups, examples), as the norms."""
-
-    def noise_stds(self, step: int, noise_multiplier: float) -> tuple[float, ...]:
-        """Return the noise of each group's sum such that the lot costs ``noise_multiplier``."""
-
-    def end_lot(self, step: int, *, lot_size: float, normal: Callable[[], float]) -> None:
-        """Learn from the lot, if the rule does; ``normal`` draws from N(0, 1)."""
-
-    def state(self) -> dict[str, float]: ...
-
-    def restore(self, state: dict[str, float]) -> None: ...
-
-
-class Clipping(Protocol):
-    """A clipping rule: a public, frozen value."""
-
-    @property
-    def joint_noise_multiplier(self) -> float | None:
-        """The noise multiplier of a lot if the rule fixes it; None if the trainer does."""
-
-    def start(self, groups: int) -> Clipper:
-        """Return the clipper of a model with this number of layers."""
 
 
 @final
@@ -82,7 +50,7 @@ class Flat:
     joint_noise_multiplier = None
 
     def start(self, groups: int) -> Clipper:
-        return _Shorten(norms=(as_schedule(self.max_norm),), per_layer=False)
+        return Clipper(norms=(as_schedule(self.max_norm),), per_layer=False)
 
 
 @final
@@ -107,7 +75,7 @@ class PerLayer:
 
     def __post_init__(self) -> None:
         for value in self.noise_multipliers or ():
-            _check("a noise multiplier of a layer", value)
+            check_positive("a noise multiplier of a layer", value)
 
     @property
     def joint_noise_multiplier(self) -> float | None:
@@ -125,7 +93,7 @@ class PerLayer:
         if self.noise_multipliers is not None:
             _check_length("noise_multipliers", self.noise_multipliers, groups)
             shares = self.noise_multipliers
-        return _Shorten(norms=norms, per_layer=True, shares=shares)
+        return Clipper(norms=norms, per_layer=True, shares=shares)
 
 
 @final
@@ -152,7 +120,7 @@ class Automatic:
     joint_noise_multiplier = None
 
     def __post_init__(self) -> None:
-        _check("stability", self.stability)
+        check_positive("stability", self.stability)
 
     def start(self, groups: int) -> Clipper:
         return _Normalise(
@@ -193,10 +161,10 @@ class AdaptiveQuantile:
     joint_noise_multiplier = None
 
     def __post_init__(self) -> None:
-        _check("initial", self.initial)
-        _check("learning_rate", self.learning_rate)
+        check_positive("initial", self.initial)
+        check_positive("learning_rate", self.learning_rate)
         if self.count_noise is not None:
-            _check("count_noise", self.count_noise)
+            check_positive("count_noise", self.count_noise)
         if not 0 < self.quantile < 1:
             raise InvalidInput(f"quantile is {self.quantile}; it must lie strictly between 0 and 1")
 
@@ -204,12 +172,11 @@ class AdaptiveQuantile:
         return _Adapt(rule=self, max_norm=self.initial)
 
 
-def choose_clipping(max_grad_norm: float | Schedule | None, clipping: Clipping | None) -> Clipping:
-    """Return flat clipping to one norm, or the given rule.
+Clipping = Flat | PerLayer | Automatic | AdaptiveQuantile
 
-    >>> choose_clipping(1.0, None)
-    Flat(max_norm=Constant(value=1.0))
-    """
+
+def choose_clipping(max_grad_norm: float | Schedule | None, clipping: Clipping | None) -> Clipping:
+    """Return flat clipping to one norm, or the given rule."""
     if max_grad_norm is not None and clipping is None:
         return Flat(as_schedule(max_grad_norm))
     if max_grad_norm is None and clipping is not None:
@@ -232,23 +199,30 @@ def choose_multiplier(noise_multiplier: float | Schedule | None, rule: Clipping)
 
 
 @dataclass(kw_only=True)
-class _Shorten:
-    """Clipping to norms that are fixed or follow a schedule."""
+class Clipper:
+    """The state of a rule during a run, here of norms that are fixed or follow a schedule.
+
+    It learns only noised values, so it is public.
+    """
 
     norms: tuple[Schedule, ...]
     per_layer: bool
     shares: tuple[float, ...] = (1.0,)  # of the noise multipliers of the groups, relative
 
     def bounds(self, step: int) -> tuple[float, ...]:
+        """Return the most that one example adds to each group, in L2 norm."""
         found = tuple(norm(step) for norm in self.norms)
         for each in found:
-            _check("a clipping norm", each)  # a user's own schedule may return anything
+            check_positive("a clipping norm", each)  # a user's own schedule may return anything
         return found
 
     def factors(self, norms: Tensor, step: int) -> Tensor:
-        return _shortened(norms, self.bounds(step))
+        """Return the factor of each example's gradient: (groups, examples), as the norms."""
+        limit = norms.new_tensor(self.bounds(step)).unsqueeze(1)
+        return (limit / norms).clamp_(max=1.0)
 
     def noise_stds(self, step: int, noise_multiplier: float) -> tuple[float, ...]:
+        """Return the noise of each group's sum such that the lot costs ``noise_multiplier``."""
         joint = _joint(self.shares)
         return tuple(
             noise_multiplier / joint * share * bound
@@ -256,17 +230,18 @@ class _Shorten:
         )
 
     def end_lot(self, step: int, *, lot_size: float, normal: Callable[[], float]) -> None:
-        """Learn nothing."""
+        """Learn from the lot, if the rule does; ``normal`` draws from N(0, 1)."""
 
     def state(self) -> dict[str, float]:
+        """Return what was learned so far."""
         return {}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Restore nothing."""
+        """Restore what :meth:`state` returned, and forget an unfinished lot."""
 
 
 @dataclass(kw_only=True)
-class _Normalise(_Shorten):
+class _Normalise(Clipper):
     """Scaling of every gradient to a length just below the bound."""
 
     stability: float
@@ -276,12 +251,13 @@ class _Normalise(_Shorten):
 
 
 @dataclass(kw_only=True)
-class _Adapt:
+class _Adapt(Clipper):
     """Clipping to a norm that follows a quantile."""
 
+    norms: tuple[Schedule, ...] = ()
+    per_layer: bool = False
     rule: AdaptiveQuantile
     max_norm: float
-    per_layer: bool = False
     _excess: Tensor | float = field(default=0.0, init=False)  # Σ(bᵢ − ½) of the lot so far
     _count_noise: float = field(default=math.inf, init=False)
 
@@ -291,7 +267,7 @@ class _Adapt:
     def factors(self, norms: Tensor, step: int) -> Tensor:
         # An example without a finite gradient is left out: it does not move the count.
         self._excess = self._excess + ((norms <= self.max_norm).to(norms.dtype) - 0.5).sum()
-        return _shortened(norms, self.bounds(step))
+        return super().factors(norms, step)
 
     def noise_stds(self, step: int, noise_multiplier: float) -> tuple[float, ...]:
         given = self.rule.count_noise
@@ -322,19 +298,9 @@ class _Adapt:
         self._excess = 0.0
 
 
-def _shortened(norms: Tensor, bounds: tuple[float, ...]) -> Tensor:
-    limit = norms.new_tensor(bounds).unsqueeze(1)
-    return (limit / norms).clamp_(max=1.0)
-
-
 def _joint(noise_multipliers: tuple[float, ...]) -> float:
     """Return the noise multiplier of Gaussian releases together: 1/z² adds up."""
     return 1 / math.sqrt(math.fsum(value**-2 for value in noise_multipliers))
-
-
-def _check(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise InvalidInput(f"{name} is {value}; it must be finite and above zero")
 
 
 def _check_length(name: str, values: tuple[float, ...], groups: int) -> None:

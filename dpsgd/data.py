@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -15,23 +15,10 @@ from pate._validate import check_whole
 from pate.errors import InvalidInput
 
 
-class Records(Protocol):
-    """Examples by index."""
-
-    def __len__(self) -> int: ...
-
-    def take(self, indices: IntArray) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the examples, in this order."""
-
-
-def as_records(dataset: Any, *, dtype: torch.dtype = torch.float32) -> Records:
+def as_records(dataset: Any, *, dtype: torch.dtype = torch.float32) -> Examples:
     """Return records of a pair of arrays, a ``TensorDataset`` or a map-style data set of pairs.
 
     Inputs that are not whole numbers are converted to ``dtype``, that of the model.
-
-    >>> records = as_records((np.eye(3), np.array([0, 1, 2])))
-    >>> records.take(np.array([2, 0]))[1]
-    tensor([2, 0])
     """
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         return _Whole(*dataset.tensors, dtype=dtype)
@@ -52,7 +39,7 @@ def optional_count(name: str, value: int | None) -> int | None:
     return None if value is None else check_whole(name, value, least=1)
 
 
-def first_inputs(records: Records, *, size: int, count: int = 4) -> Tensor | None:
+def first_inputs(records: Examples, *, size: int, count: int = 4) -> Tensor | None:
     """Return inputs to try a model on: ``size`` of them, or ``count`` if that is more.
 
     The first ``count`` differ, and are made up if there are not enough different ones among the
@@ -88,6 +75,7 @@ class _Whole:
         return len(self.targets)
 
     def take(self, indices: IntArray) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of the examples, in this order."""
         chosen = torch.from_numpy(indices).to(self.inputs.device)
         return self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen)
 
@@ -96,7 +84,7 @@ class _Whole:
 class _Part:
     """A subset of other records."""
 
-    def __init__(self, whole: Records, indices: Any) -> None:
+    def __init__(self, whole: Examples, indices: Any) -> None:
         self.whole = whole
         self.indices = np.asarray(indices, dtype=np.int64)
 
@@ -123,6 +111,9 @@ class _OneByOne:
         if not isinstance(pairs, (tuple, list)) or len(pairs) != 2:
             raise InvalidInput("an example of the data set is not a pair (input, target)")
         return _tensor(pairs[0], self.dtype), _tensor(pairs[1], self.dtype)
+
+
+Examples = _Whole | _Part | _OneByOne
 
 
 def _tensor(values: Any, dtype: torch.dtype) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from dpsgd.models import call_with
 from dpsgd.pca import PrivatePCA
 from dpsgd.public import encode
-from dpsgd.recipe import DpsgdRecipe, FeaturesSpec
+from dpsgd.recipe import DpsgdRecipe, FeaturesSpec, PcaSpec
 from pate.datasets.table import Splits, Table
 from pate.encoders.chain import Chain, fit_encoder, load_encoder, save_encoder
 from pate.encoders.spec import EncoderSpec
@@ -120,18 +119,33 @@ def prepare(
         * The PCA is drawn once: a run that resumes after a crash reads it back. Its cost
           (``events``) must be charged before anything that depends on it is shown.
     """
+    spec = recipe.features
     chain = make_encoder(
-        recipe.features,
-        _scaled(splits.public, recipe.features),
-        folder=encoder_folder,
-        plugin_path=plugin_path,
+        spec, _scaled(splits.public, spec), folder=encoder_folder, plugin_path=plugin_path
     )
-    each = _each(recipe, chain, plugin_path)
+    encoder = _user_encoder(spec, plugin_path)
+
+    def each(table: Table) -> NDArray[np.float32]:
+        """Encode records one by one."""
+        records = _scaled(table, spec)
+        if chain is not None:
+            records = chain.transform(records)
+        if encoder is not None:
+            records = run_untrusted(
+                f"the encoder {spec.encoder}",
+                partial(encode, encoder, records),
+                private=True,
+                error=InvalidInput,
+            )
+        if recipe.model.kind == "cnn" and spec.pca is None:  # torch's order: (n, c, h, w)
+            records = records[:, None] if records.ndim == 3 else np.moveaxis(records, -1, 1)
+        return np.ascontiguousarray(records, dtype=np.float32)
+
     private, test = each(splits.private), each(splits.test)
     pca = None
-    if recipe.features.pca is not None:
-        pca = _fitted(
-            recipe.features, private, file=pca_file, begun=begun, insecure_seed=insecure_seed
+    if spec.pca is not None:
+        pca = _fitted_pca(
+            spec.pca, private, file=pca_file, begun=begun, insecure_seed=insecure_seed
         )
         private, test = pca.transform(private), pca.transform(test)
     return Inputs(
@@ -145,36 +159,12 @@ def prepare(
     )
 
 
-def _each(
-    recipe: DpsgdRecipe, chain: Chain | None, plugin_path: Path | None
-) -> Callable[[Table], NDArray[np.float32]]:
-    spec = recipe.features
-    encoder = _encoder(spec, plugin_path)
-
-    def one_by_one(table: Table) -> NDArray[np.float32]:
-        records = _scaled(table, spec)
-        if chain is not None:
-            records = chain.transform(records)
-        if encoder is not None:
-            records = run_untrusted(
-                f"the encoder {spec.encoder}",
-                partial(encode, encoder, records),
-                private=True,
-                error=InvalidInput,
-            )
-        if recipe.model.kind == "cnn" and spec.pca is None:
-            records = _channels_first(records)
-        return np.ascontiguousarray(records, dtype=np.float32)
-
-    return one_by_one
-
-
 def _scaled(table: Table, spec: FeaturesSpec) -> NDArray[np.float32]:
     records: NDArray[np.float32] = np.multiply(table.features, spec.scale, dtype=np.float32)
     return records
 
 
-def _encoder(spec: FeaturesSpec, plugin_path: Path | None) -> Any:
+def _user_encoder(spec: FeaturesSpec, plugin_path: Path | None) -> Any:
     if spec.encoder is None:
         return None
     found = resolve(spec.encoder, path=plugin_path)
@@ -183,31 +173,14 @@ def _encoder(spec: FeaturesSpec, plugin_path: Path | None) -> Any:
     return found
 
 
-def _channels_first(images: NDArray[Any]) -> NDArray[Any]:
-    """Return (n, h, w) and (n, h, w, c) in torch's order (n, c, h, w)."""
-    if images.ndim == 3:
-        return images[:, None]
-    return images.transpose(0, 3, 1, 2) if images.ndim == 4 else images
-
-
-def _fitted(
-    spec: FeaturesSpec,
-    private: NDArray[Any],
-    *,
-    file: Path,
-    begun: bool,
-    insecure_seed: int | None,
+def _fitted_pca(
+    spec: PcaSpec, private: NDArray[Any], *, file: Path, begun: bool, insecure_seed: int | None
 ) -> PrivatePCA:
-    assert spec.pca is not None
-    pca = PrivatePCA(
-        spec.pca.dimension,
-        noise_multiplier=spec.pca.noise_multiplier,
-        sample_rate=spec.pca.sample_rate,
-        whiten=spec.pca.whiten,
-    )
+    pca = PrivatePCA(**spec.model_dump())
     if file.exists():
         stored = PrivatePCA.load(file)
-        if _terms(stored) != _terms(pca):
+        terms = [(each.dimension, each.whiten, each.events) for each in (stored, pca)]
+        if terms[0] != terms[1]:
             raise InvalidInput(
                 "the stored principal components were made under another [features.pca]; restore "
                 "the recipe, or use a new run folder, whose components cost again"
@@ -221,10 +194,6 @@ def _fitted(
     pca.fit(private, insecure_seed=insecure_seed)
     pca.save(file)
     return pca
-
-
-def _terms(pca: PrivatePCA) -> tuple[object, ...]:
-    return pca.dimension, pca.whiten, pca.events
 
 
 def _labels(table: Table) -> NDArray[np.int64]:

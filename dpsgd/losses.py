@@ -6,7 +6,6 @@ A mean over the batch would hide whose gradient is whose, so every loss here has
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,18 +14,14 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from pate._validate import check_choice
 from pate.errors import InvalidInput
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return −log softmax at the class; outputs (examples, classes, …), targets (examples, …).
-
-    >>> import torch
-    >>> cross_entropy(torch.zeros(3, 4), torch.tensor([0, 1, 2])).tolist()
-    [1.3862943649291992, 1.3862943649291992, 1.3862943649291992]
-    """
+    """Return −log softmax at the class; outputs (examples, classes, …), targets (examples, …)."""
     return _within(functional.cross_entropy(outputs, targets, reduction="none"))
 
 
@@ -50,18 +45,8 @@ LOSSES: dict[str, Loss] = {
 
 
 def per_example_loss(loss: str | Loss) -> Loss:
-    """Return a loss by name, or the user's own function of (outputs, targets) → (examples,).
-
-    >>> per_example_loss("cross_entropy") is cross_entropy
-    True
-    """
-    if callable(loss):
-        return loss
-    if loss in LOSSES:
-        return LOSSES[loss]
-    near = difflib.get_close_matches(str(loss), LOSSES, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(LOSSES)}"
-    raise InvalidInput(f"there is no loss named {loss!r}; {hint}")
+    """Return a loss by name, or the user's own function of (outputs, targets) → (examples,)."""
+    return loss if callable(loss) else LOSSES[check_choice("loss", loss, LOSSES)]
 
 
 def checked_losses(losses: Tensor, examples: int) -> Tensor:

@@ -7,7 +7,6 @@ import inspect
 import math
 import os
 from collections.abc import Callable
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, final
@@ -68,23 +67,6 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "tempered-sigmoid": TemperedSigmoid,
 }
-
-
-def activation(name: str) -> nn.Module:
-    """Return a new activation layer by its name in a recipe.
-
-    >>> activation("tanh")
-    Tanh()
-    >>> activation("tempered_sigmoid")
-    Traceback (most recent call last):
-    pate.errors.InvalidInput: there is no activation named 'tempered_sigmoid'; did you mean \
-tempered-sigmoid?
-    """
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        near = get_close_matches(str(name).lower(), ACTIVATIONS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(ACTIVATIONS)}"
-        raise InvalidInput(f"there is no activation named {name!r}; {hint}")
-    return ACTIVATIONS[name]()
 
 
 _HIDDEN = (1000,)
@@ -148,7 +130,7 @@ def _layers(
     _require_room((width, *hidden, classes))
     parts: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
     for units in hidden:
-        parts += [nn.Linear(width, units), activation(name)]
+        parts += [nn.Linear(width, units), ACTIVATIONS[name]()]
         width = units
     return nn.Sequential(*parts, nn.Linear(width, classes))
 
@@ -173,16 +155,16 @@ def _small_cnn(name: str, *, shape: tuple[int, ...], classes: int) -> nn.Module:
         )
     body = nn.Sequential(
         nn.Conv2d(shape[0], 16, 8, stride=2, padding=3),
-        activation(name),
+        ACTIVATIONS[name](),
         nn.MaxPool2d(2, stride=1),
         nn.Conv2d(16, 32, 4, stride=2),
-        activation(name),
+        ACTIVATIONS[name](),
         nn.MaxPool2d(2, stride=1),
         nn.Flatten(),
     )
     with torch.no_grad():
         width = body(torch.zeros(1, *shape)).shape[1]
-    return nn.Sequential(*body, nn.Linear(width, 32), activation(name), nn.Linear(32, classes))
+    return nn.Sequential(*body, nn.Linear(width, 32), ACTIVATIONS[name](), nn.Linear(32, classes))
 
 
 def _own(

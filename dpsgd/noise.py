@@ -30,7 +30,7 @@ import math
 import os
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -46,26 +46,13 @@ _NOISE, _DROPOUT = 1, 2  # purposes of derived seeds; the sampler uses the seed 
 _BLOCK = 1 << 15  # pairs of numbers computed at a time: doubles that stay in the cache
 
 
-class Noise(Protocol):
-    """A source of Gaussian noise; ``caveat`` is the reason why it is not private, if any."""
-
-    @property
-    def caveat(self) -> str | None: ...
-
-    def fill(self, tensors: Sequence[Tensor], stds: Sequence[float]) -> None:
-        """Fill each tensor with independent N(0, std²)."""
-
-    def normal(self) -> float:
-        """Draw one number from N(0, 1)."""
-
-    def state(self) -> dict[str, Any]:
-        """Return the state of a seeded source; empty for a secure one, which is never stored."""
-
-    def restore(self, state: dict[str, Any]) -> None: ...
-
-
 class _FromBytes:
-    """Gaussian numbers from a source of uniform bytes, by Box & Muller's transform in doubles."""
+    """Gaussian numbers from a source of uniform bytes, by Box & Muller's transform in doubles.
+
+    ``caveat`` is the reason why a source is not private, if any.
+    """
+
+    caveat: str | None = None
 
     def __init__(self, source: Callable[[int], bytes]) -> None:
         self._bytes = source
@@ -73,6 +60,7 @@ class _FromBytes:
         self._cosine = torch.empty(_BLOCK, dtype=torch.float64)
 
     def fill(self, tensors: Sequence[Tensor], stds: Sequence[float]) -> None:
+        """Fill each tensor with independent N(0, std²)."""
         for tensor, std in zip(tensors, stds, strict=True):
             if tensor.device.type == "cpu" and tensor.is_contiguous():
                 self._draw(tensor.view(-1), std)
@@ -82,6 +70,7 @@ class _FromBytes:
                 tensor.copy_(drawn)
 
     def normal(self) -> float:
+        """Draw one number from N(0, 1)."""
         one = torch.empty(1, dtype=torch.float64)
         self._draw(one, 1.0)
         return float(one)
@@ -100,6 +89,13 @@ class _FromBytes:
             block[:pairs] = cosine.mul_(radius)
             block[pairs:] = angle.sin_().mul_(radius)[: len(block) - pairs]
 
+    def state(self) -> dict[str, Any]:
+        """Return the state of a seeded source; that of a secure one is never stored."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state` returned; a secure source is opened anew."""
+
 
 @final
 class SecureNoise(_FromBytes):
@@ -109,32 +105,15 @@ class SecureNoise(_FromBytes):
         Bytes come from OpenSSL's deterministic generator over the operating system's entropy. A
         program that distinguishes its output from randomness breaks AES-256. Its state is never
         stored.
-
-    >>> weights = torch.empty(3)
-    >>> SecureNoise().fill([weights], [2.0])
-    >>> bool(weights.isfinite().all())
-    True
     """
-
-    caveat = None
 
     def __init__(self) -> None:
         super().__init__(ssl.RAND_bytes)
 
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore nothing: a resumed run opens a new source; the old state is never stored."""
-
 
 @final
 class SeededNoise(_FromBytes):
-    """The same noise whenever the seed is the same: for tests.
-
-    >>> SeededNoise(7).normal() == SeededNoise(7).normal(), SeededNoise(7).caveat
-    (True, 'seeded noise: not private')
-    """
+    """The same noise whenever the seed is the same: for tests."""
 
     caveat = SEEDED
 
@@ -191,6 +170,9 @@ class FastNoise:
             raise InvalidInput(
                 f"the state of the generator is damaged ({type(error).__name__})"
             ) from None
+
+
+Noise = SecureNoise | SeededNoise | FastNoise
 
 
 def choose_noise(noise: str, *, seed: int | None, device: torch.device) -> Noise:

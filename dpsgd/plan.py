@@ -185,12 +185,7 @@ def noise_for(
     prior: tuple[Event, ...] = (),
     tolerance: float | None = None,
 ) -> float:
-    """Return the smallest noise multiplier with which steps and prior events meet a target ε.
-
-    >>> z = noise_for(target_epsilon=1.0, delta=1e-5, sample_rate=0.01, steps=1000)
-    >>> round(z, 3)
-    1.513
-    """
+    """Return the smallest noise multiplier with which steps and prior events meet a target ε."""
     steps = check_whole("the number of steps", steps, least=1)
     account = DpsgdAccountant(delta=delta, method=method_named(accountant))
     before = account.epsilon(list(prior)) if prior else 0.0
@@ -334,8 +329,14 @@ class FitPlans:
     def drop_last(self) -> None:
         self._all.pop()
 
-    def lengthen_last(self) -> None:
-        self._all[-1] = replace(self._all[-1], end=self._all[-1].end + 1)
+    def one_more_step(self, first: int, *, join: bool) -> FitPlan:
+        """Return the plan of a single step: a new one, or the last lengthened if they ``join``."""
+        if join and self._all and self._all[-1].request == BARE:
+            self._all[-1] = replace(self._all[-1], end=self._all[-1].end + 1)
+        else:
+            name = secrets.token_hex(12)
+            self.add(FitPlan(request=BARE, value=1, first=first, end=first + 1, name=name))
+        return self._all[-1]
 
     def events(self, spending: Spending) -> tuple[Event, ...]:
         """Return the events of everything planned, and of ``prior``."""

@@ -1,8 +1,4 @@
-"""Runs of a recipe: the plan, the ledger, the folder and the outcome. Loads no torch.
-
-FOLDER/private/NAME/             PCA, encoder and checkpoint of a run; its owner's alone
-FOLDER/released/training/NAME/   the outcome
-"""
+"""Runs of a recipe: the plan, the ledger, the folder and the outcome. Loads no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.plan import noise_for
-from dpsgd.recipe import DpsgdRecipe, FeaturesSpec
+from dpsgd.recipe import DpsgdRecipe
 from dpsgd.schedules import Constant, Linear, Schedule
 from pate._files import exclusive_lock, write_atomically
 from pate.accounting import Event, Ledger, Neighbours, Repeated, compose
@@ -40,7 +36,6 @@ class RunPlan:
     lot_size: int
     sample_rate: float
     steps: int
-    steps_in_epoch: int
     noise_multiplier: float
     learning_rate: Schedule
     prior: tuple[Event, ...]  # a private PCA
@@ -73,8 +68,10 @@ def plan_run(recipe: DpsgdRecipe, *, records: int) -> RunPlan:
         )
     in_epoch = math.ceil(records / lot_size)
     steps = training.steps or in_epoch * (training.epochs or 0)
-    prior, rate = _pca_events(recipe.features, public_rate), lot_size / records
-    privacy = recipe.privacy
+    rate, privacy, pca = lot_size / records, recipe.privacy, recipe.features.pca
+    prior: tuple[Event, ...] = ()
+    if pca is not None:  # its cost, in the relation of the run
+        prior = (dpsgd_step(pca.sample_rate, public_rate=public_rate)(pca.noise_multiplier),)
     noise = privacy.noise_multiplier
     if noise is None:
         assert privacy.epsilon is not None  # the recipe was checked
@@ -87,31 +84,20 @@ def plan_run(recipe: DpsgdRecipe, *, records: int) -> RunPlan:
             prior=prior,
             tolerance=_TOLERANCE,
         )
+    change = training.learning_rate
+    learning_rate: Schedule = Constant(change.start)
+    if change.end is not None and change.epochs is not None:
+        steps_of_change = max(1, round(change.epochs * in_epoch))
+        learning_rate = Linear(change.start, change.end, steps_of_change)
     return RunPlan(
         lot_size=lot_size,
         sample_rate=rate,
         steps=steps,
-        steps_in_epoch=in_epoch,
         noise_multiplier=noise,
-        learning_rate=_schedule(recipe, in_epoch),
+        learning_rate=learning_rate,
         prior=prior,
         public_rate=public_rate,
     )
-
-
-def _pca_events(spec: FeaturesSpec, public_rate: bool) -> tuple[Event, ...]:
-    """Return the cost of the recipe's PCA, in the relation of the run, before reading records."""
-    if spec.pca is None:
-        return ()
-    noise, rate = spec.pca.noise_multiplier, spec.pca.sample_rate
-    return (dpsgd_step(rate, public_rate=public_rate)(noise),)
-
-
-def _schedule(recipe: DpsgdRecipe, in_epoch: int) -> Schedule:
-    rate = recipe.training.learning_rate
-    if rate.end is None or rate.epochs is None:
-        return Constant(rate.start)
-    return Linear(rate.start, rate.end, max(1, round(rate.epochs * in_epoch)))
 
 
 def ledger_path(recipe: DpsgdRecipe, data_root: Path, insecure_seed: int | None = None) -> Path:
@@ -172,11 +158,7 @@ def require_consent(recipe: DpsgdRecipe, folder: Path, private: Path) -> None:
 
 
 def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every setting by its dotted name.
-
-    >>> list(_leaves({"a": {"b": 1, "c": [2]}}))
-    [('a.b', 1), ('a.c', [2])]
-    """
+    """Yield every setting by its dotted name."""
     if isinstance(settings, dict) and settings:
         for key, value in settings.items():
             yield from _leaves(value, f"{name}.{key}" if name else str(key))

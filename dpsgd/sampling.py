@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pate._validate import check_choice
+from pate._validate import check_choice, check_positive
 from pate.errors import InvalidInput
 
 IntArray = NDArray[np.int64]
@@ -16,25 +16,13 @@ IntArray = NDArray[np.int64]
 _SPARSE = 0.25  # below this rate it is faster to draw gaps than to draw for every example
 
 
-class Lots(Protocol):
-    """A sampler of lots; ``caveat`` is the reason why guarantees do not hold for it, if any."""
+class _Lots:
+    """A sampler of lots; ``caveat`` is the reason why guarantees do not hold for it, if any.
 
-    @property
-    def sample_rate(self) -> float: ...
+    Its rate follows from the public number of records, if there is one.
+    """
 
-    @property
-    def caveat(self) -> str | None: ...
-
-    def lot(self) -> IntArray:
-        """Draw the next lot, as indices of examples; it may be empty."""
-
-    def state(self) -> dict[str, Any]: ...
-
-    def restore(self, state: dict[str, Any]) -> None: ...
-
-
-class _Drawn:
-    """A sampler whose rate follows from the public number of records, if there is one."""
+    caveat: str | None = None
 
     def __init__(
         self,
@@ -48,9 +36,16 @@ class _Drawn:
         self.records = records
         self.generator = generator
 
+    def state(self) -> dict[str, Any]:
+        """Return what the next lot depends on beside the generator."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state` returned."""
+
 
 @final
-class PoissonLots(_Drawn):
+class PoissonLots(_Lots):
     """Poisson sampling: each example is in a lot with probability lot_size / records.
 
     Examples are drawn independently, so lots differ in size and may be empty. ``lot_size`` is the
@@ -68,9 +63,8 @@ class PoissonLots(_Drawn):
     (0.1, array([10, 13, 65, 69, 71, 89, 94]))
     """
 
-    caveat = None
-
     def lot(self) -> IntArray:
+        """Draw the next lot, as indices of examples; it may be empty."""
         if self.sample_rate >= _SPARSE:
             return np.flatnonzero(self.generator.random(self.records) < self.sample_rate)
         expected = self.records * self.sample_rate
@@ -86,15 +80,9 @@ class PoissonLots(_Drawn):
         places = np.concatenate(parts)
         return places[: np.searchsorted(places, self.records)]
 
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore nothing: lots do not depend on one another."""
-
 
 @final
-class ShuffledLots(_Drawn):
+class ShuffledLots(_Lots):
     """All examples in random order, lot after lot, reshuffled in each epoch.
 
     Most training loops sample in this way, and it reads quickly from disk. It is provided for
@@ -115,17 +103,14 @@ class ShuffledLots(_Drawn):
         return lot
 
     def state(self) -> dict[str, Any]:
-        """Return the rest of the epoch, in order."""
         return {"order": self._order.tolist()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._order = np.array(state["order"], dtype=np.int64)
 
 
-_SAMPLERS: dict[str, type[PoissonLots] | type[ShuffledLots]] = {
-    "poisson": PoissonLots,
-    "shuffle": ShuffledLots,
-}
+Lots = PoissonLots | ShuffledLots
+_SAMPLERS: dict[str, type[Lots]] = {"poisson": PoissonLots, "shuffle": ShuffledLots}
 
 
 def choose_lots(
@@ -142,27 +127,17 @@ def choose_lots(
 
 
 def largest_batch(lot_size: float, batch_size: int | None) -> int:
-    """Return a number of examples that a batch rarely exceeds: that of a large lot, or less.
-
-    >>> largest_batch(100, None), largest_batch(100, 32)
-    (140, 32)
-    """
-    number = isinstance(lot_size, (int, float)) and 0 < lot_size < math.inf
-    lot = math.ceil(lot_size + 4 * math.sqrt(lot_size)) if number else 1  # refused by rate_of
+    """Return a number of examples that a batch rarely exceeds: that of a large lot, or less."""
+    lot_size = check_positive("lot_size", lot_size)
+    lot = math.ceil(lot_size + 4 * math.sqrt(lot_size))
     return lot if batch_size is None else min(lot, batch_size)
 
 
 def rate_of(records: int, lot_size: float) -> float:
-    """Return q = lot_size / records; refuse anything but a probability above zero.
-
-    >>> rate_of(60_000, 600)
-    0.01
-    """
+    """Return q = lot_size / records; refuse anything but a probability above zero."""
     if records < 1:
         raise InvalidInput("the data set is empty; there is nothing to train on")
-    number = isinstance(lot_size, (int, float)) and not isinstance(lot_size, bool)
-    if not (number and math.isfinite(lot_size) and lot_size > 0):
-        raise InvalidInput(f"lot_size is {lot_size!r}; it must be a finite number above zero")
+    check_positive("lot_size", lot_size)
     if lot_size > records:
         raise InvalidInput(
             f"lot_size is {lot_size:g}; it must not be larger than the number of records"

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol, final, runtime_checkable
 
-from pate._validate import check_whole
+from pate._validate import check_positive, check_whole
 from pate.errors import InvalidInput
 
 
@@ -41,7 +41,7 @@ class Constant:
     value: float
 
     def __post_init__(self) -> None:
-        _check(self.value)
+        check_positive("the value of a schedule", self.value)
 
     def __call__(self, step: int) -> float:
         return self.value
@@ -59,7 +59,8 @@ class _Transition(ABC):
     steps: int
 
     def __post_init__(self) -> None:
-        _check(self.start, self.end)
+        check_positive("the first value of a schedule", self.start)
+        check_positive("the last value of a schedule", self.end)
         check_whole("the number of steps of a schedule", self.steps, least=1)
 
     def __call__(self, step: int) -> float:
@@ -139,7 +140,8 @@ class Piecewise:
         firsts = [first for first, _ in self.pieces]
         if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
             raise InvalidInput("the pieces of a schedule start at step 0, each later than the last")
-        _check(*(value for _, value in self.pieces))
+        for _, value in self.pieces:
+            check_positive("a value of a schedule", value)
 
     def __call__(self, step: int) -> float:
         return next(value for first, value in reversed(self.pieces) if step >= first)
@@ -149,21 +151,9 @@ class Piecewise:
 
 
 def as_schedule(value: float | Schedule) -> Schedule:
-    """Return a number as a constant schedule; a schedule as it is.
-
-    >>> as_schedule(1)
-    Constant(value=1.0)
-    """
+    """Return a number as a constant schedule; a schedule as it is."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return Constant(float(value))
     if isinstance(value, Schedule):
         return value
     raise InvalidInput(f"{type(value).__name__} is neither a number nor a schedule")
-
-
-def _check(*values: float) -> None:
-    for value in values:
-        if not (math.isfinite(value) and value > 0):
-            raise InvalidInput(
-                f"a schedule has the value {value}; it must be finite and above zero"
-            )

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from dpsgd import checkpoint
 from dpsgd.clipping import Clipper
-from dpsgd.data import Records
+from dpsgd.data import Examples
 from dpsgd.gradients import COMPARED, ClippedGradients, mode
 from dpsgd.layers import UnsuitableModel
 from dpsgd.losses import Loss, cross_entropy
@@ -45,7 +45,7 @@ class PrivateStep:
     optimizer: Optimizer
     gradients: ClippedGradients
     clipper: Clipper
-    records: Records
+    records: Examples
     lots: Lots
     noise: Noise
     randomness: Randomness  # of the lots
@@ -239,7 +239,7 @@ def require_fitting(model: nn.Module, optimizer: Optimizer) -> None:
 def check_first_examples(
     model: nn.Module,
     gradients: ClippedGradients,
-    records: Records,
+    records: Examples,
     *,
     loss: Loss,
     clipper: Clipper,
@@ -269,7 +269,7 @@ def check_first_examples(
         ) from None
 
 
-def _require_classes(model: nn.Module, records: Records, inputs: Tensor) -> None:
+def _require_classes(model: nn.Module, records: Examples, inputs: Tensor) -> None:
     labels = getattr(records, "targets", None)  # set if all are in memory
     if labels is None:
         return

@@ -27,12 +27,7 @@ from dpsgd.noise import choose_noise, seeded_dropout
 from dpsgd.plan import BARE, FitPlan, FitPlans, Spending, make_plan, requested
 from dpsgd.sampling import choose_lots, largest_batch
 from dpsgd.schedules import Schedule, as_schedule
-from dpsgd.step import (
-    PrivateStep,
-    check_first_examples,
-    float_type,
-    require_fitting,
-)
+from dpsgd.step import PrivateStep, check_first_examples, float_type, require_fitting
 from dpsgd.validation import validate
 from pate._format import format_epsilon
 from pate.accounting import Event, Guarantee, Ledger, compose, event_to_json
@@ -134,9 +129,6 @@ class Trainer:
           removed. Without, one more example would change the sampling rate of all others, so it
           holds where one example's contribution is removed and their number stays (zero-out:
           Kairouz et al. 2021, Definition 1.1). Every guarantee names its relation.
-        * What the trainer refuses before the first step (a label beyond the model's outputs, a
-          model that fails on the first examples) depends on the data, and is not covered; nor is
-          how long anything takes.
         * Noise hides one draw: a plan is written down, charged under a random name of its own, and
           carried out. Whatever a fit shows (``history``, what ``evaluate`` returns and sees) is
           shown after the checkpoint that contains it is on disk. A killed run therefore never
@@ -145,9 +137,10 @@ class Trainer:
           (:mod:`dpsgd.checkpoint`); without one, do not resume copies.
         * A step counts from the moment its lot is drawn, even if it is interrupted.
         * Nothing is measured on the training data: no loss, no accuracy.
-        * That a model is refused may follow from records: it is tried on inputs of the first few
-          when the trainer is made, in batches as large as a large lot, and a step ends the run if
-          its passes change a buffer or a parameter. Nothing else of the records is shown.
+        * What the trainer refuses depends on the data, and is not covered: a label beyond the
+          model's outputs, a model that fails on inputs of the first few records (it is tried in
+          batches as large as a large lot), a step whose passes change a buffer or a parameter. Nor
+          is how long anything takes. Nothing else of the records is shown.
         * What invalidates the guarantee (another sampler, noise that can be guessed) is listed in
           ``caveats`` of every guarantee.
 
@@ -379,20 +372,10 @@ class Trainer:
                     why=f"one more step would bring ε to {format_epsilon(needed, 6)}, past "
                     f"max_epsilon {self.max_epsilon:.6g}; the step was not taken",
                 )
-        last = self._plans.last
-        if last is not None and last.request == BARE and self.ledger is None:
-            self._plans.lengthen_last()
-        else:
-            name = secrets.token_hex(12)
-            end = self.steps + 1
-            self._plans.add(FitPlan(request=BARE, value=1, first=self.steps, end=end, name=name))
-        assert self._plans.last is not None
-        return self._plans.last
+        return self._plans.one_more_step(self.steps, join=self.ledger is None)
 
     def _paid(self, plan: FitPlan) -> bool:
-        if self.ledger is None:
-            return False
-        return any(charge.release == plan.release for charge in self.ledger.charges())
+        return self.ledger is not None and plan.release in self.ledger.releases()
 
     def _pay(self) -> None:
         """Write the plan down, then charge it; drop it again if it is refused before any step.

@@ -8,10 +8,9 @@ NAME is a fingerprint of the recipe alone: nothing of the private records goes i
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +42,11 @@ from dpsgd.runs import (
 )
 from dpsgd.trainer import Trainer
 from dpsgd.validation import validate
-from pate.accounting import Guarantee, Ledger, event_to_json
+from pate.accounting import Ledger, event_to_json
 from pate.artifacts import Level, Store
 from pate.datasets.loading import load
 from pate.errors import BudgetExceeded, InvalidInput, ReleaseConflict, SpendNeeded
-from pate.untrusted import Unsilenced, contained, run_untrusted
+from pate.untrusted import contained, run_untrusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,26 +105,35 @@ def train(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Traini
             classes=inputs.classes,
             plugin_path=options.plugin_path,
         )
+        training = _Training(recipe, plan, inputs, options, private)
 
         def work() -> None:
             with contained() as unsilenced:
-                audible = _audible(options, unsilenced)
+
+                def audible(output: Callable[[Any], None]) -> Callable[[Any], None]:
+                    def put_out(value: Any) -> None:
+                        with unsilenced():
+                            output(value)
+
+                    return put_out
+
                 validate(model)  # before a ledger is created, whose terms never change
                 with open_ledger(recipe, plan, path) as ledger:
-                    trainer = _trainer(recipe, plan, inputs, audible, model, ledger, private)
-                    _announce(recipe, plan, trainer, audible)
+                    trainer = training.trainer(model, ledger)
+                    training.announce(trainer, audible(options.report))
                     try:
-                        _fit(trainer, recipe, plan, inputs, audible)
+                        training.fit(trainer, audible(options.show))
                     except (BudgetExceeded, ReleaseConflict) as error:
                         if trainer.steps == 0:
                             discard(private)
                         if isinstance(error, ReleaseConflict):
-                            raise SpendNeeded(_paid_elsewhere(path)) from error
+                            raise SpendNeeded(
+                                f"the ledger at {path} has already paid for training with these "
+                                "settings; resume in the folder where that was begun, or, to "
+                                "train another model and pay again, add --spend"
+                            ) from error
                         raise
-                    study = _study(ledger, private / CHECKPOINT)
-                paid = sorted(releases(private / CHECKPOINT))
-                encoder = private / "encoder"
-                _release(store, name, recipe, plan, inputs, trainer, encoder, study, paid)
+                    training.release(trainer, ledger, store, name)
 
         run_untrusted("the model", work, private=True, error=InvalidInput, silent=False)
     outcome = find_outcome(recipe, folder, data_root=root, insecure_seed=seed, new=True)
@@ -133,44 +141,112 @@ def train(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Traini
     return outcome
 
 
-def _paid_elsewhere(ledger: Path) -> str:
-    return (
-        f"the ledger at {ledger} has already paid for training with these settings; resume in the "
-        "folder where that was begun, or, to train another model and pay again, add --spend"
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class _Training:
+    """A run whose plan and inputs are prepared."""
 
+    recipe: DpsgdRecipe
+    plan: RunPlan
+    inputs: Inputs
+    options: TrainingOptions
+    private: Path
 
-def _audible(options: TrainingOptions, unsilenced: Unsilenced) -> TrainingOptions:
-    """Return options whose output is printed while the model's own is suppressed."""
-
-    def report(text: str) -> None:
-        with unsilenced():
-            options.report(text)
-
-    def show(row: dict[str, Any]) -> None:
-        with unsilenced():
-            options.show(row)
-
-    return dataclasses.replace(options, report=report, show=show)
-
-
-def _announce(
-    recipe: DpsgdRecipe, plan: RunPlan, trainer: Trainer, options: TrainingOptions
-) -> None:
-    """Report what is about to be done and spent."""
-    other = options.data_root / "ledgers" / f"{recipe.data.name}.ledger"
-    if other.exists():
-        options.report(
-            f"releases of PATE from these data are charged in {other}; publishing both costs both: "
-            "their ε add up, and so do their δ"
+    def trainer(self, model: nn.Module, ledger: Ledger) -> Trainer:
+        recipe, plan, options = self.recipe, self.plan, self.options
+        return Trainer(
+            model,
+            build_optimizer(recipe.training, model),
+            dataset=(self.inputs.features, self.inputs.labels),
+            lot_size=plan.lot_size,
+            records=recipe.training.records,
+            noise_multiplier=plan.noise_multiplier,
+            delta=recipe.privacy.delta,
+            clipping=_clipping(recipe.clipping),
+            learning_rate=plan.learning_rate,
+            batch_size=recipe.training.batch_size,
+            sampling=recipe.training.sampling,
+            noise=recipe.privacy.noise,
+            insecure_seed=options.insecure_seed,
+            accountant=recipe.privacy.accountant,
+            prior_events=plan.prior,
+            ledger=ledger,
+            study=options.study,
+            settings=[digest_of_settings(recipe, options.insecure_seed)],
+            again=options.spend or options.study is not None,  # a study asked for all its settings
+            checkpoint=self.private / CHECKPOINT,
         )
-    if trainer.steps:
-        options.report(f"resuming after step {trainer.steps} of {plan.steps}")
-        return
-    options.report(
-        f"{plan.steps} steps in lots of {plan.lot_size} on average, noise multiplier "
-        f"{plan.noise_multiplier:.4g}"
-    )
+
+    def announce(self, trainer: Trainer, report: Callable[[str], None]) -> None:
+        """Report what is about to be done and spent."""
+        other = self.options.data_root / "ledgers" / f"{self.recipe.data.name}.ledger"
+        if other.exists():
+            report(
+                f"releases of PATE from these data are charged in {other}; publishing both costs "
+                "both: their ε add up, and so do their δ"
+            )
+        if trainer.steps:
+            report(f"resuming after step {trainer.steps} of {self.plan.steps}")
+            return
+        report(
+            f"{self.plan.steps} steps in lots of {self.plan.lot_size} on average, noise multiplier "
+            f"{self.plan.noise_multiplier:.4g}"
+        )
+
+    def fit(self, trainer: Trainer, show: Callable[[dict[str, Any]], None]) -> None:
+        """Train to the end of the plan; show each epoch's row once a checkpoint holds it."""
+        for row in trainer.history:  # of the killed run: these are on disk
+            show(_public(row))
+        epochs = self.recipe.training.epochs
+        trainer.fit(
+            epochs=epochs,
+            steps=self.plan.steps if epochs is None else None,
+            evaluate=self.inputs.accuracy if self.recipe.evaluate.each_epoch else None,
+            report=lambda row: show(_public(row)),
+        )
+
+    def release(self, trainer: Trainer, ledger: Ledger, store: Store, name: str) -> None:
+        """Publish what was paid for: the model, its guarantee, its curve, and the recipe.
+
+        The guarantee of a run of a study is that of this run alone, and the file names the study.
+
+        Guarantees:
+            The encoder's published files are those written when it was fitted, before any private
+            record was encoded; never the object that has seen them.
+        """
+        recipe, plan, inputs = self.recipe, self.plan, self.inputs
+        model, guarantee = trainer.model.eval(), trainer.planned()
+        caveats = [*guarantee.caveats, *(inputs.pca.caveats if inputs.pca is not None else ())]
+        guarantee = replace(guarantee, caveats=tuple(dict.fromkeys(caveats)))
+        charges = releases(self.private / CHECKPOINT)
+        # Of the charges, whichever process finishes the run.
+        studies = [s for c in ledger.charges() if c.release in charges for s in c.studies]
+        report: dict[str, Any] = {
+            "guarantee": guarantee.as_json(),
+            "accountant": recipe.privacy.accountant,
+            "noise_multiplier": plan.noise_multiplier,
+            "sample_rate": plan.sample_rate,
+            "lot_size": plan.lot_size,
+            "steps": plan.steps,
+            "events": [event_to_json(event) for event in plan.events],
+            "accuracy": inputs.accuracy(model),
+            "test_records": len(inputs.test_labels),
+            "epochs": [_public(row) for row in trainer.history],
+            "pca": inputs.pca is not None,
+        }
+        if studies:
+            report["study"] = studies[0]
+        with store.draft(STAGE, name, level=Level.RELEASED) as draft:
+            state = model.state_dict()
+            weights = {key: value.detach().clone().contiguous() for key, value in state.items()}
+            save_file(weights, draft.path / "model.safetensors")
+            if inputs.pca is not None:
+                inputs.pca.save(draft.path / "pca.npz")
+            if inputs.encoder is not None:
+                shutil.copytree(self.private / "encoder", draft.path / "encoder")
+            draft.facts["charges"] = sorted(charges)  # random names in the ledger
+            draft.save_json("guarantee.json", report)
+            draft.save_json("recipe.json", recipe.model_dump(mode="json"))
+            write_curve([replace(row, seconds=0.0) for row in trainer.history], draft.path)
 
 
 def _clipping(spec: ClippingSpec) -> Clipping:
@@ -186,121 +262,8 @@ def _clipping(spec: ClippingSpec) -> Clipping:
             return AdaptiveQuantile(first, quantile=spec.quantile or 0.5)
 
 
-def _trainer(
-    recipe: DpsgdRecipe,
-    plan: RunPlan,
-    inputs: Inputs,
-    options: TrainingOptions,
-    model: nn.Module,
-    ledger: Ledger,
-    private: Path,
-) -> Trainer:
-    return Trainer(
-        model,
-        build_optimizer(recipe.training, model),
-        dataset=(inputs.features, inputs.labels),
-        lot_size=plan.lot_size,
-        records=recipe.training.records,
-        noise_multiplier=plan.noise_multiplier,
-        delta=recipe.privacy.delta,
-        clipping=_clipping(recipe.clipping),
-        learning_rate=plan.learning_rate,
-        batch_size=recipe.training.batch_size,
-        sampling=recipe.training.sampling,
-        noise=recipe.privacy.noise,
-        insecure_seed=options.insecure_seed,
-        accountant=recipe.privacy.accountant,
-        prior_events=plan.prior,
-        ledger=ledger,
-        study=options.study,
-        settings=[digest_of_settings(recipe, options.insecure_seed)],
-        again=options.spend or options.study is not None,  # a study asked for all its settings
-        checkpoint=private / CHECKPOINT,
-    )
-
-
-def _fit(
-    trainer: Trainer, recipe: DpsgdRecipe, plan: RunPlan, inputs: Inputs, options: TrainingOptions
-) -> None:
-    """Train to the end of the plan; show each epoch's row once a checkpoint holds it."""
-    for row in trainer.history:  # of the killed run: these are on disk
-        options.show(as_public(row))
-    evaluate = inputs.accuracy if recipe.evaluate.each_epoch else None
-
-    def report(row: Row) -> None:
-        options.show(as_public(row))
-
-    if recipe.training.epochs is not None:
-        trainer.fit(epochs=recipe.training.epochs, evaluate=evaluate, report=report)
-    else:
-        trainer.fit(steps=plan.steps, evaluate=evaluate, report=report)
-
-
-def as_public(row: Row) -> dict[str, Any]:
+def _public(row: Row) -> dict[str, Any]:
     """Return an epoch without its duration, which depends on the sizes of its lots."""
-    public = dataclasses.asdict(row)
+    public = asdict(row)
     public.pop("seconds")
     return public
-
-
-def _release(
-    store: Store,
-    name: str,
-    recipe: DpsgdRecipe,
-    plan: RunPlan,
-    inputs: Inputs,
-    trainer: Trainer,
-    encoder: Path,
-    study: str | None,
-    charges: list[str],
-) -> None:
-    """Publish what was paid for: the model, its guarantee, its curve, and the recipe.
-
-    The guarantee of a run of a ``study`` is that of this run alone, and the file names the study.
-
-    Guarantees:
-        The encoder's published files are those written when it was fitted, before any private
-        record was encoded; never the object that has seen them.
-    """
-    model = trainer.model.eval()
-    guarantee = _with_caveats(trainer.planned(), inputs)
-    report: dict[str, Any] = {
-        "guarantee": guarantee.as_json(),
-        "accountant": recipe.privacy.accountant,
-        "noise_multiplier": plan.noise_multiplier,
-        "sample_rate": plan.sample_rate,
-        "lot_size": plan.lot_size,
-        "steps": plan.steps,
-        "events": [event_to_json(event) for event in plan.events],
-        "accuracy": inputs.accuracy(model),
-        "test_records": len(inputs.test_labels),
-        "epochs": [as_public(row) for row in trainer.history],
-        "pca": inputs.pca is not None,
-    }
-    if study is not None:
-        report["study"] = study
-    with store.draft(STAGE, name, level=Level.RELEASED) as draft:
-        state = model.state_dict()
-        weights = {key: value.detach().clone().contiguous() for key, value in state.items()}
-        save_file(weights, draft.path / "model.safetensors")
-        if inputs.pca is not None:
-            inputs.pca.save(draft.path / "pca.npz")
-        if inputs.encoder is not None:
-            shutil.copytree(encoder, draft.path / "encoder")
-        draft.facts["charges"] = charges  # random names in the ledger
-        draft.save_json("guarantee.json", report)
-        draft.save_json("recipe.json", recipe.model_dump(mode="json"))
-        write_curve([dataclasses.replace(row, seconds=0.0) for row in trainer.history], draft.path)
-
-
-def _study(ledger: Ledger, checkpoint: Path) -> str | None:
-    """Return the study that the run was charged for, whichever process finished it."""
-    own = releases(checkpoint)
-    marks = (study for c in ledger.charges() if c.release in own for study in c.studies)
-    return next(marks, None)
-
-
-def _with_caveats(guarantee: Guarantee, inputs: Inputs) -> Guarantee:
-    """Return the guarantee with the caveats of the steps and of the PCA."""
-    more = () if inputs.pca is None else inputs.pca.caveats
-    return dataclasses.replace(guarantee, caveats=tuple(dict.fromkeys((*guarantee.caveats, *more))))

@@ -14,16 +14,13 @@ if TYPE_CHECKING:
     from dpsgd.runs import TrainingOutcome
 
 
-class Epochs:
+class EpochTable:
     """A table with one line for each epoch."""
 
-    def __init__(self, *, silent: bool) -> None:
-        self._silent = silent
+    def __init__(self) -> None:
         self._begun = False
 
     def show(self, row: dict[str, Any]) -> None:
-        if self._silent:
-            return
         if not self._begun:
             typer.echo(f"{'epoch':>5}  {'ε':>8}  test accuracy")
             self._begun = True
@@ -46,7 +43,7 @@ def show_outcome(outcome: TrainingOutcome, *, json: bool) -> None:
         return
     if not outcome.new:
         typer.echo(f"nothing to do: {outcome.artifact.path} is complete")
-        table = Epochs(silent=False)
+        table = EpochTable()
         for row in report["epochs"]:
             table.show(row)
     typer.echo("")
@@ -136,7 +133,6 @@ def train(
     if insecure_seed is not None:
         typer.echo("dpsgd: --insecure-seed is set: this run is NOT PRIVATE", err=True)
 
-    from dpsgd.cli.train import Epochs, show_outcome
     from dpsgd.runs import find_outcome
 
     folder, root = out or Path("runs") / name, default_root(data_root)
@@ -150,7 +146,7 @@ def train(
             insecure_seed=insecure_seed,
             spend=spend,
             report=_silent if quiet or json else typer.echo,
-            show=Epochs(silent=quiet or json).show,
+            show=_silent if quiet or json else EpochTable().show,
         )
         _under_way = True
         outcome = training.train(checked, folder, options)

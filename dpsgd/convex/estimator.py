@@ -95,25 +95,14 @@ def _class_indices(known: NDArray[Any], y: ArrayLike, *, count: int) -> NDArray[
         raise InvalidInput("y is not a list of labels") from None
     if given.shape != (count,):
         raise InvalidInput("y must hold one label for every row of X")
-    if "O" in (known.dtype.kind, given.dtype.kind):  # any Python objects
-        numbered = {label: index for index, label in enumerate(known.tolist())}
-        try:
-            indices = np.array([numbered.get(label, -1) for label in given.tolist()], dtype=np.intp)
-        except TypeError:
-            raise InvalidInput("y holds something that is not a label") from None
-        found = indices >= 0
-    elif _kind(known) != _kind(given):
-        raise InvalidInput("y and classes do not hold the same kind of labels")
-    else:
-        indices = np.minimum(np.searchsorted(known, given), len(known) - 1)
-        found = known[indices] == given
-    if not found.all():
+    numbered = {label: index for index, label in enumerate(known.tolist())}
+    try:
+        indices = np.array([numbered.get(label, -1) for label in given.tolist()], dtype=np.intp)
+    except TypeError:
+        raise InvalidInput("y holds something that is not a label") from None
+    if (indices < 0).any():
         raise InvalidInput("y holds a label that is not among the classes; list every class")
     return indices
-
-
-def _kind(labels: NDArray[Any]) -> str:
-    return "number" if labels.dtype.kind in "biuf" else labels.dtype.kind
 
 
 @final

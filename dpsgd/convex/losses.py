@@ -59,16 +59,11 @@ class MarginLoss(Protocol):
     """
 
     @property
-    def convex(self) -> bool:
-        """True for a convex φ."""
-
+    def convex(self) -> bool: ...
     @property
-    def lipschitz(self) -> float:
-        """The largest |φ′|."""
-
+    def lipschitz(self) -> float: ...
     @property
-    def smoothness(self) -> float:
-        """A Lipschitz constant of φ′ (the largest φ″); infinite where φ′ jumps."""
+    def smoothness(self) -> float: ...
 
     def derivative(self, margins: FloatArray) -> FloatArray:
         """φ′, never above zero: a larger margin is never worse."""

@@ -14,19 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpsgd.layers.linear import cancelling, paired
-from dpsgd.layers.trace import (
-    Call,
-    Materialised,
-    Site,
-    Trace,
-    add_rows,
-    added,
-    blocks,
-    gradient_of,
-    squared_norms,
-    zeroed,
-)
+from dpsgd.layers.linear import Ghost, cancelling, paired
+from dpsgd.layers.trace import Call, Materialised, Site, Trace, added, blocks, gradient_of
 
 _LAID_OUT = 2  # an example's gradient is laid out up to this many times its patches and outputs
 
@@ -57,7 +46,7 @@ def _kernels(module: Any, call: Call) -> Tensor:
     """Return every example's gradient of the kernel."""
     gradients = call.grads.new_empty(len(call.grads), *module.weight.shape)
     inputs = _padded(module, call.inputs)
-    for block in _patch_blocks(module, call):
+    for block in _patch_blocks(module, call.grads):
         patches, grads = _patches(module, inputs[block]), _grouped(module, call.grads[block])
         products = torch.bmm(grads.flatten(0, 1), patches.flatten(0, 1).transpose(1, 2))
         gradients[block] = products.view(len(grads), *module.weight.shape)
@@ -65,55 +54,36 @@ def _kernels(module: Any, call: Call) -> Tensor:
 
 
 @final
-class _Patches:
-    """Lengths through inner products of positions; the sum as one ordinary convolution.
-
-    Examples whose positions nearly cancel are laid out, as in :mod:`dpsgd.layers.linear`.
-    """
+class _Patches(Ghost):
+    """Lengths through inner products of positions; the sum as one ordinary convolution."""
 
     def __init__(self, site: Site, call: Call) -> None:
+        weight, bias = site.parameters["weight"], site.parameters.get("bias")
+        super().__init__(call.inputs, call.grads, weight, bias)
         self._site = site
-        self._call = call
-        self._weight = site.parameters["weight"]
-        self._bias = site.parameters.get("bias")
 
-    def norms_squared(self) -> Tensor:
-        module, call = self._site.module, self._call
-        total = call.grads.new_empty(len(call.grads))
+    def _measure(self) -> Tensor:
+        module = self._site.module
+        total = self._grads.new_empty(len(self._grads))
         doubtful = []
-        inputs = _padded(module, call.inputs)
-        for block in _patch_blocks(module, call):
-            patches, grads = _patches(module, inputs[block]), _grouped(module, call.grads[block])
+        inputs = _padded(module, self._inputs)
+        for block in _patch_blocks(module, self._grads):
+            patches, grads = _patches(module, inputs[block]), _grouped(module, self._grads[block])
             groups = patches.shape[1]
             wide, high = (each.flatten(0, 1).transpose(1, 2) for each in (patches, grads))
             lengths = paired(wide, high)
             doubtful.append(cancelling(lengths, wide, high) // groups + block.start)
             total[block] = lengths.view(-1, groups).sum(1)
         self._cancelling = torch.unique(torch.cat(doubtful))
-        for rows, gradients in self._cancelled():
-            total[rows] = squared_norms(gradients)
-        if self._bias is not None:
-            total += squared_norms(call.grads.flatten(2).sum(2))
         return total
 
-    def _cancelled(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield examples that nearly cancel, with gradients that are bit for bit reproducible."""
-        for block in blocks(len(self._cancelling), self._weight.numel()):
-            rows = self._cancelling[block]
-            call = Call(self._call.inputs[rows], self._call.grads[rows])
-            yield rows, _kernels(self._site.module, call)
-
-    def add_sum(self, factors: Tensor) -> None:
+    def _add_weight_sum(self, factors: Tensor) -> None:
         module: Any = self._site.module
-        call = self._call
-        if self._bias is not None:
-            add_rows(self._bias, call.grads.flatten(2).sum(2), factors)
-        rest = factors.index_fill(0, self._cancelling, 0.0)
-        scaled = call.grads * rest.view(-1, *[1] * (call.grads.dim() - 1))
+        scaled = self._grads * factors.view(-1, *[1] * (self._grads.dim() - 1))
         dimensions = scaled.dim() - 2
         _, summed, _ = torch.ops.aten.convolution_backward(
             scaled,
-            _padded(module, call.inputs),
+            _padded(module, self._inputs),
             module.weight,
             None,
             module.stride,
@@ -125,14 +95,15 @@ class _Patches:
             (False, True, False),
         )
         gradient_of(self._weight).add_(summed)
-        for rows, gradients in self._cancelled():
-            add_rows(self._weight, gradients, factors[rows])
 
-    def zero_rows(self, rows: Tensor) -> None:
-        self._call = Call(zeroed(self._call.inputs, rows), zeroed(self._call.grads, rows))
+    def _weight_gradients(self, rows: Tensor) -> Tensor:
+        return _kernels(self._site.module, Call(self._inputs[rows], self._grads[rows]))
+
+    def _bias_gradients(self) -> Tensor:
+        return self._grads.flatten(2).sum(2)
 
     def materialised(self) -> dict[nn.Parameter, Tensor]:
-        return _laid_out(self._site, [self._call])
+        return _laid_out(self._site, [Call(self._inputs, self._grads)])
 
 
 def _padded(module: Any, inputs: Tensor) -> Tensor:
@@ -160,6 +131,6 @@ def _grouped(module: Any, grads: Tensor) -> Tensor:
     return grads.reshape(len(grads), module.groups, module.out_channels // module.groups, -1)
 
 
-def _patch_blocks(module: Any, call: Call) -> Iterator[slice]:
-    positions = call.grads[0, 0].numel()
-    return blocks(len(call.grads), positions * module.weight[0].numel() * module.groups)
+def _patch_blocks(module: Any, grads: Tensor) -> Iterator[slice]:
+    positions = grads[0, 0].numel()
+    return blocks(len(grads), positions * module.weight[0].numel() * module.groups)

@@ -13,6 +13,7 @@ it looked up.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import final
 
@@ -44,7 +45,7 @@ def linear(site: Site, calls: list[Call]) -> Trace:
     inputs = joined([_positions(call.inputs) for call in calls])
     grads = joined([_positions(call.grads) for call in calls])
     positions, wide, high = inputs.shape[1], inputs.shape[2], grads.shape[2]
-    if wide * high <= positions * (wide + high):
+    if weight is None or wide * high <= positions * (wide + high):
         return Materialised(_laid_out(inputs, grads, weight, bias))
     return _Sequence(inputs, grads, weight, bias)
 
@@ -64,7 +65,7 @@ def _laid_out(
     return laid_out
 
 
-class _Outer:
+class Outer:
     """Inputs, output gradients, and the trained parameters between them."""
 
     def __init__(
@@ -84,7 +85,7 @@ class _Outer:
 
 
 @final
-class _Single(_Outer):
+class _Single(Outer):
     """One position for each example."""
 
     def norms_squared(self) -> Tensor:
@@ -109,8 +110,7 @@ class _Single(_Outer):
         return _laid_out(inputs, grads, self._weight, self._bias)
 
 
-@final
-class _Sequence(_Outer):
+class Ghost(Outer):
     """Several positions for each example: neither their gradients nor a copy of them is kept.
 
     Where an example's positions nearly cancel, its length is a small difference of large numbers,
@@ -118,39 +118,67 @@ class _Sequence(_Outer):
     it was laid out: what is measured is then what is added, however it was rounded.
     """
 
+    _weight: nn.Parameter
+    _cancelling: Tensor  # the examples whose positions nearly cancel
+
+    @abstractmethod
+    def _measure(self) -> Tensor:
+        """Return the squared length of each gradient of the weight; set ``_cancelling``."""
+
+    @abstractmethod
+    def _add_weight_sum(self, factors: Tensor) -> None:
+        """Add Σ factorᵢ · gradientᵢ to ``grad`` of the weight, without laying out any."""
+
+    @abstractmethod
+    def _weight_gradients(self, rows: Tensor) -> Tensor:
+        """Return the gradients of some examples, bit for bit reproducible."""
+
+    @abstractmethod
+    def _bias_gradients(self) -> Tensor:
+        """Return every example's gradient of the bias."""
+
     def norms_squared(self) -> Tensor:
-        total = self._grads.new_zeros(len(self._grads))
-        if self._weight is not None:
-            total += self._lengths()
-            self._cancelling = cancelling(total, self._inputs, self._grads)
-            for rows, gradients in self._cancelled():
-                total[rows] = squared_norms(gradients)
+        total = self._measure()
+        for rows, gradients in self._cancelled():
+            total[rows] = squared_norms(gradients)
         if self._bias is not None:
-            total += squared_norms(self._grads.sum(1))
+            total += squared_norms(self._bias_gradients())
         return total
 
-    def _lengths(self) -> Tensor:
+    def add_sum(self, factors: Tensor) -> None:
+        if self._bias is not None:
+            add_rows(self._bias, self._bias_gradients(), factors)
+        self._add_weight_sum(factors.index_fill(0, self._cancelling, 0.0))
+        for rows, gradients in self._cancelled():
+            add_rows(self._weight, gradients, factors[rows])
+
+    def _cancelled(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for block in blocks(len(self._cancelling), self._weight.numel()):
+            rows = self._cancelling[block]
+            yield rows, self._weight_gradients(rows)
+
+
+@final
+class _Sequence(Ghost):
+    """Inputs (examples, positions, p) and output gradients (examples, positions, q)."""
+
+    def _measure(self) -> Tensor:
         examples, positions, _ = self._inputs.shape
         lengths = self._grads.new_empty(examples)
         for block in blocks(examples, 2 * positions**2):
             lengths[block] = paired(self._inputs[block], self._grads[block])
+        self._cancelling = cancelling(lengths, self._inputs, self._grads)
         return lengths
 
-    def _cancelled(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield examples that nearly cancel, with gradients that are bit for bit reproducible."""
-        for block in blocks(len(self._cancelling), self._inputs.shape[2] * self._grads.shape[2]):
-            rows = self._cancelling[block]
-            yield rows, torch.bmm(self._grads[rows].transpose(1, 2), self._inputs[rows])
+    def _add_weight_sum(self, factors: Tensor) -> None:
+        inputs, grads = _scaled(self._inputs, self._grads, factors.view(-1, 1, 1))
+        gradient_of(self._weight).addmm_(grads.flatten(0, 1).T, inputs.flatten(0, 1))
 
-    def add_sum(self, factors: Tensor) -> None:
-        if self._bias is not None:
-            add_rows(self._bias, self._grads.sum(1), factors)
-        if self._weight is not None:
-            rest = factors.index_fill(0, self._cancelling, 0.0).view(-1, 1, 1)
-            inputs, grads = _scaled(self._inputs, self._grads, rest)
-            gradient_of(self._weight).addmm_(grads.flatten(0, 1).T, inputs.flatten(0, 1))
-            for rows, gradients in self._cancelled():
-                add_rows(self._weight, gradients, factors[rows])
+    def _weight_gradients(self, rows: Tensor) -> Tensor:
+        return torch.bmm(self._grads[rows].transpose(1, 2), self._inputs[rows])
+
+    def _bias_gradients(self) -> Tensor:
+        return self._grads.sum(1)
 
     def materialised(self) -> dict[nn.Parameter, Tensor]:
         return _laid_out(self._inputs, self._grads, self._weight, self._bias)

@@ -58,10 +58,96 @@ RELEASED = {
 }  # fmt: skip
 
 
+# What commands import is loaded once; each is then a forked process, several of them at a time.
+LAUNCHER = """
+import json, os, sys, traceback
+import dpsgd.cli, dpsgd.training, matplotlib.pyplot
+
+def child(words, folder, environment, out, err):
+    code = 1
+    try:
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        for path, stream in ((os.devnull, 0), (out, 1), (err, 2)):
+            os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), stream)
+        sys.argv = words
+        dpsgd.cli.main()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(bool(stop.code))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+for line in sys.stdin:
+    order = json.loads(line)
+    if isinstance(order, int):
+        print(os.waitstatus_to_exitcode(os.waitpid(order, 0)[1]), flush=True)
+    elif pid := os.fork():
+        print(pid, flush=True)
+    else:
+        child(*order)
+"""
+
+
+class Launcher:
+    """Starts ``dpsgd`` again and again, each time as a process of its own."""
+
+    def __init__(self):
+        self.server = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+
+    def order(self, order):
+        self.server.stdin.write(json.dumps(order) + "\n")
+        self.server.stdin.flush()
+        return int(self.server.stdout.readline())
+
+
+class Started:
+    """A command that was started: its output so far, and its end."""
+
+    def __init__(self, launcher, words, project):
+        self.launcher = launcher
+        stem = project.folder / f"output-{len(list(project.folder.glob('output-*')))}"
+        self.out, self.err = stem.with_suffix(".out"), stem.with_suffix(".err")
+        self.out.touch()
+        self.pid = launcher.order(
+            [words, str(project.folder), project.environment(), str(self.out), str(self.err)]
+        )
+
+    def wait_for_epoch(self, number):
+        deadline = time.monotonic() + 120
+        while str(number) not in epochs_in(self.out.read_text()):
+            assert time.monotonic() < deadline, self.err.read_text()
+            time.sleep(0.001)
+
+    def send_signal(self, which):
+        os.kill(self.pid, which)
+
+    def end(self):
+        """Wait for it; return its output, its errors and its exit code."""
+        code = self.launcher.order(self.pid)
+        return self.out.read_text(), self.err.read_text(), code
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    made = Launcher()
+    yield made
+    made.server.communicate(timeout=60)
+
+
 class TrainingProject(Project):
     """A folder with data and a recipe, and ``dpsgd`` to run in it."""
 
     program = "dpsgd"
+    launcher: Launcher
 
     @property
     def released(self) -> Path:
@@ -97,20 +183,13 @@ class TrainingProject(Project):
     def train(self, *words, code=0):
         return self.dpsgd("train", "tiny.toml", *words, code=code)
 
-    def process(self, *words):
+    def start(self, *words):
         """Start the command as a process of its own."""
-        return subprocess.Popen(
-            self.command(*words),
-            cwd=self.folder,
-            env=self.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return Started(self.launcher, ["dpsgd", *words], self)
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
+def project(tmp_path, monkeypatch, launcher):
     """Blobs of three classes in six dimensions; 320 of 400 records are private."""
     monkeypatch.delenv("PATE_DATA", raising=False)
     rng = np.random.default_rng(11)
@@ -119,7 +198,9 @@ def project(tmp_path, monkeypatch):
     np.savez(tmp_path / "tiny.npz", X=features, y=labels)
     (tmp_path / "data").mkdir()
     (tmp_path / "tiny.toml").write_text(RECIPE)
-    return TrainingProject(tmp_path)
+    made = TrainingProject(tmp_path)
+    made.launcher = launcher
+    return made
 
 
 @pytest.fixture
@@ -131,6 +212,13 @@ def quick(project, monkeypatch):
 
     monkeypatch.setattr("dpsgd.training.write_curve", table_alone)
     return project
+
+
+@pytest.fixture
+def planned(quick):
+    """The same, with noise that is given: a process of its own need not search for it."""
+    quick.change("epsilon = 6.0", "noise_multiplier = 1.5")
+    return quick
 
 
 # --- whole runs -------------------------------------------------------------------------------
@@ -314,21 +402,21 @@ def test_the_same_training_in_another_folder_costs_again(quick):
     assert len(quick.charges()) == 3
 
 
-def test_of_the_same_training_in_many_folders_at_once_one_is_paid(quick):
-    started = [quick.process("train", "tiny.toml", "--out", f"runs/{i}") for i in range(4)]
-    ends = [(*process.communicate(), process.returncode) for process in started]
+def test_of_the_same_training_in_many_folders_at_once_one_is_paid(planned):
+    started = [planned.start("train", "tiny.toml", "--out", f"runs/{i}") for i in range(4)]
+    ends = [command.end() for command in started]
     assert sorted(code for *_, code in ends) == [0, 3, 3, 3], ends
     assert all(err.count("\n") == 1 and "already paid" in err for _, err, code in ends if code)
-    assert len(quick.charges()) == 1
-    assert len(list(quick.folder.glob("runs/*/released/training/*/model.safetensors"))) == 1
+    assert len(planned.charges()) == 1
+    assert len(list(planned.folder.glob("runs/*/released/training/*/model.safetensors"))) == 1
 
 
-def test_a_killed_run_is_resumed_under_its_settings_without_a_word(quick):
-    code, _, _ = stopped(quick, signal.SIGKILL, after=0.05)
+def test_a_killed_run_is_resumed_under_its_settings_without_a_word(planned):
+    code, _, _ = stopped(planned, signal.SIGKILL, after=0.05)
     assert code == -signal.SIGKILL
-    assert "already paid" in quick.train("--out", "b", *LONG, code=3)
-    quick.train(*LONG)
-    assert len(quick.charges()) == 1
+    assert "already paid" in planned.train("--out", "b", *LONG, code=3)
+    planned.train(*LONG)
+    assert len(planned.charges()) == 1
 
 
 @pytest.mark.parametrize("rate", ["1e300", "1e38", "{start=0.1, end=1e300, epochs=2}"])
@@ -367,7 +455,7 @@ def test_a_run_is_finished_with_the_ledger_it_was_begun_with(quick):
 
 # --- killed and interrupted -------------------------------------------------------------------
 
-LONG = ("--set", "training.epochs=60", "--set", "privacy.epsilon=20.0")
+LONG = ("--set", "training.epochs=40")
 
 
 def epochs_in(text):
@@ -378,72 +466,64 @@ def epochs_in(text):
 
 def stopped(project, how, *, after):
     """A long run that ends by a signal some time after its second epoch: what it showed and said"""
-    process = project.process("train", "tiny.toml", *LONG)
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.split()[:1] == ["2"]:
-            break
+    command = project.start("train", "tiny.toml", *LONG)
+    command.wait_for_epoch(2)
     time.sleep(after)
-    process.send_signal(how)
-    out, err = process.communicate()
-    return process.returncode, epochs_in("".join(lines) + out), err
+    command.send_signal(how)
+    out, err, code = command.end()
+    return code, epochs_in(out), err
 
 
-def test_stopped_at_random_moments_a_run_goes_on_under_one_charge(quick):
+def test_stopped_at_random_moments_a_run_goes_on_under_one_charge(planned):
     rng = random.Random(5)
-    code, shown, err = stopped(quick, signal.SIGINT, after=rng.random() / 4)
+    code, shown, err = stopped(planned, signal.SIGINT, after=rng.random() / 4)
     assert (code, err) == (
         130,
         "dpsgd: interrupted; run the same command again to resume\n",
     )
-    code, again, _ = stopped(quick, signal.SIGKILL, after=rng.random() / 4)
+    code, again, _ = stopped(planned, signal.SIGKILL, after=rng.random() / 4)
     assert code == -signal.SIGKILL
-    assert 2 <= len(shown) < 60
-    assert 2 <= len(again) < 60
-    assert len(quick.charges()) == 1
-    assert not list(quick.run_folder.glob("released/*/*"))
-    output = quick.train(*LONG)
+    assert 2 <= len(shown) < 40
+    assert 2 <= len(again) < 40
+    assert len(planned.charges()) == 1
+    assert not list(planned.run_folder.glob("released/*/*"))
+    output = planned.train(*LONG)
     assert "resuming after step" in output
     # What anybody saw of an epoch is what became of it: no step was drawn twice.
     assert set(shown.items()) <= set(epochs_in(output).items())
     assert set(again.items()) <= set(epochs_in(output).items())
-    assert list(epochs_in(output)) == [str(epoch) for epoch in range(1, 61)]
-    (charge,) = quick.charges()
-    assert quick.report["steps"] == 16 * 60
+    assert list(epochs_in(output)) == [str(epoch) for epoch in range(1, 41)]
+    (charge,) = planned.charges()
+    assert planned.report["steps"] == 16 * 40
     spent = compose(list(charge.events)).guarantee(delta=1e-3).epsilon
-    assert quick.report["guarantee"]["epsilon"] == spent
+    assert planned.report["guarantee"]["epsilon"] == spent
 
 
-def test_a_copy_of_a_live_run_is_refused_and_one_of_them_finishes(quick):
+def test_a_copy_of_a_live_run_is_refused_and_one_of_them_finishes(planned):
     """The folder of a run is copied while it trains: one charge, one trained model."""
-    copy = quick.folder / "runs" / "copy"
-    live = quick.process("train", "tiny.toml", *LONG)
-    for line in live.stdout:
-        if line.split()[:1] == ["2"]:
-            break
+    copy = planned.folder / "runs" / "copy"
+    live = planned.start("train", "tiny.toml", *LONG)
+    live.wait_for_epoch(2)
     live.send_signal(signal.SIGSTOP)  # a slow machine: it holds its lock all the while
-    shutil.copytree(quick.run_folder, copy)
-    output = quick.train("--out", "runs/copy", *LONG, code=2)
+    shutil.copytree(planned.run_folder, copy)
+    output = planned.train("--out", "runs/copy", *LONG, code=2)
     assert "another process is training this run" in output
     live.send_signal(signal.SIGCONT)
-    for line in live.stdout:
-        if line.split()[:1] == ["6"]:  # several checkpoints after the copy
-            break
-    live.kill()  # the lock goes with it
-    live.communicate()
-    assert "not the last of its run" in quick.train("--out", "runs/copy", *LONG, code=2)
+    live.wait_for_epoch(6)  # several checkpoints after the copy
+    live.send_signal(signal.SIGKILL)  # the lock goes with it
+    live.end()
+    assert "not the last of its run" in planned.train("--out", "runs/copy", *LONG, code=2)
     shutil.rmtree(copy)
-    shutil.copytree(quick.run_folder, copy)  # of the last checkpoint either goes on
-    both = [quick.process("train", "tiny.toml", "--out", out, *LONG)
+    shutil.copytree(planned.run_folder, copy)  # of the last checkpoint either goes on
+    both = [planned.start("train", "tiny.toml", "--out", out, *LONG)
             for out in ("runs/tiny", "runs/copy")]  # fmt: skip
-    ends = [(*process.communicate(), process.returncode) for process in both]
+    ends = [command.end() for command in both]
     assert sorted(code for *_, code in ends) == [0, 2], ends
     (error,) = (err for _, err, code in ends if code)
     assert re.match("dpsgd: (another process|this checkpoint is not the last)", error)
     assert error.count("\n") == 1
-    assert len(list(quick.folder.glob("runs/*/released/training/*/model.safetensors"))) == 1
-    assert len(quick.charges()) == 1
+    assert len(list(planned.folder.glob("runs/*/released/training/*/model.safetensors"))) == 1
+    assert len(planned.charges()) == 1
 
 
 # --- the rest of the command line -------------------------------------------------------------

@@ -80,7 +80,7 @@ def make(kind, **given):
         ({"classes": [0]}, "two or more"),
         ({"classes": [0, 0, 1]}, "two or more"),
         ({"classes": [0, 2]}, "not among the classes"),
-        ({"classes": ["a", "b"]}, "same kind"),
+        ({"classes": ["a", "b"]}, "not among the classes"),
         ({"loss": "square"}, "the loss is 'square'"),
         ({"loss": 3}, "declares no convex"),
         ({"data_norm": 0.1}, "longer than data_norm = 0.1"),

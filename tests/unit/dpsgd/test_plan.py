@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 
+from dpsgd.cli import main
 from dpsgd.plan import Spending
 from dpsgd.schedules import Constant, Linear, Piecewise
 from pate.accounting import Gaussian, Repeated, SampledGaussian, compose
@@ -24,15 +24,17 @@ def spending(noise=Z, **more):
 
 
 @pytest.mark.parametrize("accountant", ["moments", "abadi", "pld"])
-def test_epsilon_is_what_the_command_line_says(accountant):
-    command = [sys.executable, "-m", "dpsgd", "epsilon", "--sample-rate", str(Q), "--json"]
+def test_epsilon_is_what_the_command_line_prints(accountant, monkeypatch, capsys):
+    command = ["dpsgd", "epsilon", "--sample-rate", str(Q), "--json", "--accountant", accountant]
     command += ["--noise-multiplier", str(Z), "--steps", "700", "--delta", str(DELTA)]
-    run = subprocess.run(
-        [*command, "--accountant", accountant], capture_output=True, text=True, check=True
-    )
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code
+    printed = json.loads(capsys.readouterr().out)
     given = spending(accountant=accountant).guarantee(700)
-    assert given.epsilon == json.loads(run.stdout)["epsilon"]
-    assert given.neighbours == json.loads(run.stdout)["neighbours"] == "zero-out"
+    assert given.epsilon == printed["epsilon"]
+    assert given.neighbours == printed["neighbours"] == "zero-out"
     public = spending(accountant=accountant, public_rate=True).guarantee(700)
     assert (public.epsilon, public.neighbours) == (given.epsilon, "add-remove")
 
