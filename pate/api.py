@@ -39,7 +39,8 @@ class RunOptions(TypedDict, total=False):
     Parameters
     ----------
     data_root : str or path, optional
-        Where data sets and ledgers are. By default ``PATE_DATA``, or ``data``.
+        Where data sets and ledgers are. By default ``PATE_DATA``, the recipe's ``data_root``, or
+        the user's data folder.
     engine : str, default="processes"
         ``"serial"``, ``"processes[:N]"``, ``"gpus[:0,1][@N]"`` or ``"ray[:auto or :ADDRESS]"``.
     plugin_path : str or path, optional
@@ -210,7 +211,7 @@ def prepare_run(
         folder=Path("runs") / name if out is None else Path(out),
         recipe=checked,
         stages=STAGES,
-        options=options,
+        options=options.at_root(checked.data_root),
     )
     if made.recipe.selection is not None:
         from pate.stages.selection import require_made

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pate._files import user_data_folder
 from pate.artifacts import Artifact, Draft, Level, Store, fingerprint
 from pate.engines import Engine, Show
 from pate.engines.files import modules
@@ -27,8 +28,13 @@ class Options:
     study: str | None = None  # the tag of its study, on all that the run pays for
     report: Callable[[str], None] = print  # prints a line about progress
     progress: Show
-
     whole_folder: bool = False  # count all plug-ins in every cache key, as earlier versions did
+
+    def at_root(self, recipe: str | None) -> Options:
+        """Return the options with a recipe's data root, unless another one was given."""
+        if recipe is None or self.data_root != user_data_folder():
+            return self
+        return replace(self, data_root=Path(recipe))
 
     def source_digest(self, settings: Any) -> str | None:
         """Return a digest of the user's own code that settings use, for a stage's cache key."""

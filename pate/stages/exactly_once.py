@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate._files import create_once
-from pate.accounting import Event, Ledger, event_from_json, event_to_json
+from pate.accounting import Conversion, Event, Ledger, event_from_json, event_to_json
+from pate.accounting.ledger.data_ledger import charge_line
 from pate.artifacts import Artifact, Draft, Level, Store, StoreError, fingerprint
 from pate.artifacts.results import (
     LABELS,
@@ -255,21 +256,37 @@ def _charge(
     studies: Sequence[str],
     family: Iterable[str],
 ) -> None:
-    """Charge a draw; another one for the same data and settings only with ``--spend``."""
+    """Charge a draw; another one for the same data and settings only with ``--spend``.
+
+    What it will cost is reported first, with the ledger's place.
+    """
+    release = charge_name(kind, context.made_from, name)
+    relation = context.recipe.partition.neighbours
+    events = tuple(events)
+    if release not in ledger.releases():
+        ledger.require_room(events, records=relation)
+        context.options.report(describe_charge(context.recipe, ledger, events))
     try:
         for study in studies or (None,):  # charging it again adds the next tag, and costs nothing
             ledger.charge(
                 events,
-                release=charge_name(kind, context.made_from, name),
+                release=release,
                 study=study,
                 settings=[fingerprint("drawn", kind, context.made_from)[:40]],
                 again=context.options.spend,
                 family=family,
-                records=context.recipe.partition.neighbours,
+                records=relation,
             )
     except ReleaseConflict as error:
         prefix = charge_name(kind, context.made_from)
         raise SpendNeeded(_paid_elsewhere(ledger, prefix)) from error
+
+
+def describe_charge(recipe: Recipe, ledger: Ledger, events: Sequence[Event]) -> str:
+    """Return what events would cost a recipe's data set, in a sentence."""
+    privacy = recipe.privacy
+    conversion = Conversion(privacy.conversion)
+    return charge_line(ledger, events, delta=privacy.delta, conversion=conversion)
 
 
 def _tags(ledger: Ledger, own: str | None, builds_on: Collection[str]) -> list[str]:

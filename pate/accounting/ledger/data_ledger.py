@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
+from pate._files import earlier_data_folders, user_data_folder
 from pate._format import describe_neighbours, format_epsilon, format_remaining
+from pate.accounting.events import Event
 from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
 from pate.accounting.ledger.data_set import NOT_PRIVATE, shares_budget, sibling_ledger
 from pate.accounting.ledger.terms import Mode, moment_for
+from pate.accounting.moments import compose
 from pate.errors import InvalidInput, LedgerError
 
 
@@ -44,6 +48,8 @@ def open_data_ledger(
     budget a new ledger is an odometer, which refuses nothing. Its λ is then ``moment``, the best
     one for the first plan, which must not depend on private data.
     """
+    if not path.exists():
+        _require_no_earlier(path)
     make_ledgers_folder(path.parent)
     agreed, spent = _sibling(path)
     if path.exists():
@@ -72,6 +78,19 @@ def open_data_ledger(
         conversion=conversion,
     )
     return Ledger.open(path, budget=terms, mode=Mode.ODOMETER if math.isinf(limit) else Mode.FILTER)
+
+
+def _require_no_earlier(path: Path) -> None:
+    """Refuse a new ledger in the user's data folder if an earlier version made one elsewhere."""
+    if path.parent.parent != user_data_folder():
+        return
+    for folder in earlier_data_folders():
+        earlier = folder / "ledgers" / path.name
+        if earlier.exists():
+            raise LedgerError(
+                f"{earlier.absolute()} has the charges of this data set, from before ledgers were "
+                f"kept in {path.parent}; move it and its key there, or give --data-root {folder}"
+            )
 
 
 def _sibling(path: Path) -> tuple[float, float]:
@@ -130,6 +149,19 @@ def data_set_line(ledger: Ledger) -> str:
     total = ledger.data_set_total()
     left = _remainder(ledger, total.epsilon)
     return f"{names[0].removesuffix('.ledger')}, by all ledgers: {total}; {left}"
+
+
+def charge_line(
+    ledger: Ledger, events: Sequence[Event], *, delta: float, conversion: Conversion
+) -> str:
+    """Return a sentence on what charging events would cost, where, and what is left after it."""
+    cost = compose(events).guarantee(delta=delta, conversion=conversion)
+    left = _remainder(ledger, ledger.data_set_total(more=events).epsilon).removeprefix("left ")
+    after = "no budget was set" if math.isinf(ledger.data_set_budget) else f"{left} left after it"
+    return (
+        f"will charge ε {format_epsilon(cost.epsilon)} (δ {delta:g}) to "
+        f"{ledger.path.absolute()}; {after}"
+    )
 
 
 def _remainder(ledger: Ledger, used: float) -> str:

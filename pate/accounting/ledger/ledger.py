@@ -462,13 +462,21 @@ class Ledger:
             return self._guarantee(self.terms.budget.epsilon, total)
         return self._guarantee(self._share(total).epsilon, total)
 
-    def data_set_total(self) -> DataSetTotal:
+    def data_set_total(self, *, more: Iterable[Event] = ()) -> DataSetTotal:
         """Return what the data set has spent in both of its ledgers together.
+
+        ``more`` are events to include as if they were charged to this ledger, too.
 
         Guarantees:
             As :func:`pate.accounting.ledger.data_set.total_of`.
         """
-        return self._read(lambda: self._data_set_total(self._running.read()))
+        new = tally(more)
+
+        def total() -> DataSetTotal:
+            own = self._running.read()
+            return self._data_set_total(self._running.plus(own, new) if new else own)
+
+        return self._read(total)
 
     @property
     def data_set_budget(self) -> float:
