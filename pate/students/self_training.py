@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from pate.errors import InvalidInput
 from pate.students.spec import StudentSpec, derived_seed
 from pate.students.train import StudentData, Tools, refuse_torch_keys
+from pate.teachers.adapters import is_torch_teacher
 from pate.teachers.protocol import Teacher, guarded, probabilities, train
-from pate.teachers.torch_teacher import TorchTeacher
 
 if TYPE_CHECKING:
     from pate.students.training import Checkpoint
+    from pate.teachers.torch_teacher import TorchTeacher
 
 Table = NDArray[np.float64]  # (n, classes)
 
@@ -36,7 +37,7 @@ def self_training(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
     everything.
     """
     first = tools.fresh()
-    if isinstance(first, TorchTeacher):
+    if is_torch_teacher(first):
         return _torch_rounds(spec, data, tools)
     refuse_torch_keys(spec)
     if not hasattr(first, "predict_proba"):
@@ -220,7 +221,7 @@ def _torch_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
 
         def fit(each: Round, rows: NDArray[np.int64], targets: Any, name: str) -> TorchTeacher:
             fresh = tools.fresh(name)
-            assert isinstance(fresh, TorchTeacher)
+            assert is_torch_teacher(fresh)
             student = initialise(fresh, data.inputs)
             settings: dict[str, Any] = {
                 "augment": augment,

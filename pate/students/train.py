@@ -21,12 +21,12 @@ from pate.artifacts import fingerprint
 from pate.engines.progress import Progress, Silence
 from pate.errors import InvalidInput, TeacherError
 from pate.students.spec import StudentSpec, derived_seed
-from pate.teachers.adapters import build, make
+from pate.teachers.adapters import build, is_torch_teacher, make
 from pate.teachers.protocol import Teacher, guarded, train
-from pate.teachers.torch_teacher import TorchTeacher
 
 if TYPE_CHECKING:
     from pate.students.training import Checkpoint
+    from pate.teachers.torch_teacher import TorchTeacher
 
 Show = Callable[[str, int, int], AbstractContextManager[Progress]]
 METHODS = {  # and their modules, loaded at the first use
@@ -163,7 +163,7 @@ def supervised(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
     trained by the loop of students; otherwise as a teacher is.
     """
     student = tools.fresh()
-    if isinstance(student, TorchTeacher):
+    if is_torch_teacher(student):
         if spec.augment != "none" or spec.smoothing or spec.average or spec.validation:
             _fit_torch(spec, data, tools, student)
             return student
