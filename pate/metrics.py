@@ -20,9 +20,9 @@ class Share:
     records: int
 
     @classmethod
-    def of(cls, figure: Mapping[str, Any]) -> Self:
+    def of(cls, recorded: Mapping[str, Any]) -> Self:
         """Return the share that the stage ``evaluate`` recorded."""
-        return cls(**{name: figure[name] for name in cls.__slots__})
+        return cls(**{name: recorded[name] for name in cls.__slots__})
 
 
 def wilson(right: float, records: int) -> tuple[float, float]:

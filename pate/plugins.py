@@ -20,7 +20,6 @@ from typing import Any
 
 from pate.errors import InvalidInput
 from pate.untrusted import contained, debugging, locate, propagates
-from pate.vision import torchvision
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _importing = threading.RLock()  # sys.path belongs to the whole process
@@ -28,26 +27,10 @@ _plugins: dict[str, Path] = {}  # top-level modules that came from a plug-in fol
 
 
 def resolve(entry: str, *, path: Path | None = None, group: str | None = None) -> Any:
-    """Return the object that a name stands for.
+    """Return the object ``"module:attr"`` or, without a colon, an entry point of ``group``.
 
-    Parameters
-    ----------
-    entry
-        ``"module:attr"``, or, without a colon, the name of an entry point of ``group``.
-    path
-        A folder or a ``.py`` file that comes first on ``sys.path`` for this import only. A plug-in
-        is imported once per folder, so edits take effect in the next process.
-    group
-        The group of entry points for names without a colon.
-
-    Returns
-    -------
-    object
-
-    Raises
-    ------
-    InvalidInput
-        If there is no such object, or its module cannot be imported.
+    ``path`` is a folder or a ``.py`` file that comes first on ``sys.path`` for this import only. A
+    plug-in is imported once per folder, so edits take effect in the next process.
 
     >>> resolve("math:pi")
     3.141592653589793
@@ -97,21 +80,24 @@ def _import(name: str, *, path: Path | None) -> ModuleType:
         try:
             with contained():
                 if name.partition(".")[0] == "torchvision":
+                    from pate.vision import torchvision
+
                     torchvision()
                 return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-                where = "" if path is None else f" in {path} or among installed packages"
-                raise InvalidInput(
-                    f"there is no module {error.name!r}{where}; check the name"
-                    + (", or give its folder with --plugin-path" if path is None else "")
-                ) from None
-            raise InvalidInput(f"module {name!r} cannot be imported: {_reason(error)}") from error
         except BaseException as error:
             if propagates(error):
                 raise
-            reason = _reason(error)
-        raise InvalidInput(f"module {name!r} cannot be imported: {reason}")
+            absent = error.name if isinstance(error, ModuleNotFoundError) else None
+            reason = f"module {name!r} cannot be imported: {_reason(error)}"
+        if absent is not None and f"{name}.".startswith(f"{absent}."):
+            reason = (
+                f"there is no module {absent!r}; check the name, or give its folder with "
+                "--plugin-path"
+                if path is None
+                else f"there is no module {absent!r} in {path} or among installed packages; check "
+                "the name"
+            )
+        raise InvalidInput(reason)
 
 
 def _known(name: str, path: Path | None) -> ModuleType | None:
@@ -119,12 +105,7 @@ def _known(name: str, path: Path | None) -> ModuleType | None:
     home = _plugins.get(name.partition(".")[0])
     if path is None or home is None:
         return None
-    if path.is_dir():
-        folder = path
-    elif path.is_file() and path.suffix == ".py":
-        folder = path.parent
-    else:
-        return None
+    folder = path.parent if path.suffix == ".py" and path.is_file() else path
     return sys.modules.get(name) if home in (folder, folder.resolve()) else None
 
 
@@ -197,10 +178,7 @@ def _reason(error: BaseException) -> str:
 def object_state(thing: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arrays of an object, and its numbers and texts: what can be saved without pickle.
 
-    Raises
-    ------
-    InvalidInput
-        If the object has other attributes, or keeps them in slots.
+    An object that has other attributes, or keeps them in slots, is refused.
     """
     import numpy as np
 

@@ -51,16 +51,7 @@ def secure_generator() -> np.random.Generator:
 
 
 def insecure_generator(seed: int) -> np.random.Generator:
-    """Return a repeatable generator, for tests only: the seed allows to subtract the noise.
-
-    Parameters
-    ----------
-    seed
-        A whole number, 0 or more.
-
-    Returns
-    -------
-    numpy.random.Generator
+    """Return a repeatable generator, for tests only: whoever knows the seed can subtract the noise.
 
     >>> insecure_generator(7).integers(100) == insecure_generator(7).integers(100)
     np.True_
@@ -73,19 +64,12 @@ def insecure_generator(seed: int) -> np.random.Generator:
 class Randomness:
     """A generator, and whether releases that use it are private.
 
-    Parameters
-    ----------
-    generator
-        The source of noise.
-    secure
-        True if nobody can predict it.
-
     >>> Randomness.open().secure, Randomness.open(insecure_seed=3).verdict
     (True, 'not private')
     """
 
     generator: np.random.Generator
-    secure: bool
+    secure: bool  # whether nobody can predict the generator
 
     @classmethod
     def open(cls, *, insecure_seed: int | None = None) -> Self:

@@ -11,7 +11,7 @@ from pate.datasets.spec import DataSpec
 from pate.encoders.spec import EncoderSpec
 from pate.mechanisms import AggregateSpec, Plan, make_mechanism, plan_caps
 from pate.partition import PartitionSpec
-from pate.recipes.schema import Notes
+from pate.recipes.read import Notes
 from pate.students.spec import StudentSpec
 from pate.teachers.spec import TeachersSpec
 

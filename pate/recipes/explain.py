@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-KeyPath = tuple[str | int, ...]  # names of tables, and positions in lists
+from pate.recipes.read import KeyPath, printable
 
 _LONGEST_RULE = 600  # characters of a rule with the value it quotes
 _LONGEST_VALUE = 60  # characters of a value in a message
@@ -25,14 +25,8 @@ def explain(
 
     A misspelt key comes first, since it leaves another one missing.
 
-    Parameters
-    ----------
-    error : ValidationError
-        The problems that pydantic found.
-    model : type
-        The model that the recipe was validated against; it knows all keys.
-    content : dict, optional
-        The recipe as parsed, by which the names of types are removed from pydantic's paths.
+    ``content`` is the recipe as parsed, by which the names of types are removed from pydantic's
+    paths; ``model`` knows all keys.
     """
     problems: list[Any] = list(error.errors(include_url=False))
     worst = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
@@ -111,17 +105,6 @@ def _shown(value: Any) -> str:
     return printable(text, longest=_LONGEST_VALUE)
 
 
-def printable(text: str, *, longest: int = 200) -> str:
-    """Return text for one line of a message: escaped where not printable, and cut.
-
-    >>> printable("a\\x1b[31m"), len(printable("x" * 1000))
-    ('a\\\\x1b[31m', 200)
-    """
-    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[:longest])
-    cut = len(text) > longest or len(shown) > longest
-    return f"{shown[: longest - 1]}…" if cut else shown
-
-
 def _keys_at(where: KeyPath, top: type[BaseModel]) -> list[str]:
     model: Any = top
     for part in where:
@@ -141,32 +124,15 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return [annotation, *inner] if own else inner
 
 
-def non_finite_numbers(content: Any, where: KeyPath = ()) -> Iterator[tuple[KeyPath, float]]:
-    """Yield infinite numbers and NaN with their paths: neither can be written to a manifest."""
-    if isinstance(content, float) and not math.isfinite(content):
-        yield where, content
-    entries = content.items() if isinstance(content, dict) else ()
-    for key, value in enumerate(content) if isinstance(content, list) else entries:
-        yield from non_finite_numbers(value, (*where, key))
-
-
-def booleans_read_as_numbers(
-    content: Any, read: Any, where: KeyPath = ()
-) -> Iterator[tuple[KeyPath, bool]]:
-    """Yield every true and false that validation turned into a number, with its path.
-
-    >>> list(booleans_read_as_numbers({"a": True, "b": [False]}, {"a": 1.0, "b": [False]}))
-    [(('a',), True)]
-    """
-    if isinstance(content, bool):
-        if isinstance(read, (int, float)) and not isinstance(read, bool):
-            yield where, content
-    elif isinstance(content, dict) and isinstance(read, dict):
-        for key in content.keys() & read.keys():
-            yield from booleans_read_as_numbers(content[key], read[key], (*where, key))
-    elif isinstance(content, list) and isinstance(read, (list, tuple)):
-        for number, (each, own) in enumerate(zip(content, read, strict=False)):
-            yield from booleans_read_as_numbers(each, own, (*where, number))
+def location_of(path: Path, text: str, where: KeyPath, set_by: Mapping[KeyPath, str]) -> str:
+    """Return the setting that gave a value, or its line; both where they conflict."""
+    for key, setting in reversed(list(set_by.items())):
+        if where[: len(key)] == key:
+            return f"--set {setting}"
+    line = line_of(text, where)
+    place = f"{path}:{line}" if line else str(path)
+    involved = [setting for key, setting in set_by.items() if key[: len(where)] == where]
+    return " with ".join([place, *(f"--set {setting}" for setting in involved)])
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int | None:

@@ -4,69 +4,81 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from pate.errors import InvalidInput
-from pate.recipes.explain import (
-    KeyPath,
-    booleans_read_as_numbers,
-    explain,
-    line_of,
-    non_finite_numbers,
-    printable,
-)
 
+KeyPath = tuple[str | int, ...]  # names of tables, and positions in lists
 M = TypeVar("M", bound=BaseModel)
 
 PATE = "pate"
 COMMANDS = {PATE: "pate run", "dpsgd": "dpsgd train", "compare": "pate compare"}  # by ``kind``
 
+# It changes no result, so it enters no fingerprint and no stored copy of a recipe.
+Notes = Annotated[
+    str,
+    Field(
+        exclude=True,
+        description="What the recipe is for, in a first line, and remarks below it. Changes no "
+        "result.",
+    ),
+]
+
 
 def read_recipe(name: str, settings: list[str] | None, model: type[M]) -> tuple[str, M]:
-    """Return the name of a recipe and its validated content.
+    """Return the name and the validated content of a shipped recipe, or of a ``.toml`` file.
 
-    Parameters
-    ----------
-    name : str
-        The name of a shipped recipe, or the path of a ``.toml`` file.
-    settings : list of str or None
-        Overrides of the form ``section.key=value``; a later one wins.
-    model : type
-        The pydantic model of this kind of recipe.
-
-    Raises
-    ------
-    InvalidInput
-        If there is no such recipe, if it belongs to another command, or if a value breaks a rule.
+    ``settings`` are overrides of the form ``section.key=value``; a later one wins.
     """
     kind = kind_of_model(model)
     path = find_recipe(name, kind=kind)
     text, content = _load(path)
     _check_kind(name, content, wanted=kind)
     set_by = {_apply(content, setting): printable(setting) for setting in settings or []}
-
-    def location(where: KeyPath) -> str:
-        return _location(path, text, where, set_by)
-
+    problem: tuple[KeyPath, str] | None = None
     try:
         recipe = model.model_validate(content)
+        problem = next(_unfit_values(content, recipe.model_dump()), None)
     except ValidationError as error:
-        where, sentence = explain(error, model, content)
-        raise InvalidInput(f"{location(where)}: {sentence}") from error
-    for where, value in non_finite_numbers(content):  # ``params`` accepts any other JSON value
-        key = printable(".".join(map(str, where)))
-        raise InvalidInput(f"{location(where)}: {key} is {value}; give a finite number")
-    for where, flag in booleans_read_as_numbers(content, recipe.model_dump()):
-        key = printable(".".join(map(str, where)))
-        raise InvalidInput(f"{location(where)}: {key} is {str(flag).lower()}; give a number")
+        from pate.recipes.explain import explain
+
+        problem = explain(error, model, content)
+    if problem is not None:
+        from pate.recipes.explain import location_of
+
+        where, sentence = problem
+        raise InvalidInput(f"{location_of(path, text, where, set_by)}: {sentence}")
     return path.stem, recipe
+
+
+def _unfit_values(content: Any, read: Any, where: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield values that validation accepts and that are wrong: infinities, true for a number.
+
+    >>> list(_unfit_values({"a": True, "b": [False]}, {"a": 1.0, "b": [False]}))
+    [(('a',), 'a is true; give a number')]
+    """
+    key = printable(".".join(map(str, where)))
+    if isinstance(content, float) and not math.isfinite(content):
+        yield where, f"{key} is {content}; give a finite number"
+    elif isinstance(content, bool) and type(read) in (int, float):
+        yield where, f"{key} is {str(content).lower()}; give a number"
+    elif isinstance(content, dict):
+        for name, value in content.items():
+            inner = read.get(name) if isinstance(read, dict) else None
+            yield from _unfit_values(value, inner, (*where, name))
+    elif isinstance(content, list):
+        others = read if isinstance(read, (list, tuple)) else ()
+        for at, value in enumerate(content):
+            inner = others[at] if at < len(others) else None
+            yield from _unfit_values(value, inner, (*where, at))
 
 
 def find_recipe(name: str, *, kind: str = PATE) -> Path:
@@ -137,11 +149,7 @@ def kind_of_model(model: type[BaseModel]) -> str:
 
 
 def _kind(content: Mapping[str, Any]) -> str | None:
-    """Return the kind that a recipe states; None if no command knows it.
-
-    >>> _kind({"kind": "dpsgd"}), _kind({"data": {}}), _kind({"kind": 3})
-    ('dpsgd', 'pate', None)
-    """
+    """Return the kind that a recipe states; None if no command knows it."""
     kind = content.get("kind", PATE)
     return kind if isinstance(kind, str) and kind in COMMANDS else None
 
@@ -166,6 +174,17 @@ def _may_be(path: Path, kind: str) -> bool:
         return _kind(tomllib.loads(path.read_text(encoding="utf-8-sig"))) == kind
     except (OSError, ValueError, RecursionError):
         return True
+
+
+def printable(text: str, *, longest: int = 200) -> str:
+    """Return text for one line of a message: escaped where not printable, and cut.
+
+    >>> printable("a\\x1b[31m"), len(printable("x" * 1000))
+    ('a\\\\x1b[31m', 200)
+    """
+    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[:longest])
+    cut = len(text) > longest or len(shown) > longest
+    return f"{shown[: longest - 1]}…" if cut else shown
 
 
 def _load(path: Path) -> tuple[str, dict[str, Any]]:
@@ -214,17 +233,6 @@ def _apply(content: dict[str, Any], setting: str) -> KeyPath:
             holder[own] = parsed
         holder = holder[own]
     return path
-
-
-def _location(path: Path, text: str, where: KeyPath, set_by: Mapping[KeyPath, str]) -> str:
-    """Return the setting that gave a value, or its line; both where they conflict."""
-    for key, setting in reversed(list(set_by.items())):
-        if where[: len(key)] == key:
-            return f"--set {setting}"
-    line = line_of(text, where)
-    place = f"{path}:{line}" if line else str(path)
-    involved = [setting for key, setting in set_by.items() if key[: len(where)] == where]
-    return " with ".join([place, *(f"--set {setting}" for setting in involved)])
 
 
 # --- settings as texts ----------------------------------------------------------------------------

@@ -12,21 +12,11 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from pate.recipes.explain import models_in
-
-# It changes no result, so it enters no fingerprint and no stored copy of a recipe.
-Notes = Annotated[
-    str,
-    Field(
-        exclude=True,
-        description="What the recipe is for, in a first line, and remarks below it. Changes no "
-        "result.",
-    ),
-]
 
 # By name: the models belong to layers above this one.
 _MODELS = {

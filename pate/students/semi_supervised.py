@@ -30,7 +30,14 @@ from pate.errors import InvalidInput
 from pate.students.augment import Augment, affine, make_augment, shift
 from pate.students.spec import StudentSpec, derived_seed
 from pate.students.train import StudentData, Tools
-from pate.students.training import Epoch, batches, initialise, run_epochs, soft_cross_entropy
+from pate.students.training import (
+    Epoch,
+    accuracy,
+    batches,
+    initialise,
+    run_epochs,
+    soft_cross_entropy,
+)
 from pate.teachers.placement import device_of, seeded_torch
 from pate.teachers.protocol import Teacher
 from pate.teachers.torch_teacher import TorchTeacher
@@ -45,6 +52,10 @@ class Learner(nn.Module):
     def __init__(self, student: nn.Module) -> None:
         super().__init__()
         self.student = student
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.student(inputs)
+        return logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,12 +132,6 @@ class Task:
     ) -> TorchTeacher:
         """Train with checkpoints, progress and early stopping; return the student."""
         spec = self.spec
-
-        def score(module: nn.Module) -> float:
-            with torch.no_grad():
-                predicted = self.student.module(self.seen(self.stop_rows)).argmax(dim=1).cpu()
-                return float((predicted == self.stop_labels).float().mean())
-
         with self.tools.progress(spec.epochs, 0) as bar:
             run_epochs(
                 learner,
@@ -136,7 +141,7 @@ class Task:
                 training=self.student.training,
                 seed=spec.seed,
                 average=spec.average,
-                score=score if len(self.stop_rows) else None,
+                score=accuracy(self.inputs[self.stop_rows], self.stop_labels),
                 patience=spec.patience,
                 checkpoint=self.tools.checkpoint("epochs"),
                 name=spec.method,

@@ -22,7 +22,6 @@ from pate.engines.progress import Progress, Silence
 from pate.errors import InvalidInput, TeacherError
 from pate.students.spec import StudentSpec, derived_seed
 from pate.teachers.adapters import build, make
-from pate.teachers.placement import device_of
 from pate.teachers.protocol import Teacher, guarded, train
 from pate.teachers.torch_teacher import TorchTeacher
 
@@ -43,10 +42,6 @@ METHODS = {  # and their modules, loaded at the first use
 class StudentData:
     """Released labels of some public inputs, and all public inputs.
 
-    >>> data = StudentData(inputs=np.eye(3), rows=[2, 0], labels=[1, 0], classes=2)
-    >>> data.unlabelled
-    array([1])
-
     Guarantees:
         It has no field for a true label, a test input or a private record, so no method can see
         one, neither for training nor for stopping.
@@ -66,15 +61,12 @@ class StudentData:
             raise InvalidInput(
                 "no label was released, so there is nothing for a student to learn from"
             )
-        if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= self.classes:
-            raise InvalidInput(
-                f"a student's labels must be whole numbers from 0 to {self.classes - 1}"
-            )
-        if rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(inputs):
-            raise InvalidInput(
-                f"a student's rows must be whole numbers from 0 to {len(inputs) - 1}, one for each "
-                "label"
-            )
+        for name, found, end in (("labels", labels, self.classes), ("rows", rows, len(inputs))):
+            if found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= end:
+                raise InvalidInput(
+                    f"a student's {name} must be whole numbers from 0 to {end - 1}, one for each "
+                    "label"
+                )
         if self.features is not None and len(self.features) != len(inputs):
             raise InvalidInput(
                 f"{len(self.features)} features do not match {len(inputs)} public inputs; encode "
@@ -83,13 +75,6 @@ class StudentData:
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "rows", rows.astype(np.int64))
         object.__setattr__(self, "labels", labels.astype(np.int64))
-
-    @property
-    def unlabelled(self) -> NDArray[np.int64]:
-        """The rows without a released label."""
-        open_ = np.ones(len(self.inputs), dtype=bool)
-        open_[self.rows] = False
-        return np.flatnonzero(open_)
 
     @property
     def graph_features(self) -> NDArray[Any]:
@@ -196,7 +181,7 @@ def _fit_torch(spec: StudentSpec, data: StudentData, tools: Tools, student: Torc
     import torch
 
     from pate.students.augment import make_augment
-    from pate.students.training import fit_table, initialise
+    from pate.students.training import accuracy, fit_table, initialise
 
     learn, stop = tools.held_out(data)
     inputs = torch.from_numpy(np.array(data.inputs[data.rows], dtype=np.float32))
@@ -204,11 +189,6 @@ def _fit_torch(spec: StudentSpec, data: StudentData, tools: Tools, student: Torc
     targets = torch.nn.functional.one_hot(labels, data.classes).float()
     # Zeros in place of private records: the error of a module that does not fit may quote inputs.
     initialise(student, np.zeros_like(data.inputs[:2]) if tools.private else data.inputs)
-
-    def score(module: torch.nn.Module) -> float:
-        with torch.no_grad():
-            predicted = module(inputs[stop].to(device_of(module))).argmax(dim=1).cpu()
-            return float((predicted == labels[stop]).float().mean())
 
     with tools.progress(spec.epochs, 0) as bar:
         fit_table(
@@ -222,7 +202,7 @@ def _fit_torch(spec: StudentSpec, data: StudentData, tools: Tools, student: Torc
             epochs=spec.epochs,
             seed=spec.seed,
             average=spec.average,
-            score=score if len(stop) else None,
+            score=accuracy(inputs[stop], labels[stop]),
             patience=spec.patience,
             checkpoint=tools.checkpoint("epochs"),
             advance=bar.advance,
@@ -250,28 +230,9 @@ def train_student(
 
     torch modules train on the current device (:mod:`pate.devices`), others on the CPU.
 
-    Parameters
-    ----------
-    spec : StudentSpec
-        The ``[student]`` section: model, method and settings.
-    data : StudentData
-        Released labels and public inputs.
-    plugin_path : Path, optional
-        Where the user's own models and augmentations are imported from.
-    folder : Path, optional
-        Folder of checkpoints, so that a killed run resumes; a checkpoint of another section or
-        other data is ignored. It may be removed once the student is saved.
-    progress : callable, optional
-        Called with a title, the total and the steps done; returns a context with ``advance``.
-    private : bool
-        For a reference model fitted to private records, which is no student.
-    factory : callable, optional
-        Makes the untrained model, in place of ``spec.model``.
-
-    Returns
-    -------
-    Teacher
-        The trained model; :func:`pate.teachers.persist.save` stores it.
+    With a ``folder`` of checkpoints a killed run resumes; a checkpoint of another section or other
+    data is ignored. ``private`` is for a reference model fitted to private records, which is no
+    student. ``factory`` makes the untrained model in place of ``spec.model``.
 
     >>> data = StudentData(inputs=[[0.0], [1.0]], rows=[0, 1], labels=[1, 0], classes=2)
     >>> spec = StudentSpec(model="sklearn.tree:DecisionTreeClassifier")

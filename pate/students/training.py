@@ -103,6 +103,17 @@ def run_epochs(
         module.eval()
 
 
+def accuracy(inputs: Tensor, labels: Tensor) -> Score | None:
+    """Return the score of a module by labels that were held out; None if there are none."""
+
+    def score(module: nn.Module) -> float:
+        with torch.no_grad():
+            predicted = module(inputs.to(device_of(module))).argmax(dim=1).cpu()
+            return float((predicted == labels).float().mean())
+
+    return score if len(labels) else None
+
+
 def initialise(teacher: TorchTeacher, inputs: ArrayLike) -> TorchTeacher:
     """Give lazy layers their sizes by a first forward pass, which also tests the module."""
     records = teacher._records(np.asarray(inputs)[:2]).to(device_of(teacher.module))

@@ -32,7 +32,7 @@ from pate.mechanisms.spec import AggregateSpec
 from pate.partition import PartitionSpec
 from pate.pipeline.recipe import EvaluateSpec
 from pate.pipeline.recipe import Recipe as PateRecipe
-from pate.recipes.schema import Notes
+from pate.recipes.read import Notes
 from pate.students.spec import StudentSpec
 from pate.teachers.spec import TeachersSpec
 
