@@ -34,11 +34,10 @@ from pate.accounting import (
     event_from_json,
     event_to_json,
 )
-from pate.accounting.calibrate import moments_epsilon, smallest_noise
+from pate.accounting.calibrate import largest_count, moments_epsilon, smallest_noise
 from pate.accounting.ledger.terms import Mode
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, ReleaseConflict, SpendNeeded
 from pate.mechanisms import MECHANISMS, Mechanism, Plan
-from pate.mechanisms.plan import _largest
 from pate.randomness import secure_generator
 from pate.votes import Votes
 
@@ -155,7 +154,7 @@ def _plan(mechanism: Mechanism, most: int, epsilon: float | None, delta: float) 
             why=f"one answer of {mechanism!r} costs ε {format_epsilon(one, 6)} at δ {delta:g}, "
             f"past epsilon {epsilon:.6g}; raise the noise or epsilon",
         )
-    return plan(_largest(lambda n: plan(n).guarantee.epsilon <= epsilon, most=most))
+    return plan(largest_count(lambda n: plan(n).guarantee.epsilon <= epsilon, most=most))
 
 
 @contextmanager

@@ -451,7 +451,8 @@ def release(
         Include the released labels.
     chosen_beforehand : bool
         State on the card that a run of a sweep or comparison was chosen before any of its results
-        was seen.
+        was seen. Such a run is refused otherwise: whoever chose it by results has spent the cost
+        of the whole study.
     data_root, plugin_path : str or path, optional
         As the run was made with. Those of a :class:`Run` are taken from it.
 

@@ -183,9 +183,19 @@ def most(event: Event, *, target: float, epsilon: Epsilon) -> int:
         low, high = high, high * 2
         if high > _MOST:
             raise InvalidInput(f"more than {_MOST} repetitions stay within epsilon {target:g}")
+    return _bisect(meets, low, high)
+
+
+def largest_count(fits: Callable[[int], bool], *, most: int) -> int:
+    """Return the largest n in 1 … most that fits, where 1 does and more never costs less."""
+    return most if fits(most) else _bisect(fits, 1, most)
+
+
+def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the largest count that fits; ``low`` does and ``high`` does not."""
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if meets(middle) else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
@@ -222,7 +232,7 @@ def pld_guarantee(
         * That library convolves in floats and does not count their rounding. ε is taken at δ less
           ``_ROUNDING`` for every event, and ``PLD_MARGIN`` is added: what one processor prints is
           at most that margin below what another does. Where the rounding is more than half of δ,
-          no figure is given. (Measured, the noise moved by 1e-12: δ moves by up to 1e-16 for each
+          no value is given. (Measured, the noise moved by 1e-12: δ moves by up to 1e-16 for each
           event. ε moves by 1e-9 for 10 000 steps at δ = 1e-5, by 1e-4 for 100 000 at δ = 1e-8.)
 
     >>> steps = [Repeated(SampledGaussian(sample_rate=0.01, noise_multiplier=1.0), 100)]

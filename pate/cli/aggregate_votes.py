@@ -25,12 +25,10 @@ LabelsFile = Annotated[
 ]
 Epsilon = Annotated[
     float | None,
-    typer.Option("--epsilon", help="Ask fewer queries where all would cost more than this.",
-                 show_default=False),
-]  # fmt: skip
+    typer.Option("--epsilon", help="Ask fewer queries where all would cost more than this."),
+]
 Budget = Annotated[
-    float | None,
-    typer.Option("--budget", help="The budget of a ledger that is created.", show_default=False),
+    float | None, typer.Option("--budget", help="The budget of a ledger that is created.")
 ]
 
 

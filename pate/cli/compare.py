@@ -19,14 +19,11 @@ app = shared.new_app()
 
 Epsilons = Annotated[
     str | None,
-    typer.Option("--epsilon", help="The ε to compare at, such as 0.5,1,2; default: the recipe's.",
-                 show_default=False),
-]  # fmt: skip
+    typer.Option("--epsilon", help="The ε to compare at, such as 0.5,1,2; default: the recipe's."),
+]
 Seeds = Annotated[
-    int | None,
-    typer.Option("--seeds", help="Repetitions of either method; default: the recipe's.",
-                 show_default=False),
-]  # fmt: skip
+    int | None, typer.Option("--seeds", help="Repetitions of either method; default: the recipe's.")
+]
 
 
 @app.command()

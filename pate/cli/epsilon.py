@@ -164,11 +164,10 @@ def confident(
     votes: options.VotesFile = None,
     queries: options.Queries = None,
     answers: Annotated[
-        int | None, typer.Option(min=0, help="Without votes: the most answers.", show_default=False)
+        int | None, typer.Option(min=0, help="Without votes: the most answers.")
     ] = None,
     baseline: Annotated[
-        Path | None,
-        typer.Option(help="Student's probabilities (.npy): Interactive-GNMax.", show_default=False),
+        Path | None, typer.Option(help="Student's probabilities (.npy): Interactive-GNMax.")
     ] = None,
     max_moment: options.MaxMoment = None,
     conversion: options.Conversion = ConversionName.improved,
@@ -263,9 +262,9 @@ def _described(cast: Votes) -> Report:
 def dpsgd(
     delta: options.Delta,
     sample_rate: Annotated[float, typer.Option(help="q: chance of a record to be in a lot.")],
-    steps: Annotated[int | None, typer.Option(min=1, help="Lots.", show_default=False)] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Lots.")] = None,
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="σ over the clipping norm.", show_default=False)
+        float | None, typer.Option(help="σ over the clipping norm.")
     ] = None,
     target_epsilon: options.TargetEpsilon = None,
     accountant: Annotated[
@@ -274,8 +273,7 @@ def dpsgd(
     ] = AccountantName.moments,
     max_moment: options.MaxMoment = None,
     conversion: Annotated[
-        ConversionName | None,
-        typer.Option(help="How log-moments become ε (moments).", show_default=False),
+        ConversionName | None, typer.Option(help="How log-moments become ε (moments).")
     ] = None,
     json: options.Json = False,
 ) -> None:

@@ -45,28 +45,35 @@ Counts = Annotated[bool, typer.Option("--counts", help="The file is (queries, cl
 Abstentions = Annotated[bool, typer.Option("--abstentions", help="Teachers may abstain.")]
 Classes = Annotated[
     int | None,
-    typer.Option("--classes", min=2, help="How many classes exist; needed with --labels where "
-                 "no teacher votes for the last ones.", show_default=False),
-]  # fmt: skip
+    typer.Option(
+        "--classes",
+        min=2,
+        help="How many classes exist; needed with --labels where no teacher votes for the last "
+        "ones.",
+    ),
+]
 Queries = Annotated[
-    int | None,
-    typer.Option("--queries", min=1, help="Queries asked; of a vote file, the first N.",
-                 show_default=False),
-]  # fmt: skip
+    int | None, typer.Option("--queries", min=1, help="Queries asked; of a vote file, the first N.")
+]
 Delta = Annotated[float, typer.Option("--delta", help="δ: well below one over the records.")]
 MaxMoment = Annotated[
     int | None,
-    typer.Option("--max-moment", min=1, help="Whole λ up to M only, as in the papers. Otherwise a "
-                 "fine grid up to λ = 65536.", show_default=False),
-]  # fmt: skip
+    typer.Option(
+        "--max-moment",
+        min=1,
+        help="Whole λ up to M only, as in the papers. Otherwise a fine grid up to λ = 65536.",
+    ),
+]
 Conversion = Annotated[
     ConversionName, typer.Option("--conversion", help="How log-moments become ε.")
 ]
 TargetEpsilon = Annotated[
     float | None,
-    typer.Option("--target-epsilon", help="Find the noise for this ε; or, where the noise is "
-                 "given, how far it goes.", show_default=False),
-]  # fmt: skip
+    typer.Option(
+        "--target-epsilon",
+        help="Find the noise for this ε; or, where the noise is given, how far it goes.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 # --- of commands that run a recipe ------------------------------------------------------------
@@ -81,8 +88,8 @@ EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="serial, processes[:N], gpus[:0,1][@N] (cpu and mps are devices too), "
-        "ray[:auto or :ADDRESS].",
+        help="serial, processes[:N], gpus[:0,1][@N] (cpu and mps are devices too), ray[:auto or "
+        ":ADDRESS].",
     ),
 ]
 PluginPath = Annotated[

@@ -21,66 +21,56 @@ if TYPE_CHECKING:
 app = options.new_app()
 
 Epsilon = Annotated[
-    float | None,
-    typer.Option(help="What the labels may cost in all; default: the recipe's.",
-                 show_default=False),
-]  # fmt: skip
-DeltaOrRecipe = Annotated[
-    float | None, typer.Option("--delta", help="Default: the recipe's.", show_default=False)
+    float | None, typer.Option(help="What the labels may cost in all; default: the recipe's.")
 ]
+DeltaOrRecipe = Annotated[float | None, typer.Option("--delta", help="Default: the recipe's.")]
 SurrogateName = Annotated[
     str | None,
-    typer.Option("--surrogate", help="A named data set like yours, not yours: its teachers show "
-                 "how teachers agree.", show_default=False),
-]  # fmt: skip
+    typer.Option(
+        "--surrogate",
+        help="A named data set like yours, not yours: its teachers show how teachers agree.",
+    ),
+]
 Accuracies = Annotated[
     list[str] | None,
-    typer.Option("--accuracy", help="Instead: what one teacher may reach, 0.8, or 500=0.8 among "
-                 "500 teachers (several times).", show_default=False),
-]  # fmt: skip
+    typer.Option(
+        "--accuracy",
+        help="Instead: what one teacher may reach, 0.8, or 500=0.8 among 500 teachers (several "
+        "times).",
+    ),
+]
 Teachers = Annotated[
-    str | None,
-    typer.Option("--teachers", help="Numbers of teachers to consider: 250,500,1000.",
-                 show_default=False),
-]  # fmt: skip
+    str | None, typer.Option("--teachers", help="Numbers of teachers to consider: 250,500,1000.")
+]
 Mechanisms = Annotated[
     str | None,
-    typer.Option("--mechanism", help="Those to consider: lnmax,gnmax,confident (default: all).",
-                 show_default=False),
-]  # fmt: skip
+    typer.Option("--mechanism", help="Those to consider: lnmax,gnmax,confident (default: all)."),
+]
 Answers = Annotated[
-    int | None,
-    typer.Option(help="So many answers at least; the rest goes into accuracy.",
-                 show_default=False),
-]  # fmt: skip
+    int | None, typer.Option(help="So many answers at least; the rest goes into accuracy.")
+]
 LabelAccuracy = Annotated[
-    float | None,
-    typer.Option(help="Least share of right labels, predicted.",
-                 show_default=False),
-]  # fmt: skip
+    float | None, typer.Option(help="Least share of right labels, predicted.")
+]
 Rehearse = Annotated[
     bool,
-    typer.Option("--rehearse/--no-rehearse", help="On a surrogate: let what a student learns from "
-                 "labels drawn with each setting decide; else a rule of thumb."),
-]  # fmt: skip
+    typer.Option(
+        "--rehearse/--no-rehearse",
+        help="On a surrogate: let what a student learns from labels drawn with each setting "
+        "decide; else a rule of thumb.",
+    ),
+]
 Records = Annotated[
     int | None,
-    typer.Option(help="Private records, where their number is public but not in the catalogue.",
-                 show_default=False),
-]  # fmt: skip
-Public = Annotated[
-    int | None, typer.Option(help="Public inputs; default: the recipe's.", show_default=False)
+    typer.Option(help="Private records, where their number is public but not in the catalogue."),
 ]
-Classes = Annotated[int | None, typer.Option(help="Classes.", show_default=False)]
-OutFile = Annotated[
-    Path | None, typer.Option("--out", help="Write the plan as a recipe.", show_default=False)
-]
+Public = Annotated[int | None, typer.Option(help="Public inputs; default: the recipe's.")]
+Classes = Annotated[int | None, typer.Option(help="Classes.")]
+OutFile = Annotated[Path | None, typer.Option("--out", help="Write the plan as a recipe.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file of --out.")]
 Plot = Annotated[
-    Path | None,
-    typer.Option(help="Plot how the number of teachers trades accuracy against noise.",
-                 show_default=False),
-]  # fmt: skip
+    Path | None, typer.Option(help="Plot how the number of teachers trades accuracy against noise.")
+]
 
 
 @app.command()

@@ -17,8 +17,8 @@ _Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Try a student that needs code of its own: imports and runs the code that the release "
-        "names. Only for code you know and a release from somebody you trust.",
+        help="Try a student that needs code of its own: imports and runs the code that the "
+        "release names. Only for code you know and a release from somebody you trust.",
     ),
 ]
 

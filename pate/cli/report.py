@@ -14,14 +14,16 @@ app = options.new_app()
 Folder = Annotated[Path, typer.Argument(help="A finished run's folder.")]
 File = Annotated[
     Path | None,
-    typer.Option("--out", help="The page; default RUN/report.html, or RUN/private/report.html.",
-                 show_default=False),
-]  # fmt: skip
+    typer.Option("--out", help="The page; default RUN/report.html, or RUN/private/report.html."),
+]
 Private = Annotated[
     bool,
-    typer.Option("--private", help="Add raw votes in sum and the data-dependent ε: a page that may "
-                 "NOT be published, and is stamped so."),
-]  # fmt: skip
+    typer.Option(
+        "--private",
+        help="Add raw votes in sum and the data-dependent ε: a page that may NOT be published, "
+        "and is stamped so.",
+    ),
+]
 Open = Annotated[bool, typer.Option("--open", help="Open it in a browser.")]
 
 

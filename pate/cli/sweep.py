@@ -28,20 +28,24 @@ _TRIES = 10.0
 
 Over = Annotated[
     list[str] | None,
-    typer.Option("--over", help="What to vary, several times: section.key=value,value.",
-                 show_default=False),
-]  # fmt: skip
+    typer.Option("--over", help="What to vary, several times: section.key=value,value."),
+]
 Out = Annotated[Path | None, typer.Option("--out", help="The folder; default runs/NAME-sweep.")]
 Selection = Annotated[
     bool,
-    typer.Option("--private-selection", help="Show no point but the best of a random number of "
-                 "tries, at an ε that covers the choice."),
-]  # fmt: skip
+    typer.Option(
+        "--private-selection",
+        help="Show no point but the best of a random number of tries, at an ε that covers the "
+        "choice.",
+    ),
+]
 Tries = Annotated[
     float | None,
-    typer.Option("--tries", help="With --private-selection: how many tries on average, above 1 "
-                 f"(default {_TRIES:g}).", show_default=False),
-]  # fmt: skip
+    typer.Option(
+        "--tries",
+        help=f"With --private-selection: how many tries on average, above 1 (default {_TRIES:g}).",
+    ),
+]
 
 
 @app.command()

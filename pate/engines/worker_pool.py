@@ -153,17 +153,6 @@ class GpuEngine(WorkerPoolEngine):
         return cls(cuda or gpus, int(count or 1))
 
 
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """A worker and its state: starting, idle, or busy with ``pending``."""
-
-    process: _WorkerProcess
-    slot: int  # the index of its device
-    started: bool = False
-    pending: Pending | None = None
-    since: float = 0.0  # when it received the task
-
-
 @final
 class WorkerPool:
     """The workers of one run, one for each slot; a new one takes the slot of one that is lost.
@@ -198,15 +187,14 @@ class WorkerPool:
             device = self._slots[slot]
             try:
                 sharers = self._sharers or self._slots.count(device)
-                process = _WorkerProcess(device, sharers=sharers)
+                worker = _Worker(device, slot=slot, sharers=sharers)
             except OSError as error:
                 raise PateError(
                     f"worker process {len(self._workers) + 1} of {wanted} cannot be started "
                     f"({error.strerror}); use fewer workers, such as 'processes:2'"
                 ) from error
-            worker = _Worker(process, slot)
             self._workers.append(worker)
-            self._selector.register(worker.process, selectors.EVENT_READ, worker)
+            self._selector.register(worker, selectors.EVENT_READ, worker)
 
     def assign(self, queue: TaskQueue) -> None:
         """Send every idle worker the heaviest task of the queue; start workers for the others."""
@@ -219,14 +207,14 @@ class WorkerPool:
                 pending.attempts += 1
                 worker.pending, worker.since = pending, time.monotonic()
                 # If the worker has died meanwhile, collect finds its closed socket.
-                worker.process.send(pending.task.encode())
+                worker.send(pending.task.encode())
 
     def collect(self) -> list[tuple[Pending, Report]]:
         """Wait for events and return the attempts that have ended, with their reports."""
         ended = []
         for key, _ in self._selector.select(self._wait_seconds()):
             worker: _Worker = key.data
-            line = worker.process.receive()
+            line = worker.receive()
             if line is None:
                 ended += self._lost(worker)
             elif worker.pending is None:
@@ -261,7 +249,7 @@ class WorkerPool:
         if now - self._checked < _CHECK_SECONDS:
             return []
         self._checked = now
-        exited = [worker for worker in self._workers if worker.process.exited()]
+        exited = [worker for worker in self._workers if worker.exited()]
         readable = {key.data for key, _ in self._selector.select(0)}  # a last report is read first
         return [pair for w in exited if w not in readable for pair in self._lost(w)]
 
@@ -282,40 +270,45 @@ class WorkerPool:
         return [(worker.pending, Report(error=error, seconds=seconds, lost=True))]
 
     def _remove(self, worker: _Worker) -> str:
-        self._selector.unregister(worker.process)
+        self._selector.unregister(worker)
         self._workers.remove(worker)
-        return worker.process.terminate()
+        return worker.terminate()
 
     def close(self) -> None:
         """Let idle workers exit by themselves."""
         for worker in self._workers:
-            worker.process.close_input()
+            worker.close_input()
         for worker in list(self._workers):
-            self._selector.unregister(worker.process)
-            worker.process.join()
+            self._selector.unregister(worker)
+            worker.join()
             self._workers.remove(worker)
 
     def kill(self) -> None:
         """Kill all remaining workers, the signals first."""
         for worker in self._workers:
-            worker.process.kill()
+            worker.kill()
         for worker in self._workers:
-            worker.process.terminate()
+            worker.terminate()
         self._workers.clear()
         self._selector.close()
 
 
 @final
-class _WorkerProcess:
-    """The driver's end of one worker process: a fresh interpreter in a process group of its own.
+class _Worker:
+    """A worker process, seen from the driver: starting, idle, or busy with ``pending``.
 
-    So whatever a task starts can be ended with it, and Ctrl-C reaches the driver alone.
+    It is a fresh interpreter in a process group of its own: so whatever a task starts can be ended
+    with it, and Ctrl-C reaches the driver alone.
 
     Guarantees:
         A task may print or warn of private data, so all output is discarded.
     """
 
-    def __init__(self, device: Device, *, sharers: int = 1) -> None:
+    def __init__(self, device: Device, *, slot: int, sharers: int) -> None:
+        self.slot = slot  # the index of its device
+        self.started = False
+        self.pending: Pending | None = None
+        self.since = 0.0  # when it received the task
         settings = {**os.environ, **thread_variables(THREADS), **pinned(device, sharers=sharers)}
         ours, theirs = socket.socketpair()
         path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])

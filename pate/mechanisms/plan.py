@@ -8,7 +8,6 @@ the guarantee is the one of the caps, whatever is answered in the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -17,6 +16,7 @@ from numpy.typing import ArrayLike
 from pate._format import format_epsilon
 from pate._validate import check_whole
 from pate.accounting import Conversion, Event, Guarantee, compose
+from pate.accounting.calibrate import largest_count
 from pate.errors import BudgetExceeded, InvalidInput
 from pate.mechanisms.mechanism import Mechanism
 from pate.mechanisms.spec import AggregateSpec
@@ -107,17 +107,6 @@ def plan_caps(
             f"budget of {epsilon:.6g}; raise the noise in [aggregate] or epsilon in [privacy]",
         )
     if checks and spec.queries is not None and fits(most_queries, 1):
-        return plan(most_queries, _largest(lambda n: fits(most_queries, n), most=most_answers))
-    queries = _largest(lambda n: fits(n, most_answers), most=most_queries)
+        return plan(most_queries, largest_count(lambda n: fits(most_queries, n), most=most_answers))
+    queries = largest_count(lambda n: fits(n, most_answers), most=most_queries)
     return plan(queries, most_answers)
-
-
-def _largest(fits: Callable[[int], bool], *, most: int) -> int:
-    """Return the largest n in 1 … most that fits, where 1 does and more never costs less."""
-    if fits(most):
-        return most
-    low, high = 1, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -456,10 +457,6 @@ def _main() -> None:
 
 def _limit(memory: int) -> None:
     """Limit memory and time, and forbid core dumps and large files."""
-    try:
-        import resource
-    except ImportError:  # not on every system
-        return
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 2**20),  # libraries test whether they can write at all

@@ -103,30 +103,7 @@ def write_release(
 ) -> Release:
     """Write what may leave of a finished run: the student, its guarantee, card, page and checksums.
 
-    Parameters
-    ----------
-    run
-        The folder of the finished run.
-    out
-        The folder to write, whole or not at all; it must be new or empty, and outside the run.
-    labels
-        Include the released labels.
-    chosen_beforehand
-        The owner's statement that a run of a study (a sweep, a comparison) was chosen before any
-        of its results was seen; the card repeats it. Such a run is refused otherwise, because
-        whoever chose it by results has spent the cost of the whole study.
-    data_root, plugin_path
-        Those of the run.
-
-    Returns
-    -------
-    Release
-        The folder, the guarantee and the digest of the release.
-
-    Raises
-    ------
-    PateError
-        If the run may not be released, or would not verify; nothing is written then.
+    ``out`` is written whole or not at all: :func:`pate.release` explains the arguments.
 
     Guarantees:
         * Nothing is read but RELEASED and PUBLIC artifacts, the ledger, and the names of the run's

@@ -143,7 +143,6 @@ _UNKNOWN = 32  # times a record: activations of one record, where they cannot be
 _T = TypeVar("_T")
 # Kept for the process: the next program of the same shape does not hit the same limit.
 _SIZES: dict[Hashable, int] = {}  # sizes that fit, by device, architecture and shape
-_NEEDS: dict[Hashable, Need] = {}
 
 
 @final
@@ -189,13 +188,6 @@ def memory_need(module: nn.Module, training: Training, shape: tuple[int, ...]) -
 
     Lazy layers must have their sizes.
     """
-    kind = memory_key(module, training, shape)
-    if kind not in _NEEDS:
-        _NEEDS[kind] = _estimate(module, training, shape)
-    return _NEEDS[kind]
-
-
-def _estimate(module: nn.Module, training: Training, shape: tuple[int, ...]) -> Need:
     weights = [_bytes(each) for each in module.parameters()]
     trained = [_bytes(each) for each in module.parameters() if each.requires_grad]
     buffers = sum(_bytes(each) for each in module.buffers())

@@ -117,21 +117,23 @@ def budget_line(ledger: Ledger, *, own: bool = False) -> str:
         text += f" for {describe_neighbours(whole.neighbours)}"
     if own:
         return text
-    total, limit = ledger.data_set_total(), ledger.data_set_budget
-    used = spent.epsilon
+    total, used = ledger.data_set_total(), spent.epsilon
     if len(total.shares) > 1 or total.restated:
         text += f"; the data set in all: {total}"
         used = total.epsilon
-    if math.isinf(limit):
-        return f"{text}; no budget was set"
-    return f"{text}; left {format_remaining(limit - used)} of {limit:g}"
+    return f"{text}; {_remainder(ledger, used)}"
 
 
 def data_set_line(ledger: Ledger) -> str:
     """Return a sentence on what a data set has spent, by both of its ledgers."""
     names = sorted((ledger.path.name, sibling_ledger(ledger.path).name), key=len)
-    total, limit = ledger.data_set_total(), ledger.data_set_budget
-    left = "no budget was set"
-    if limit < math.inf:
-        left = f"left {format_remaining(limit - total.epsilon)} of {limit:g}"
+    total = ledger.data_set_total()
+    left = _remainder(ledger, total.epsilon)
     return f"{names[0].removesuffix('.ledger')}, by all ledgers: {total}; {left}"
+
+
+def _remainder(ledger: Ledger, used: float) -> str:
+    limit = ledger.data_set_budget
+    if math.isinf(limit):
+        return "no budget was set"
+    return f"left {format_remaining(limit - used)} of {limit:g}"

@@ -45,7 +45,7 @@ CREATE INDEX entries_of_charge ON entries (charge);
 CREATE INDEX charges_of_settings ON settings (digest);
 PRAGMA user_version = {_VERSION};
 """
-# A process of version 1 that had the file open goes on charging, but keeps no total: rebuild it.
+# A process of version 1 that has the file open may charge, but keeps no total: rebuild it.
 _WITHOUT_TOTAL = """
 CREATE TRIGGER without_total AFTER INSERT ON entries
 BEGIN UPDATE running SET formulas = ''; END

@@ -67,10 +67,8 @@ def test_no_more_workers_than_tasks(monkeypatch):
     from pate.engines import worker_pool
 
     started = []
-    real = worker_pool._WorkerProcess
-    monkeypatch.setattr(
-        worker_pool, "_WorkerProcess", lambda *a, **k: started.append(1) or real(*a, **k)
-    )
+    real = worker_pool._Worker
+    monkeypatch.setattr(worker_pool, "_Worker", lambda *a, **k: started.append(1) or real(*a, **k))
     assert len(list(make_engine("processes:50").run(tasks(2)))) == 2
     assert len(started) == 2
 

@@ -45,7 +45,6 @@ class Cnn(nn.Module):
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch):
     monkeypatch.setattr(sizing, "_SIZES", {})
-    monkeypatch.setattr(sizing, "_NEEDS", {})
 
 
 @pytest.fixture
@@ -228,10 +227,9 @@ def test_predictions_come_in_smaller_chunks_until_those_fit(monkeypatch):
     monkeypatch.setattr(Mlp, "forward", lambda m, x: (chunks.append(len(x)), forward(m, x))[1])
     limit = need().bytes_for(1, records=CHUNK // 4)
     with limited_device(2**30, limit):
-        need()
-        del chunks[:]
         np.testing.assert_array_equal(predict_many_labels(group, queries, classes=3), said)
-    assert set(chunks) == {CHUNK // 4, 3000 % (CHUNK // 4)}
+    measured = {2}  # records with which the device's double measures what a chunk needs
+    assert set(chunks) - measured == {CHUNK // 4, 3000 % (CHUNK // 4)}
     with limited_device(2**30, need().network), pytest.raises(OutOfMemory):
         predict_many_labels(group, queries, classes=3)
 
@@ -276,4 +274,4 @@ def test_the_processor_has_no_limit(widths, monkeypatch):
     monkeypatch.setattr(torch_family, "memory_need", None)
     train_many(teachers(count=70), shards([4] * 70))
     assert widths == [64, 6]
-    assert sizing._SIZES == sizing._NEEDS == {}
+    assert sizing._SIZES == {}
