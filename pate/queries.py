@@ -32,7 +32,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.errors import InvalidInput
-from pate.nearest_neighbours import directions, nearest
 
 IntArray = NDArray[np.int64]
 
@@ -139,6 +138,8 @@ def near_inputs(features: ArrayLike, *, neighbours: int = NEIGHBOURS) -> Any:
     """
     from scipy import sparse
 
+    from pate.nearest_neighbours import nearest
+
     points = _directions(features)
     count = len(points)
     near, squares = nearest(points, points, min(neighbours + 1, count), own="first")
@@ -202,6 +203,8 @@ def cover(
 
 def _directions(features: ArrayLike) -> NDArray[np.float32]:
     """Return features as vectors of length one."""
+    from pate.nearest_neighbours import directions
+
     points = np.asarray(features, dtype=np.float32)
     if not np.isfinite(points).all():
         raise InvalidInput(

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pate.errors import PateError
 from pate.teachers.adapters import SklearnTeacher, build, make_model, takes_seed
 from pate.teachers.persist import restore, save
+from pate.teachers.placement import isolated_randomness
 from pate.teachers.protocol import Teacher, checked_labels
 from pate.teachers.spec import Training
 from pate.teachers.torch_teacher import TorchTeacher
@@ -147,24 +148,12 @@ def _failures(bench: _Bench) -> list[str]:
     return failures
 
 
-def _fits_and_predicts(bench: _Bench, folder: Path) -> None:
-    bench.predict(bench.trained())
-
-
 def _predicts_any_number(bench: _Bench, folder: Path) -> None:
     teacher = bench.trained()
     queries, _ = bench.data(salt=1)
     for count in (1, 2):
         answer = np.asarray(teacher.predict(queries[:count]))
         checked_labels(answer, records=count, classes=bench.classes)
-
-
-def _handles_unseen_labels(bench: _Bench, folder: Path) -> None:
-    bench.predict(bench.trained(labels=(0, bench.classes - 1)))
-
-
-def _handles_one_class(bench: _Bench, folder: Path) -> None:
-    bench.predict(bench.trained(labels=(bench.classes - 1,)))
 
 
 def _handles_read_only_data(bench: _Bench, folder: Path) -> None:
@@ -254,10 +243,11 @@ def _prints_nothing(bench: _Bench, folder: Path) -> None:
 
 
 def _keeps_global_random_state(bench: _Bench, folder: Path) -> None:
-    with _preserved_random_states() as states:
-        before = states()
+    with isolated_randomness(bench.seed):
+        before = _random_states()
         bench.predict(bench.trained())
-        changed = [name for name, state in states().items() if state != before.get(name, state)]
+        after = _random_states()
+    changed = [name for name, state in after.items() if state != before.get(name, state)]
     if changed:
         raise _Broken(
             f"it draws from the global random state of {' and '.join(changed)}; "
@@ -265,11 +255,15 @@ def _keeps_global_random_state(bench: _Bench, folder: Path) -> None:
         )
 
 
-_RULES: dict[str, Callable[[_Bench, Path], None]] = {
-    "fit and predict": _fits_and_predicts,
+_RULES: dict[str, Callable[[_Bench, Path], object]] = {
+    "fit and predict": lambda bench, _: bench.predict(bench.trained()),
     "any number of records": _predicts_any_number,
-    "labels its shard never saw": _handles_unseen_labels,
-    "a shard of one class": _handles_one_class,
+    "labels its shard never saw": lambda bench, _: bench.predict(
+        bench.trained(labels=(0, bench.classes - 1))
+    ),
+    "a shard of one class": lambda bench, _: bench.predict(
+        bench.trained(labels=(bench.classes - 1,))
+    ),
     "read-only data": _handles_read_only_data,
     "data unchanged": _keeps_data,
     "one seed, one teacher": _same_seed_same_teacher,
@@ -297,26 +291,12 @@ def _one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@contextlib.contextmanager
-def _preserved_random_states() -> Iterator[Callable[[], dict[str, str]]]:
-    """Yield a function that reads the global random states; restore them at the end."""
-    torch = sys.modules.get("torch")
-    python, numpy_ = random.getstate(), np.random.get_state()  # noqa: NPY002
-    torchs = torch.get_rng_state() if torch else None
-
-    def states() -> dict[str, str]:
-        found = {"random": repr(random.getstate()), "numpy": _text(np.random.get_state())}  # noqa: NPY002
-        if torch is not None:
-            found["torch"] = torch.get_rng_state().numpy().tobytes().hex()
-        return found
-
-    try:
-        yield states
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy_)  # noqa: NPY002
-        if torch is not None and torchs is not None:
-            torch.set_rng_state(torchs)
+def _random_states() -> dict[str, str]:
+    """Return the global random states of the libraries that are loaded."""
+    found = {"random": repr(random.getstate()), "numpy": _text(np.random.get_state())}  # noqa: NPY002
+    if torch := sys.modules.get("torch"):
+        found["torch"] = torch.get_rng_state().numpy().tobytes().hex()
+    return found
 
 
 def _state(teacher: Any) -> str:

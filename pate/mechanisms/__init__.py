@@ -14,8 +14,7 @@ to :meth:`~pate.mechanisms.mechanism.Mechanism.release`, which returns the event
 from pate.mechanisms.checked import ConfidentGnmax, InteractiveGnmax, student_baseline
 from pate.mechanisms.mechanism import Mechanism, Release
 from pate.mechanisms.noisy_max import GaussianNoisyMax, LaplaceNoisyMax
-from pate.mechanisms.plan import Plan, plan_caps
-from pate.mechanisms.spec import MECHANISMS, AggregateSpec, make_mechanism
+from pate.mechanisms.spec import MECHANISMS, AggregateSpec, Plan, make_mechanism, plan_caps
 from pate.randomness import Randomness, insecure_generator, secure_generator
 
 __all__ = [

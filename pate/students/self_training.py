@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from pate.errors import InvalidInput
 from pate.students.spec import StudentSpec, derived_seed
-from pate.students.train import StudentData, Tools, refuse_torch_keys
+from pate.students.train import StudentData, Tools, as_torch, refuse_torch_keys
 from pate.teachers.protocol import Teacher, guarded, probabilities, train
-from pate.teachers.torch_teacher import TorchTeacher
 
 if TYPE_CHECKING:
     from pate.students.training import Checkpoint
+    from pate.teachers.torch_teacher import TorchTeacher
 
 Table = NDArray[np.float64]  # (n, classes)
 
@@ -36,7 +36,7 @@ def self_training(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
     everything.
     """
     first = tools.fresh()
-    if isinstance(first, TorchTeacher):
+    if as_torch(first) is not None:
         return _torch_rounds(spec, data, tools)
     refuse_torch_keys(spec)
     if not hasattr(first, "predict_proba"):
@@ -219,8 +219,8 @@ def _torch_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
     with tools.progress(total, past) as bar:
 
         def fit(each: Round, rows: NDArray[np.int64], targets: Any, name: str) -> TorchTeacher:
-            fresh = tools.fresh(name)
-            assert isinstance(fresh, TorchTeacher)
+            fresh = as_torch(tools.fresh(name))
+            assert fresh is not None
             student = initialise(fresh, data.inputs)
             settings: dict[str, Any] = {
                 "augment": augment,

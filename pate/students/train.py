@@ -23,10 +23,10 @@ from pate.errors import InvalidInput, TeacherError
 from pate.students.spec import StudentSpec, derived_seed
 from pate.teachers.adapters import build, make
 from pate.teachers.protocol import Teacher, guarded, train
-from pate.teachers.torch_teacher import TorchTeacher
 
 if TYPE_CHECKING:
     from pate.students.training import Checkpoint
+    from pate.teachers.torch_teacher import TorchTeacher
 
 Show = Callable[[str, int, int], AbstractContextManager[Progress]]
 METHODS = {  # and their modules, loaded at the first use
@@ -143,6 +143,15 @@ class Tools:
         return np.flatnonzero(~out), np.flatnonzero(out)
 
 
+def as_torch(student: Teacher) -> TorchTeacher | None:
+    """Return the student if it is a torch module; without one nothing of torch is loaded."""
+    if not hasattr(student, "module"):
+        return None
+    from pate.teachers.torch_teacher import TorchTeacher
+
+    return student if isinstance(student, TorchTeacher) else None
+
+
 def refuse_torch_keys(spec: StudentSpec) -> None:
     """Refuse keys that only a torch module can use, for another model."""
     set_ = {
@@ -163,9 +172,9 @@ def supervised(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
     trained by the loop of students; otherwise as a teacher is.
     """
     student = tools.fresh()
-    if isinstance(student, TorchTeacher):
+    if (module := as_torch(student)) is not None:
         if spec.augment != "none" or spec.smoothing or spec.average or spec.validation:
-            _fit_torch(spec, data, tools, student)
+            _fit_torch(spec, data, tools, module)
             return student
     else:
         refuse_torch_keys(spec)

@@ -1,4 +1,4 @@
-"""Bad recipes, bad files, bad teachers, bad folders: one line that says what to fix, and no more.
+"""Bad recipes, bad files, bad teachers, bad folders: one line that names what to fix, and no more.
 
 Most cases run the command line in this process, for speed; the contract of a real process (exit
 code, standard error, nothing else) is checked at the end.

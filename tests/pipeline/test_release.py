@@ -165,7 +165,7 @@ def test_a_release_is_made_once_in_a_place_and_the_same_again_in_another(copied:
     assert not list(copied.folder.glob(".draft*"))
 
 
-def test_a_plugin_student_needs_its_code_and_says_so(project: Any) -> None:
+def test_a_plugin_student_needs_its_code_and_trust(project: Any) -> None:
     project.call_run()
     said = release(project).stdout
     assert (
@@ -322,7 +322,7 @@ def test_digits_from_data_to_a_verified_release(project: Any) -> None:
     ids=lambda each: each.get("mechanism", "uncertain"),
 )
 @pytest.mark.parametrize("sanitise", [True, False])
-def test_every_mechanism_with_and_without_a_sanitised_figure(
+def test_every_mechanism_with_and_without_a_sanitised_epsilon(
     project: Any, aggregate: Any, sanitise: bool
 ) -> None:
     project.data(records=600)
@@ -360,7 +360,7 @@ def test_a_mix_of_teachers_is_named_and_stays_at_home(project: Any) -> None:
     assert pate.load_student(project.folder / "out").predict(np.zeros((1, 4))).shape == (1,)
 
 
-def test_a_sanitised_figure_has_its_price_in_epsilon(project: Any) -> None:
+def test_a_sanitised_epsilon_has_its_price_in_the_guarantee(project: Any) -> None:
     """Enough teachers, and little noise: the data-dependent cost is then below the other."""
     project.data(records=900)
     project.write(teachers={"count": 40}, aggregate={"scale": 4.0}, student=TREE)
@@ -381,7 +381,7 @@ def test_a_sanitised_figure_has_its_price_in_epsilon(project: Any) -> None:
     assert any("guarantee.json: epsilon is" in each for each in verify_release(out).problems)
 
 
-def test_a_figure_that_says_nothing_of_votes_has_no_price(project: Any) -> None:
+def test_a_sanitised_epsilon_that_reveals_no_vote_has_no_price(project: Any) -> None:
     """So much noise that the data-dependent bound never applies: the figure is the events' own."""
     project.write(aggregate={"scale": 60.0}, student=TREE)
     project.call_run()
@@ -423,7 +423,7 @@ def test_labels_that_were_extended_are_covered_by_the_ledger(
     assert statement["guarantee"]["epsilon"] == statement["data_set"]["guarantee"]["epsilon"]
 
 
-def test_the_cost_of_other_releases_is_told_beside(project: Any) -> None:
+def test_the_cost_of_other_releases_is_stated_beside(project: Any) -> None:
     project.write(student=TREE, privacy={"sanitise": False})
     project.call_run()
     release(project)
@@ -444,7 +444,7 @@ def test_the_cost_of_other_releases_is_told_beside(project: Any) -> None:
     assert "* 1 other release was drawn from this data set before." in second
 
 
-def test_a_budget_is_the_figure_of_all_releases(project: Any) -> None:
+def test_a_budget_is_the_epsilon_of_all_releases(project: Any) -> None:
     project.write(student=TREE, privacy={"budget": 30.0})
     project.call_run()
     release(project)
@@ -584,7 +584,7 @@ def test_another_guarantee_under_a_new_seal_is_refused(copied: Any, key: str, va
     assert "guarantees.json does not agree with the charges in the ledger" in refused(copied)
 
 
-def test_a_changed_sanitised_figure_is_refused(project: Any) -> None:
+def test_a_changed_sanitised_epsilon_is_refused(project: Any) -> None:
     project.data(records=900)
     project.write(teachers={"count": 40}, aggregate={"scale": 4.0}, student=TREE)
     project.call_run()
@@ -766,7 +766,7 @@ def _quieter(events: list[str]) -> list[str]:
         (lambda c: c.update(labels=_quieter(c["labels"])), "not those of the mechanism"),
     ],
 )
-def test_figures_that_do_not_follow_are_found(
+def test_values_that_do_not_follow_are_found(
     given: Path, tmp_path: Path, edit: Any, says: str
 ) -> None:
     out = tmp_path / "out"
@@ -776,7 +776,7 @@ def test_figures_that_do_not_follow_are_found(
     assert any(says in each for each in verify_release(out).problems), verify_release(out)
 
 
-def test_a_card_that_says_less_is_found(given: Path, tmp_path: Path) -> None:
+def test_a_card_that_states_less_is_found(given: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(given, out)
     card = (out / "MODEL_CARD.md").read_text()
@@ -893,7 +893,7 @@ def test_another_delta_than_that_of_the_settings_is_found(forged: Path) -> None:
     )
 
 
-def test_another_delta_of_the_sanitised_figure_is_found(forged: Path) -> None:
+def test_another_delta_of_the_sanitised_epsilon_is_found(forged: Path) -> None:
     assert json.loads((forged / "guarantee.json").read_text())["sanitised"] is not None
     change(forged / "guarantee.json", lambda content: content["sanitised"].update(delta=0.9))
     says = "guarantee.json: the delta of its sanitised is not that of release.json"
@@ -996,7 +996,7 @@ def test_text_of_a_release_does_nothing_to_a_terminal(forged: Path, copied: Any)
     assert "\\x1b[2Jok\\nok" in said
 
 
-def test_the_digest_of_the_list_is_told_by_both(copied: Any) -> None:
+def test_both_commands_print_the_digest_of_the_list(copied: Any) -> None:
     said = release(copied).stdout
     digest = hashlib.sha256((copied.folder / "out" / SUMS).read_bytes()).hexdigest()
     assert f"sha256 of SHA256SUMS, to be shared out of band: {digest}\n" in said
@@ -1056,7 +1056,7 @@ def test_a_place_inside_the_run_is_refused_for_what_it_is(copied: Any) -> None:
     )
 
 
-def test_the_card_says_how_far_its_figures_and_lists_go(given: Path) -> None:
+def test_the_card_states_how_far_its_values_and_lists_hold(given: Path) -> None:
     card = (given / "MODEL_CARD.md").read_text()
     told = card.partition("also holds a sanitised ε")[2].partition("\n")[0]
     assert not re.search(r"\d", told)

@@ -1,4 +1,4 @@
-"""``pate report``: what the page says, what it must not say, and what it says to mistakes."""
+"""``pate report``: what the page shows, what it must not show, and how mistakes are reported."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_page_needs_nothing_else(page):
     assert set(re.findall(r"https?://[^\"' <]+", page)) <= {"http://www.w3.org/1999/xlink"}
 
 
-def test_the_page_says_what_was_released(made, page):
+def test_the_page_shows_what_was_released(made, page):
     text = html.unescape(page)
     costs = made.json("account", "guarantees.json")
     evaluation = made.json("evaluate", "evaluation.json")
@@ -145,7 +145,7 @@ def test_the_page_says_what_was_released(made, page):
 
 
 def numbers_in(page):
-    """Every number with a point in what the page says, but for the geometry of its drawings."""
+    """Every number with a point in the text of the page, but for the geometry of its plots."""
     text = re.sub(r' (d|x|y|points|transform|viewBox|width|height)="[^"]*"', "", page)
     text = re.sub(r"<style>.*?</style>", "", html.unescape(text), flags=re.DOTALL)
     return set(re.findall(r"(?<![\d.])\d+\.\d+", text))
@@ -205,7 +205,7 @@ def test_the_store_refuses_what_is_private_or_reserved(made, monkeypatch):
             shown.open(name)
 
 
-def test_no_page_tells_of_the_machine(made, page):
+def test_no_page_reveals_the_machine(made, page):
     for trace in (str(made.folder), "data root", "tiny.npz/", "/tmp", "/home"):
         assert trace not in page
     if len(getpass.getuser()) > 4:
@@ -292,7 +292,7 @@ def test_variants_of_a_run(project, sections, words, said):
     assert ('id="warnings"' in text) == (seeded or "partition" in sections)
 
 
-def test_traces_of_tuning_are_told(project):
+def test_traces_of_tuning_are_shown(project):
     project.call_run()
     votes = project.path("vote") / "counts.npy"
     project.call("epsilon", "lnmax", "--votes", votes, "--counts", "--scale", "2",
@@ -309,7 +309,7 @@ def test_traces_of_tuning_are_told(project):
     assert float(shown) == pytest.approx(float(published), rel=2e-3)
 
 
-def test_more_queries_later_are_told(project):
+def test_more_queries_later_are_shown(project):
     project.call_run()
     project.write(aggregate={"queries": 20})
     project.call_run()
@@ -378,7 +378,7 @@ def test_mistakes_are_one_line(made, tmp_path):
     assert not (tmp_path / "elsewhere").exists()  # no key was drawn
 
 
-def test_a_half_finished_run_says_what_is_missing(project):
+def test_the_error_of_a_half_finished_run_names_what_is_missing(project):
     project.call_run(stage="aggregate")
     told = one_line(project.call("report", "runs/tiny", "--plugin-path", "plugins", code=2))
     assert "is not finished: account is missing" in told

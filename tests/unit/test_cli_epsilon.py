@@ -81,7 +81,7 @@ def test_without_queries_all_rows_count(report, votes):
     assert report("lnmax", "--votes", votes, "--scale", 20, "--delta", 1e-5)["queries"] == 60
 
 
-def test_without_votes_only_the_data_independent_figure(report):
+def test_without_votes_only_the_data_independent_epsilon(report):
     found = report("lnmax", "--scale", 20, "--delta", 1e-5, "--queries", 100)
     assert "data_dependent" not in found
     assert found["data_independent"]["epsilon"] > 0

@@ -13,7 +13,7 @@ VALUES = [*np.exp(np.random.default_rng(5).uniform(-12, 14, size=300)), 9999.9, 
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_figures_are_rounded_up_by_little_and_alike(value):
+def test_values_are_rounded_up_by_little_and_alike(value):
     shown = format_epsilon(value)
     assert value * (1 - 1e-12) <= float(shown) <= value * 1.001
     assert float(format_epsilon_fixed(value)) == float(shown)

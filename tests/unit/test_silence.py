@@ -1,4 +1,4 @@
-"""What is said inside :func:`pate.untrusted.silence` does not come out, then or later.
+"""What is printed inside :func:`pate.untrusted.silence` does not come out, then or later.
 
 In a process of its own, whose output goes into files: there C's buffers, and Python's, hold back
 what is written until they are full or the process ends.
@@ -48,7 +48,7 @@ print("after", end="", file=sys.stderr)
 
 
 def heard(tmp_path, talk):
-    """What a program says that talks inside: its output and its errors."""
+    """The output and the errors of a program that prints inside."""
     plain = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     files = tmp_path / "out", tmp_path / "err"
     with files[0].open("wb") as out, files[1].open("wb") as err:
@@ -64,7 +64,7 @@ def heard(tmp_path, talk):
 
 
 @pytest.mark.parametrize("way", TALK)
-def test_what_is_said_inside_never_comes_out(tmp_path, way):
+def test_what_is_printed_inside_never_comes_out(tmp_path, way):
     out, err = heard(tmp_path, TALK[way])
     assert "loud" not in out + err
     # What was said before and after is all there.
@@ -72,7 +72,7 @@ def test_what_is_said_inside_never_comes_out(tmp_path, way):
     assert err == "after"
 
 
-def test_what_was_said_before_is_not_swallowed(tmp_path):
+def test_what_was_printed_before_is_not_dropped(tmp_path):
     """It was still in buffers when the way out was closed, and comes before the rest."""
     out, _ = heard(tmp_path, "pass")
     assert out.index("before") < out.index("after")

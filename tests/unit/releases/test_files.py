@@ -60,6 +60,6 @@ def test_sums_are_read_as_they_are_written(tmp_path):
             read_sums(tmp_path)
 
 
-def test_unpublishable_figures_are_found_wherever_they_are():
+def test_unpublishable_values_are_found_wherever_they_are():
     assert list(unpublishable({"a": {"b": [1, {"data_dependent": True}]}}))
     assert not list(unpublishable({"a": {"b": [1, {"publishable": True}]}, "c": None}))

@@ -79,7 +79,7 @@ def test_terms_that_no_ledger_has_are_refused(tmp_path):
 
 
 def statement(tmp_path, *, sanitised=True, counted="plan"):
-    """What a release would say, made by hand."""
+    """A ``guarantee.json`` made by hand."""
     plan = ReleasePlan.default(order=7.0)
     price = [plan.event] if sanitised else []
     with ledger(tmp_path / f"ledger-{sanitised}") as own:
@@ -149,14 +149,14 @@ def halved(said, *keys):
     ids=".".join,
 )
 @pytest.mark.parametrize("counted", ["plan", "ledger"])
-def test_each_figure_is_worked_out_again(tmp_path, keys, counted):
+def test_each_value_is_computed_again(tmp_path, keys, counted):
     said = statement(tmp_path, counted=counted)
     halved(said, *keys)
     assert statement_problems(said) != []
 
 
 @pytest.mark.parametrize("share", [0.01, 1.5])
-def test_a_sanitised_figure_lies_between_its_price_and_the_caps(tmp_path, share):
+def test_a_sanitised_epsilon_lies_between_its_price_and_the_caps(tmp_path, share):
     said = statement(tmp_path)
     said["sanitised"]["epsilon"] *= share
     assert any("can lie between" in each for each in statement_problems(said))

@@ -325,7 +325,7 @@ def test_numbers_in_another_file_are_named(tmp_path):
             checked_graph(HOSTILE[name]().SerializeToString())
 
 
-def test_what_runs_is_what_was_looked_through():
+def test_what_runs_is_what_was_inspected():
     """An unknown field could be read by another program, as by one that knows more fields."""
     plain = graph_of([node("Identity", ["X"])]).SerializeToString()
     more = plain + b"\xfa\xff\x01\x04ORTM"
@@ -346,7 +346,7 @@ def test_a_tree_that_leads_nowhere_is_one_line(tmp_path, tree):
 
 
 def test_a_small_graph_takes_no_large_memory(tmp_path):
-    """A few bytes say how large an array shall be."""
+    """A few bytes declare how large an array shall be."""
     bomb = graph_of(
         [
             node("ConstantOfShape", ["s"], ["w"]),
@@ -368,7 +368,7 @@ def test_a_network_is_as_large_as_its_weights(tmp_path):
         load_student(tmp_path)
 
 
-def test_an_encoder_is_of_our_own_steps_and_as_large_as_it_says(tmp_path):
+def test_an_encoder_is_of_our_own_steps_and_as_large_as_it_states(tmp_path):
     weights = {"weights": np.eye(2, dtype="f4"), "intercept": np.zeros(2, "f4")}
     (tmp_path / "encoder").mkdir()
     state = {"mean": np.zeros(2, "f4"), "components": np.eye(2, dtype="f4"),

@@ -101,7 +101,7 @@ def test_an_epsilon_never_looks_smaller_than_it_is(value):
     assert value <= shown <= value * 1.001
 
 
-def test_figures_for_people():
+def test_numbers_for_people():
     assert epsilon(0.0) == "0"
     assert plain(2e-5) == "2\u202f·\u202f10⁻⁵"
     assert percent(0.0) == "0\u202f%"
@@ -119,7 +119,7 @@ def test_the_best_guess_is_what_randomised_response_reaches():
         assert best_guess(eps, delta) == pytest.approx(reached, rel=1e-12)
 
 
-def test_words_follow_the_figure():
+def test_words_follow_the_epsilon():
     assert [strength(e)[0] for e in (0.1, 1.001, 10.0, 10.1)] == [
         "strong", "moderate", "moderate", "weak",
     ]  # fmt: skip
@@ -182,7 +182,7 @@ def test_few_queries_are_all_shown():
     assert shown_queries(60) == tuple(range(1, 61))
 
 
-def test_a_recipe_comes_back_without_what_it_says_of_the_data():
+def test_a_recipe_is_shown_without_the_places_of_the_data():
     recipe = Recipe.model_validate(RECIPE)
     text = recipe_text(recipe)
     assert "ann" not in text
@@ -292,7 +292,7 @@ def test_a_damaged_comparison_is_refused(tmp_path):
             read_comparison(tmp_path)
 
 
-def test_a_figure_that_may_not_be_published_stops_the_page():
+def test_a_value_that_may_not_be_published_stops_the_page():
     figure = StatedGuarantee.of(Guarantee(epsilon=1.0, delta=1e-5, moment=2.0))
     assert publishable_cost(figure).epsilon == 1.0
     with pytest.raises(InvalidInput, match="may not be published"):
