@@ -103,8 +103,9 @@ def plan_release(
         noise = _noise(kind, epsilon, delta, most, queries, teachers, classes)
         if noise > _HOPELESS * teachers:
             raise InvalidInput(
-                f"epsilon {epsilon:g} needs noise of {noise:.3g} votes, which hides what "
-                f"{teachers} teachers say; raise epsilon, use more teachers, or ask fewer queries"
+                f"epsilon {epsilon:g} needs noise of {noise:.3g} votes, which hides "
+                f"the votes of {teachers} teachers; raise epsilon, use more teachers, or ask fewer "
+                "queries"
             )
     chosen = kind.from_keys({kind.calibrated: float(noise)})
     return chosen, _plan(chosen, most, epsilon, delta)
@@ -399,7 +400,7 @@ def _finish(
     stream = io.BytesIO()
     np.save(stream, labels, allow_pickle=False)
     # Nothing that follows from the votes but the labels: a digest of them, even under a key, would
-    # tell whether two releases are of the same votes. The ledger keeps it, in private.
+    # reveal whether two releases are of the same votes. The ledger keeps it, in private.
     published = {
         "release": record["release"],
         "events": record["events"],

@@ -34,7 +34,7 @@ PathLike = str | os.PathLike[str]
 
 
 class RunOptions(TypedDict, total=False):
-    """How to run: the keywords that :func:`run`, :func:`sweep` and :func:`compare` share.
+    """Options of a run: the keywords that :func:`run`, :func:`sweep` and :func:`compare` share.
 
     Parameters
     ----------
@@ -73,14 +73,8 @@ def make_options(
 ) -> Options:
     """Return the options of a run as the stages take them.
 
-    Parameters
-    ----------
-    data_root, engine, plugin_path, insecure_seed, spend, verbose
-        See :class:`RunOptions`.
-    json_logs : bool
-        Progress as JSON lines on stderr.
-    report : callable, optional
-        Receives one line for each stage. By default ``print`` if ``verbose``.
+    The arguments are those of :class:`RunOptions`; with ``json_logs`` progress is JSON lines on
+    stderr, and ``report`` (by default ``print`` if ``verbose``) receives a line for each stage.
     """
     from pate.datasets.catalogue import data_root as default_root
     from pate.engines import make_engine, terminal_progress
@@ -105,13 +99,9 @@ def make_options(
         plugin_path=None if plugins is None else plugins.absolute(),
         insecure_seed=insecure_seed,
         spend=spend,
-        report=report or (print if verbose else _ignore),
+        report=report or (print if verbose else lambda text: None),
         progress=progress,
     )
-
-
-def _ignore(text: str) -> None:
-    """Print nothing."""
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -125,76 +115,69 @@ class Run:
     """
 
     def __init__(self, pipeline: PipelineRun) -> None:
-        self._pipeline = pipeline
+        self.pipeline = pipeline  # for the layers of this package
 
     def __repr__(self) -> str:
-        seeded = self._pipeline.options.insecure_seed is not None
+        seeded = self.pipeline.options.insecure_seed is not None
         private = ", NOT PRIVATE" if seeded else ""
-        return f"<Run of {self._pipeline.recipe.asked} in {self.folder}{private}>"
+        return f"<Run of {self.pipeline.recipe.asked} in {self.folder}{private}>"
 
     @property
     def folder(self) -> Path:
         """The folder of the run."""
-        return self._pipeline.folder
+        return self.pipeline.folder
 
     @property
     def recipe(self) -> Any:
         """The recipe, with every default spelt out."""
-        return self._pipeline.recipe
-
-    @property
-    def pipeline(self) -> PipelineRun:
-        """The stages behind it, for the layers of this package."""
-        return self._pipeline
+        return self.pipeline.recipe
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the labels cost, data-independently, and between whom it holds.
+        """The cost of the labels, data-independently, and between whom it holds.
 
         Its notes state what this ε does not cover: other releases of the data set, a study.
         """
         from pate.pipeline.ledger import open_ledger
         from pate.stages.caveats import tuning_caveats
 
-        with open_ledger(self._pipeline.recipe, self._pipeline.options) as ledger:
-            notes = tuple(tuning_caveats(self._pipeline, ledger))
-        costs = Costs.load(self._pipeline.artifact("account"))
+        with open_ledger(self.pipeline.recipe, self.pipeline.options) as ledger:
+            notes = tuple(tuning_caveats(self.pipeline, ledger))
+        costs = Costs.load(self.pipeline.artifact("account"))
         stated = costs.guarantee
-        seeded = (
-            ("the noise was drawn from a seed: this run is not private",) if costs.seeded else ()
-        )
+        seeded = "the noise was drawn from a seed: this run is not private"
         return Guarantee(
             epsilon=stated.epsilon,
             delta=stated.delta,
             moment=stated.moment,
             neighbours=Neighbours(stated.neighbours),
             conversion=None if stated.conversion is None else Conversion(stated.conversion),
-            caveats=(*stated.caveats, *seeded),
+            caveats=(*stated.caveats, *([seeded] if costs.seeded else [])),
             notes=notes,
         )
 
     @property
     def labels(self) -> Labels:
         """The released labels: ``labels`` of the public inputs ``answered``, of those ``asked``."""
-        return Labels.load(self._pipeline.artifact("aggregate"))
+        return Labels.load(self.pipeline.artifact("aggregate"))
 
     @property
     def evaluation(self) -> Evaluation:
         """The accuracy of the ``student`` and of the ``labels``, with 95 % intervals."""
-        return Evaluation.load(self._pipeline.artifact("evaluate"))
+        return Evaluation.load(self.pipeline.artifact("evaluate"))
 
     @property
     def student(self) -> Teacher:
         """The trained student: ``predict`` returns class numbers."""
         from pate.teachers.persist import load
 
-        made, recipe = self._pipeline.artifact("distill"), self._pipeline.recipe
+        made, recipe = self.pipeline.artifact("distill"), self.pipeline.recipe
         return load(
             made.path,
             recipe.student.as_model(),
             classes=int(made.facts["classes"]),
             seed=recipe.student.seed,
-            plugin_path=self._pipeline.options.plugin_path,
+            plugin_path=self.pipeline.options.plugin_path,
         )
 
     def report(self, file: PathLike | None = None, *, private: bool = False) -> Path:
@@ -209,7 +192,7 @@ class Run:
         """
         from pate.report.page import write_report
 
-        return write_report(self._pipeline, None if file is None else Path(file), private=private)
+        return write_report(self.pipeline, None if file is None else Path(file), private=private)
 
 
 def prepare_run(

@@ -69,7 +69,7 @@ def compare(
 def _parsed(epsilon: str) -> list[float]:
     """Return the ε of a list; a mistake names the option."""
     from pate.errors import InvalidInput
-    from pate.studies.compare_recipe import checked_epsilons
+    from pate.studies.compare.recipe import checked_epsilons
 
     try:
         values = [float(part) for part in epsilon.split(",")]

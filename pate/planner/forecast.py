@@ -196,7 +196,7 @@ def forecast(
     right = mechanism.win_chances(leads(profile))
     accuracy = float(weights @ right / weights.sum())
     order = _ledger_order(plan, budget, ledger_budget)
-    # As pate.stages.account reads it: the best λ only where no answer has a say in it.
+    # As pate.stages.account reads it: the best λ only where no answer decides on it.
     moments = [order - 1] if spec.cost_follows_answers else None
     total = mechanism.data_dependent_cost(profile.counts, moments=moments)
     dependent = replace(total, values=total.values * (asked / profile.inputs))

@@ -27,7 +27,7 @@ from pate.planner.profile import (
     teacher_counts,
 )
 from pate.planner.search import Proposal, plannable, propose
-from pate.planner.surrogate import Rehearsal, load_surrogate, surrogate_profile, used_as_private
+from pate.planner.surrogate import Surrogate, load_surrogate, used_as_private
 from pate.recipes.read import as_settings, find_recipe, read_recipe, to_toml
 
 PathLike = str | os.PathLike[str]
@@ -126,10 +126,10 @@ def plan(
             f"{counts[-1]} teachers are more than the {facts.records} private records; "
             "lower --teachers"
         )
-    report = report or _print_nothing
-    rehearsal = None
+    report = report or (lambda text: None)
+    stage = None
     if surrogate:
-        profiles, assumptions, rehearsal = _on_surrogate(
+        profiles, assumptions, stage = _on_surrogate(
             checked,
             surrogate,
             facts,
@@ -147,12 +147,12 @@ def plan(
         label_accuracy=label_accuracy,
         answers=answers,
         mechanisms=found,
-        rehearsal=rehearsal if rehearse else None,
+        surrogate=stage if rehearse else None,
         ledger_budget=checked.privacy.budget,
         doubt=checked.privacy.doubt,
         report=report,
     )
-    source = "as given" if data.own else "the catalogue's figures"
+    source = "as given" if data.own else "the catalogue's values"
     first = (
         f"Taken as public: {facts.records} private records of {data.name}, {facts.queries} public "
         f"inputs, {facts.classes} classes ({source}). No file of {data.name} was opened."
@@ -160,10 +160,6 @@ def plan(
     return Planned(
         recipe=checked, proposal=proposal, assumptions=(first, *assumptions, *_reasons(proposal))
     )
-
-
-def _print_nothing(text: str) -> None:
-    """Print nothing."""
 
 
 def _accuracies(given: float | Mapping[int, float] | Sequence[str] | None) -> tuple[str, ...]:
@@ -233,7 +229,7 @@ def _on_surrogate(
     root: Path,
     plugin_path: Path | None,
     report: Report,
-) -> tuple[list[Profile], list[str], Rehearsal]:
+) -> tuple[list[Profile], list[str], Surrogate]:
     report(f"reading and encoding {name}")
     surrogate = load_surrogate(
         name,
@@ -246,13 +242,10 @@ def _on_surrogate(
     for count in counts:
         report(f"training {count} teachers of {name}")
         profiles.append(
-            surrogate_profile(
-                surrogate,
-                recipe.teachers,
+            surrogate.profile(
                 teachers=count,
                 records=facts.records,
                 equal=recipe.partition.method == "shuffle",
-                plugin_path=plugin_path,
             )
         )
     assumptions = [
@@ -274,8 +267,7 @@ def _on_surrogate(
             f"{len(surrogate.labels)} records of {name} stood for {facts.records}: its teachers "
             "share records, and agree a little more than teachers with shards of their own."
         )
-    rehearsal = Rehearsal(surrogate=surrogate, spec=recipe.teachers, plugin_path=plugin_path)
-    return profiles, assumptions, rehearsal
+    return profiles, assumptions, surrogate
 
 
 def _simulated(
@@ -330,7 +322,7 @@ def _reasons(proposal: Proposal) -> list[str]:
         "(privacy.epsilon) publishes no sanitised one, because its price would come on top."
     )
     assumptions.append(
-        "Settings that are changed after a look at private votes, or at figures marked private, "
+        "Settings that are changed after a look at private votes, or at values marked private, "
         "are tuned on private data, and no ε accounts for that."
     )
     return assumptions

@@ -28,7 +28,7 @@ from pate.planner.forecast import (
     useful_labels,
 )
 from pate.planner.profile import Facts, Profile, leads, right_with_gaussian
-from pate.planner.surrogate import Rehearsal
+from pate.planner.surrogate import Surrogate
 
 _STEPS = 36  # numbers of answers that are looked at
 _SHARES = (0.05, 0.1, 0.2, 0.35, 0.5)  # of the budget, for the checks
@@ -50,7 +50,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What makes one setting better than another.
+    """The measure by which one setting is better than another.
 
     The most useful labels, of which at least the share ``accuracy`` is right; or, with ``answers``,
     the most accurate labels among settings that give so many.
@@ -245,7 +245,7 @@ def propose(
     label_accuracy: float | None = None,
     answers: int | None = None,
     mechanisms: Sequence[str] | None = None,
-    rehearsal: Rehearsal | None = None,
+    surrogate: Surrogate | None = None,
     ledger_budget: float | None = None,
     doubt: float = 0.01,
     report: Callable[[str], None] = lambda text: None,
@@ -280,7 +280,7 @@ def propose(
     for whole, profile in zip(profiles, short, strict=True):
         report(f"looking for the best noise with {profile.teachers} teachers")
         found = candidates(profile, budget=budget, queries=facts.queries, mechanisms=mechanisms)
-        tried = _rehearsed(rehearsal, whole, wish, found, budget, facts.queries)
+        tried = _rehearsed(surrogate, whole, wish, found, budget, facts.queries)
         rivals = [
             _pick(wish, tried, [c for c in found if c.spec.mechanism == name])
             for name in mechanisms
@@ -305,7 +305,7 @@ Tried = list[tuple[Candidate, float]]  # with what a student reached
 
 
 def _rehearsed(
-    rehearsal: Rehearsal | None,
+    surrogate: Surrogate | None,
     profile: Profile,
     wish: Wish,
     found: Sequence[Candidate],
@@ -313,13 +313,13 @@ def _rehearsed(
     queries: int,
 ) -> Tried:
     """Try the settings on the short list that meet the wish."""
-    if rehearsal is None:
+    if surrogate is None:
         return []
     meeting = [c for c in found if wish.met_by(answers=c.answers, accuracy=c.accuracy)]
     tried: Tried = []
     for each in shortlist(meeting):
         plan = budget.plan(each.spec, queries=queries)
-        reached = rehearsal.accuracy(profile, each.spec, plan)
+        reached = surrogate.rehearse(profile, each.spec, plan)
         if reached is not None:
             tried.append((each, reached))
     return tried

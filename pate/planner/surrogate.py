@@ -30,6 +30,7 @@ from pate.pipeline.recipe import Recipe
 from pate.planner.profile import Profile
 from pate.teachers.adapters import make
 from pate.teachers.protocol import (
+    Teacher,
     group_families,
     predict_labels,
     predict_many_labels,
@@ -43,20 +44,6 @@ _POOL = 20_000  # records that teachers learn from, at most: more take long to e
 _LEDGERS = ("ledger", "dpsgd.ledger")  # of votes, and of training with noise
 _GROUP = 256  # teachers that are in memory at once
 _DRAWS = 3  # of labels, for each setting that is tried
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Surrogate:
-    """A public data set in the place of the private one."""
-
-    name: str
-    features: NDArray[Any]  # of the records that teachers learn from
-    labels: NDArray[np.int64]
-    inputs: NDArray[Any]  # features of the inputs that are voted on
-    truth: NDArray[np.int64]
-    test: NDArray[Any]  # features of inputs that nobody votes on
-    test_truth: NDArray[np.int64]
-    classes: int
 
 
 def load_surrogate(
@@ -82,27 +69,26 @@ def load_surrogate(
             "name another one, or use --accuracy"
         )
     splits = load(DataSpec(name=named.name), root=root)
-    truth, labels, test_truth = (
-        table.labels for table in (splits.public, splits.private, splits.test)
-    )
-    assert truth is not None  # every named set is labelled
-    assert labels is not None
-    assert test_truth is not None
+    labels, truth, test_truth = splits.private.labels, splits.public.labels, splits.test.labels
+    assert labels is not None and truth is not None and test_truth is not None  # noqa: PT018
     pool = np.random.default_rng(0).permutation(len(labels))[: max(_POOL, 4 * largest_shard)]
-    features, inputs, test = _encoded(
-        recipe,
-        (splits.private.features[pool], splits.public.features, splits.test.features),
-        plugin_path,
-    )
+    parts = [splits.private.features[pool], splits.public.features, splits.test.features]
+    if recipe.encoder.steps:
+        from pate.encoders.chain import fit_encoder
+
+        chain = fit_encoder(recipe.encoder, parts[1], plugin_path=plugin_path)
+        parts = [chain.transform(part) for part in parts]
     return Surrogate(
         name=name,
-        features=features,
+        features=parts[0],
         labels=labels[pool],
-        inputs=inputs,
+        inputs=parts[1],
         truth=truth,
-        test=test,
+        test=parts[2],
         test_truth=test_truth,
         classes=splits.classes,
+        spec=recipe.teachers,
+        plugin_path=plugin_path,
     )
 
 
@@ -111,119 +97,52 @@ def used_as_private(name: str, *, root: Path) -> bool:
     return any((root / "ledgers" / f"{name}.{end}").exists() for end in _LEDGERS)
 
 
-def _encoded(
-    recipe: Recipe, parts: tuple[NDArray[Any], ...], plugin_path: Path | None
-) -> tuple[NDArray[Any], ...]:
-    """Return records, public inputs and test inputs as the recipe's teachers would see them."""
-    if not recipe.encoder.steps:
-        return parts
-    from pate.encoders.chain import fit_encoder
-
-    chain = fit_encoder(recipe.encoder, parts[1], plugin_path=plugin_path)
-    return tuple(chain.transform(part) for part in parts)
-
-
-def surrogate_profile(
-    surrogate: Surrogate,
-    spec: TeachersSpec,
-    *,
-    teachers: int,
-    records: int,
-    equal: bool = False,
-    plugin_path: Path | None = None,
-) -> Profile:
-    """Return the votes of so many teachers, with ``records`` assigned as in the recipe.
-
-    ``equal`` is for shards of one size (a shuffle); a hash makes them as even as chance does.
-    """
-    wanted = spec.model_copy(update={"count": teachers})
-    rng = np.random.default_rng(teachers)
-    sizes = _sizes(records, teachers, rng, equal=equal)
-    if sizes.max() > len(surrogate.labels):
-        raise InvalidInput(
-            f"{teachers} teachers of {records} records learn from up to {sizes.max()} each, and "
-            f"{surrogate.name} has {len(surrogate.labels)} in all; plan for more teachers"
-        )
-    counts = np.zeros((len(surrogate.truth), surrogate.classes), dtype=np.int64)
-    rows = np.arange(len(counts))
-    for group in _assigned(len(surrogate.labels), sizes, rng):
-        for predicted in _predictions(surrogate, wanted, group, plugin_path):
-            counts[rows, predicted] += 1
-    return Profile(counts=counts, truth=surrogate.truth)
-
-
-Group = list[tuple[int, NDArray[np.int64]]]  # teachers by their number, with their records
-
-
-def _sizes(
-    records: int, teachers: int, rng: np.random.Generator, *, equal: bool
-) -> NDArray[np.int64]:
-    if equal:
-        return np.bincount(np.arange(records) % teachers, minlength=teachers)
-    drawn = rng.multinomial(records, np.full(teachers, 1 / teachers))
-    return np.maximum(drawn, 1).astype(np.int64)
-
-
-def _assigned(pool: int, sizes: NDArray[np.int64], rng: np.random.Generator) -> Iterator[Group]:
-    """Yield records for each teacher from shuffled decks; a teacher never gets one record twice."""
-    deck = rng.permutation(pool)
-    group: Group = []
-    for number, size in enumerate(map(int, sizes)):
-        if len(deck) < size:
-            fresh = rng.permutation(pool)
-            deck = np.concatenate([deck, fresh[~np.isin(fresh, deck)], fresh[np.isin(fresh, deck)]])
-        group.append((number, deck[:size]))
-        deck = deck[size:]
-        if len(group) == _GROUP:
-            yield group
-            group = []
-    if group:
-        yield group
-
-
-def _predictions(
-    surrogate: Surrogate, spec: TeachersSpec, group: Group, plugin_path: Path | None
-) -> Iterator[NDArray[np.int64]]:
-    made = [
-        make(
-            model_for(spec, number),
-            classes=surrogate.classes,
-            seed=seed_for(spec, number),
-            plugin_path=plugin_path,
-        )
-        for number, _ in group
-    ]
-    for family in group_families(made):
-        kin = [made[place] for place in family]
-        shards = [
-            (surrogate.features[group[place][1]], surrogate.labels[group[place][1]])
-            for place in family
-        ]
-        for error in train_many(kin, shards, private=False):
-            if error is not None:
-                raise error
-        for predicted in predict_many_labels(
-            kin, surrogate.inputs, classes=surrogate.classes, private=False
-        ):
-            if predicted is None or isinstance(predicted, PateError):
-                raise predicted or TeacherError("a teacher of the surrogate cast no vote")
-            yield predicted
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rehearsal:
-    """A surrogate, ready to try settings on. PUBLIC."""
+class Surrogate:
+    """A public data set in the place of the private one, with the recipe's teachers. PUBLIC."""
 
-    surrogate: Surrogate
+    name: str
+    features: NDArray[Any]  # of the records that teachers learn from
+    labels: NDArray[np.int64]
+    inputs: NDArray[Any]  # features of the inputs that are voted on
+    truth: NDArray[np.int64]
+    test: NDArray[Any]  # features of inputs that nobody votes on
+    test_truth: NDArray[np.int64]
+    classes: int
     spec: TeachersSpec
     plugin_path: Path | None = None
 
-    def accuracy(self, profile: Profile, setting: AggregateSpec, plan: Plan) -> float | None:
+    def profile(self, *, teachers: int, records: int, equal: bool = False) -> Profile:
+        """Return the votes of so many teachers, with ``records`` assigned as in the recipe.
+
+        ``equal`` is for shards of one size (a shuffle); a hash makes them as even as chance does.
+        """
+        rng = np.random.default_rng(teachers)
+        if equal:
+            sizes = np.bincount(np.arange(records) % teachers, minlength=teachers)
+        else:
+            drawn = rng.multinomial(records, np.full(teachers, 1 / teachers))
+            sizes = np.maximum(drawn, 1)
+        if sizes.max() > len(self.labels):
+            raise InvalidInput(
+                f"{teachers} teachers of {records} records learn from up to {sizes.max()} each, "
+                f"and {self.name} has {len(self.labels)} in all; plan for more teachers"
+            )
+        spec = self.spec.model_copy(update={"count": teachers})
+        counts = np.zeros((len(self.truth), self.classes), dtype=np.int64)
+        rows = np.arange(len(counts))
+        shards = list(enumerate(_assigned(len(self.labels), sizes.tolist(), rng)))
+        for start in range(0, teachers, _GROUP):
+            for predicted in self._predictions(spec, shards[start : start + _GROUP]):
+                counts[rows, predicted] += 1
+        return Profile(counts=counts, truth=self.truth)
+
+    def rehearse(self, profile: Profile, setting: AggregateSpec, plan: Plan) -> float | None:
         """Return a student's accuracy, averaged over draws; None where there are too few inputs.
 
         ``profile`` holds the votes on all inputs of the surrogate.
         """
-        if plan.queries > len(self.surrogate.truth):
+        if plan.queries > len(self.truth):
             return None
         mechanism = make_mechanism(setting)
         reached = []
@@ -240,15 +159,48 @@ class Rehearsal:
         return float(np.mean(reached)) if reached else None
 
     def _trained_accuracy(self, rows: IntArray, labels: IntArray, unasked: IntArray) -> float:
-        known = self.surrogate
-        student = make(
-            model_for(self.spec, 0),
-            classes=known.classes,
-            seed=seed_for(self.spec, 0),
+        student = self._make(self.spec, 0)
+        train(student, self.inputs[rows], labels, private=False)
+        inputs = np.concatenate([self.inputs[unasked], self.test])
+        truth = np.concatenate([self.truth[unasked], self.test_truth])
+        predicted = predict_labels(student, inputs, classes=self.classes, private=False)
+        return float((predicted == truth).mean())
+
+    def _predictions(
+        self, spec: TeachersSpec, group: list[tuple[int, IntArray]]
+    ) -> Iterator[IntArray]:
+        """Train teachers, given by their number and records, and yield each one's labels."""
+        made = [self._make(spec, number) for number, _ in group]
+        for family in group_families(made):
+            kin = [made[place] for place in family]
+            rows = [group[place][1] for place in family]
+            shards = [(self.features[each], self.labels[each]) for each in rows]
+            for error in train_many(kin, shards, private=False):
+                if error is not None:
+                    raise error
+            for predicted in predict_many_labels(
+                kin, self.inputs, classes=self.classes, private=False
+            ):
+                if predicted is None or isinstance(predicted, PateError):
+                    raise predicted or TeacherError("a teacher of the surrogate cast no vote")
+                yield predicted
+
+    def _make(self, spec: TeachersSpec, number: int) -> Teacher:
+        return make(
+            model_for(spec, number),
+            classes=self.classes,
+            seed=seed_for(spec, number),
             plugin_path=self.plugin_path,
         )
-        train(student, known.inputs[rows], labels, private=False)
-        inputs = np.concatenate([known.inputs[unasked], known.test])
-        truth = np.concatenate([known.truth[unasked], known.test_truth])
-        predicted = predict_labels(student, inputs, classes=known.classes, private=False)
-        return float((predicted == truth).mean())
+
+
+def _assigned(pool: int, sizes: list[int], rng: np.random.Generator) -> Iterator[IntArray]:
+    """Yield each teacher's records from shuffled decks; a teacher never gets one record twice."""
+    deck = rng.permutation(pool)
+    for size in sizes:
+        if len(deck) < size:
+            fresh = rng.permutation(pool)
+            held = np.isin(fresh, deck)
+            deck = np.concatenate([deck, fresh[~held], fresh[held]])
+        yield deck[:size]
+        deck = deck[size:]

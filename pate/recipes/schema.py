@@ -22,7 +22,7 @@ from pate.recipes.explain import models_in
 _MODELS = {
     "pate run": "pate.pipeline.recipe:Recipe",
     "dpsgd train": "dpsgd.recipe:DpsgdRecipe",
-    "pate compare": "pate.studies.compare_recipe:CompareRecipe",
+    "pate compare": "pate.studies.compare.recipe:CompareRecipe",
 }
 _HEAD = """\
 # Recipes

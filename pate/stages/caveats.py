@@ -8,16 +8,19 @@ model card show it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pate._format import describe_neighbours, format_epsilon
 from pate.accounting import Ledger, Neighbours
 from pate.accounting.ledger.data_set import sibling_ledger
-from pate.accounting.ledger.study_costs import TotalStudyCost, total_study_costs
 from pate.artifacts.results import LABELS, SANITISED, Labels, charge_name, drawn_for
 from pate.mechanisms import AggregateSpec
 from pate.pipeline.ledger import ledger_path
 from pate.pipeline.runner import PipelineRun
 from pate.stages.exactly_once import charges_behind
+
+if TYPE_CHECKING:
+    from pate.accounting.ledger.study_costs import TotalStudyCost
 
 LOOKS = "votes-looked-at.jsonl"  # a line for each look at a run's votes, in its private folder
 
@@ -79,6 +82,10 @@ def studies_behind(
         if each.release.startswith(begins) or (each.settings & settings and each.number < last)
         for study in each.studies
     }
+    if not names:
+        return ()
+    from pate.accounting.ledger.study_costs import total_study_costs
+
     inside = len(names) == 1 and drawn != [] and all(names <= set(each.studies) for each in drawn)
     return total_study_costs(ledger, among=names, one_teacher=one_teacher, by_plan=inside)
 

@@ -352,7 +352,7 @@ def require_paid(run: PipelineRun) -> None:
 
     Such a ledger was lost, or is older than the release: whatever it reports of the data set is too
     little. Also releases of settings that are not asked for now count, and seeded ones, by their
-    own ledger. A run whose folder belongs to another ledger is refused by :meth:`Run.execute`.
+    own ledger. :meth:`PipelineRun.execute` refuses a folder that belongs to another ledger.
     """
     if run.is_at_home():
         require_paid_in(run.store, run.recipe, run.options.data_root)

@@ -203,7 +203,7 @@ class _Selection:
 
     @cached_property
     def _provenance(self) -> dict[str, str]:
-        """What the choice is made from, under the data set's key: every candidate counts."""
+        """The origin of the choice, under the data set's key: every candidate counts."""
         key = naming_key(self.recipes[0], self.options.data_root)
         made = [
             [context.provenance, DISTILL.settings(context.recipe, self.options)]

@@ -329,7 +329,7 @@ class PointRuns:
 
     @cached_property
     def _origins(self) -> Mapping[int, Mapping[str, str]]:
-        """What each stage of each point follows from, by settings alone.
+        """The origin of each stage of each point, by settings alone.
 
         Two points with one origin of a stage share its result, and its cost. Two origins may still
         lead to one result (another way to the same public features): then there is less to pay than

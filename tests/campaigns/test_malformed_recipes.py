@@ -24,7 +24,7 @@ from pate.accounting import Ledger
 from pate.errors import InvalidInput
 from pate.pipeline.recipe import Recipe as PateRecipe
 from pate.recipes.read import read_recipe
-from pate.studies.compare_recipe import CompareRecipe
+from pate.studies.compare.recipe import CompareRecipe
 
 MALFORMED = 340  # for each kind of recipe
 CARRIED_OUT = {"pate": 40, "dpsgd": 30, "compare": 10}

@@ -566,14 +566,13 @@ def interrupted(*words):
 def test_a_model_keeps_its_study_whoever_brings_it_to_its_end(project, monkeypatch):
     write(project)
     from dpsgd import training
-    from pate.studies import compare as studies
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "_release", interrupted)
         project.call(*ONCE, "--epsilon", "4", code=130)
-    options = studies.TrainingOptions
+    options = training.TrainingOptions
     monkeypatch.setattr(
-        studies, "TrainingOptions", lambda **words: options(**words | {"study": None})
+        training, "TrainingOptions", lambda **words: options(**words | {"study": None})
     )
     compared(project, "--epsilon", "4")
     (file,) = project.folder.glob("runs/mine/dpsgd/*/released/training/*/guarantee.json")
@@ -582,10 +581,9 @@ def test_a_model_keeps_its_study_whoever_brings_it_to_its_end(project, monkeypat
 
 def test_fewer_points_after_a_result_cost_what_was_planned(project, monkeypatch):
     write(project)
-    from pate.studies import compare as studies
 
     with monkeypatch.context() as patch:
-        patch.setattr(studies, "train", lambda *words: sys.exit(9))
+        patch.setattr("dpsgd.training.train", lambda *words: sys.exit(9))
         project.call(*ONCE, "--epsilon", "4,8", code=9)
     assert [len(charges) for charges in ledgers(project)] == [1, 0]
     content, fixed = compared(project, "--epsilon", "4")

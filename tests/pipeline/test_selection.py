@@ -337,7 +337,7 @@ from pate.stages import distill
 def die(*given, **named):
     os.kill(os.getpid(), signal.SIGKILL)
 
-charge, execute = Ledger.charge, Run.execute
+charge, execute = Ledger.charge, PipelineRun.execute
 
 def charged(self, *given, **named):
     charge(self, *given, **named)
@@ -360,7 +360,7 @@ elif moment == "after the charge":
 elif moment == "published":
     selection.forget = die
 elif moment == "forgotten":
-    Run.execute = of_the_winner
+    PipelineRun.execute = of_the_winner
 elif moment == "student":
     distill.train_student = die
 from pate.cli import main

@@ -311,7 +311,7 @@ def test_a_teacher_that_fails_abstains_only_if_asked():
         ({}, {"y": np.full(len(X), "yes")}, "1 class"),
         ({"classes": ["yes", "maybe"]}, {}, "not among the given classes"),
         ({"epsilon": 0.0}, {}, "above zero"),
-        ({"epsilon": 1e-12}, {}, "which hides what 20 teachers say"),
+        ({"epsilon": 1e-12}, {}, "which hides the votes of 20 teachers"),
         ({"noise": 0.5, "epsilon": 0.1}, {}, "costs ε"),
         ({"epsilon": None}, {}, "give epsilon= or noise="),
         ({"delta": 1.0}, {}, "delta is 1.0"),

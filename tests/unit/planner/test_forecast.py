@@ -182,7 +182,7 @@ def test_wishes() -> None:
 class Preference:
     """Stands for a rehearsal: its student likes one setting best, whatever that is worth."""
 
-    def accuracy(self, profile: Profile, setting: AggregateSpec, plan: Plan) -> float:
+    def rehearse(self, profile: Profile, setting: AggregateSpec, plan: Plan) -> float:
         return 0.9 if (profile.teachers, setting.mechanism) == (20, "lnmax") else 0.5
 
 
@@ -193,7 +193,7 @@ def test_a_rehearsal_has_the_last_word() -> None:
     facts = Facts(records=5000, queries=QUERIES, classes=5)
     budget = Budget(epsilon=5.0, delta=1e-5)
     preferred: Any = Preference()
-    found = propose(profiles, facts=facts, budget=budget, rehearsal=preferred)
+    found = propose(profiles, facts=facts, budget=budget, surrogate=preferred)
     assert (found.best.teachers, found.best.spec.mechanism) == (20, "lnmax")
     assert (found.rehearsed, found.best.student_accuracy) == (True, 0.9)
     assert propose(profiles, facts=facts, budget=budget).best.teachers == 200

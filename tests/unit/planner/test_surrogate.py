@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,12 +14,7 @@ from pate.pipeline.recipe import Recipe
 from pate.planner.forecast import Budget
 from pate.planner.profile import Profile
 from pate.planner.search import candidates, shortlist
-from pate.planner.surrogate import (
-    Rehearsal,
-    Surrogate,
-    load_surrogate,
-    surrogate_profile,
-)
+from pate.planner.surrogate import Surrogate, load_surrogate
 from pate.teachers.spec import TeachersSpec
 
 SECTIONS = {
@@ -43,7 +39,7 @@ def surrogate() -> Surrogate:
     )
     return Surrogate(
         name="blobs", features=features, labels=labels, inputs=inputs, truth=truth, test=test,
-        test_truth=test_truth, classes=3,
+        test_truth=test_truth, classes=3, spec=RECIPE.teachers,
     )  # fmt: skip
 
 
@@ -65,7 +61,8 @@ def test_shards_are_as_large_as_the_private_ones(
     monkeypatch.setattr("pate.planner.surrogate.make", lambda *_, **__: Recorder())
     monkeypatch.setattr(Recorder, "seen", [])
     spec = TeachersSpec(count=2, model="any:Thing")
-    profile = surrogate_profile(surrogate, spec, teachers=30, records=600, equal=True)
+    other = replace(surrogate, spec=spec)
+    profile = other.profile(teachers=30, records=600, equal=True)
     assert profile.counts.tolist() == [[0, 30, 0]] * 200
     assert [len(X) for X in Recorder.seen] == [20] * 30
     for X in Recorder.seen:  # no record twice within a teacher
@@ -76,7 +73,7 @@ def test_shards_are_as_large_as_the_private_ones(
     assert used.max() - used.min() <= 2  # dealt out evenly
 
     Recorder.seen.clear()
-    surrogate_profile(surrogate, spec, teachers=30, records=600)
+    other.profile(teachers=30, records=600)
     sizes = [len(X) for X in Recorder.seen]
     assert sum(sizes) == 600
     assert len(set(sizes)) > 3  # a hash is only as even as chance
@@ -84,7 +81,7 @@ def test_shards_are_as_large_as_the_private_ones(
 
 def test_a_shard_larger_than_the_surrogate_is_refused(surrogate: Surrogate) -> None:
     with pytest.raises(InvalidInput, match="blobs has 90 in all; plan for more teachers"):
-        surrogate_profile(surrogate, RECIPE.teachers, teachers=5, records=600)
+        surrogate.profile(teachers=5, records=600)
 
 
 def test_the_private_set_is_no_surrogate(tmp_path: Path) -> None:
@@ -111,22 +108,20 @@ def test_an_encoder_is_fitted_on_the_surrogates_public_part(tmp_path: Path) -> N
 
 
 def test_better_labels_teach_more(surrogate: Surrogate) -> None:
-    spec = RECIPE.teachers
-    profile = surrogate_profile(surrogate, spec, teachers=40, records=400)
-    rehearsal = Rehearsal(surrogate=surrogate, spec=spec)
+    profile = surrogate.profile(teachers=40, records=400)
     found = candidates(profile, budget=Budget(epsilon=3.0, delta=1e-5), queries=150)
     short = shortlist(found)
     assert 3 < len(short) < len(found) / 5
     assert max(found, key=lambda each: each.useful) in short
 
     def reached(sigma: float) -> float:
-        return _reached(rehearsal, profile, sigma=sigma, queries=60)
+        return _reached(surrogate, profile, sigma=sigma, queries=60)
 
     assert reached(1.0) > 0.85 > reached(200.0)
     assert reached(1.0) == reached(1.0)
 
 
-def _reached(rehearsal: Rehearsal, profile: Profile, *, sigma: float, queries: int) -> float:
+def _reached(surrogate: Surrogate, profile: Profile, *, sigma: float, queries: int) -> float:
     from pate.mechanisms import AggregateSpec, make_mechanism, plan_caps
 
     setting = AggregateSpec.model_validate(
@@ -135,7 +130,7 @@ def _reached(rehearsal: Rehearsal, profile: Profile, *, sigma: float, queries: i
     plan = plan_caps(
         make_mechanism(setting), setting, epsilon=None, delta=1e-5, available_queries=9999
     )
-    accuracy = rehearsal.accuracy(profile, setting, plan)
+    accuracy = surrogate.rehearse(profile, setting, plan)
     assert accuracy is not None
     return accuracy
 
@@ -143,10 +138,9 @@ def _reached(rehearsal: Rehearsal, profile: Profile, *, sigma: float, queries: i
 def test_too_few_inputs_for_a_rehearsal(surrogate: Surrogate) -> None:
     from pate.mechanisms import AggregateSpec, make_mechanism, plan_caps
 
-    profile = surrogate_profile(surrogate, RECIPE.teachers, teachers=40, records=400)
+    profile = surrogate.profile(teachers=40, records=400)
     setting = AggregateSpec.model_validate({"mechanism": "gnmax", "sigma": 9.0, "queries": 201})
     plan = plan_caps(
         make_mechanism(setting), setting, epsilon=None, delta=1e-5, available_queries=300
     )
-    rehearsal = Rehearsal(surrogate=surrogate, spec=RECIPE.teachers)
-    assert rehearsal.accuracy(profile, setting, plan) is None
+    assert surrogate.rehearse(profile, setting, plan) is None

@@ -22,7 +22,7 @@ from pate.studies.compare import (
     require_no_lost_model,
     require_own_models,
 )
-from pate.studies.compare_recipe import CompareRecipe, make_points
+from pate.studies.compare.recipe import CompareRecipe, make_points
 from pate.studies.study import TwoLedgers, budget_in_words
 from pate.studies.tables import cost_in_words
 
@@ -405,7 +405,7 @@ def test_a_model_that_was_begun_is_paid_for_if_the_ledger_holds_its_charge(
     def is_paid(home):
         return is_paid_model(points[0], home, ledger=charged, data_root=tmp_path, seed=None)
 
-    monkeypatch.setattr(compare, "releases", lambda file: {name})
+    monkeypatch.setattr("dpsgd.checkpoint.releases", lambda file: {name})
     home = tmp_path / "home"
     assert not is_paid(home)  # nothing is there
     begun = private_folder(home, name_of_run(points[0].dpsgd, None)) / CHECKPOINT

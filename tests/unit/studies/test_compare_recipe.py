@@ -13,7 +13,7 @@ from pate.accounting.events import Repeated
 from pate.errors import BudgetExceeded, InvalidInput
 from pate.pipeline.recipe import Recipe
 from pate.recipes.read import find_recipe, read_recipe, remarks, shipped_recipes
-from pate.studies.compare_recipe import CompareRecipe, make_points, with_seed
+from pate.studies.compare.recipe import CompareRecipe, make_points, with_seed
 
 TEXT = """
 kind = "compare"
@@ -174,7 +174,7 @@ def test_shipped_recipes_are_sound_and_state_how_they_were_chosen():
 
 def test_the_recipe_loads_nothing_heavy():
     code = (
-        "import pate.studies.compare_recipe, sys\n"
+        "import pate.studies.compare.recipe, sys\n"
         "print([m for m in ('torch', 'sklearn', 'matplotlib') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -18,10 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpsgd.checkpoint import releases
 from dpsgd.runs import CHECKPOINT, STAGE, TrainingOutcome, find_outcome, name_of_run, private_folder
 from dpsgd.runs import ledger_path as dpsgd_ledger_path
-from dpsgd.training import TrainingOptions, train
 from pate.accounting import Event, Guarantee, Ledger
 from pate.accounting.events import tally
 from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost
@@ -35,7 +33,7 @@ from pate.pipeline.stage import Options
 from pate.recipes.read import as_settings, read_recipe, remarks
 from pate.stages.catalogue import STAGES
 from pate.stages.exactly_once import releases_in_ledger, require_paid
-from pate.studies.compare_recipe import (
+from pate.studies.compare.recipe import (
     MOST_SEEDS,
     ComparePoint,
     CompareRecipe,
@@ -181,7 +179,7 @@ class CompareRuns:
             recipe=recipe,
             folder=folder,
             options=tagged,
-            quiet=replace(tagged, report=_print_nothing),
+            quiet=replace(tagged, report=lambda text: None),
         )
 
     @property
@@ -331,13 +329,15 @@ class CompareRuns:
         )
 
     def _train(self, point: ComparePoint) -> None:
+        from dpsgd.training import TrainingOptions, train
+
         seed = self._seed(point.seed)
         options = TrainingOptions(
             data_root=self.options.data_root,
             plugin_path=self.options.plugin_path,
             insecure_seed=seed,
             spend=self.options.spend,
-            report=_print_nothing,
+            report=lambda text: None,
             study=self.tag,
         )
         warm_up()
@@ -364,15 +364,13 @@ class CompareRuns:
         )
 
 
-def _print_nothing(text: str) -> None:
-    """Print nothing."""
-
-
 # --- models of DP-SGD -----------------------------------------------------------------------------
 
 
 def models_in(folders: Iterable[Path]) -> frozenset[str]:
     """Return the names under which models in some folders are charged; a damaged one is lost."""
+    from dpsgd.checkpoint import releases
+
     found: set[str] = set()
     for folder in folders:
         for file in folder.glob(f"{Level.PRIVATE.folder}/*/{CHECKPOINT}"):
@@ -390,6 +388,8 @@ def is_paid_model(
     """
     if find_outcome(point.dpsgd, folder, data_root=data_root, insecure_seed=seed) is not None:
         return True
+    from dpsgd.checkpoint import releases
+
     begun = private_folder(folder, name_of_run(point.dpsgd, seed)) / CHECKPOINT
     return begun.exists() and releases(begun) <= releases_in_ledger(ledger)
 
