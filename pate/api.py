@@ -221,6 +221,24 @@ def prepare_run(
     return made
 
 
+def planned_charge(run: PipelineRun) -> str:
+    """Return what the labels of a run would cost, in a sentence; only its data are read."""
+    from pate.accounting import Ledger
+    from pate.pipeline.ledger import ledger_of
+    from pate.stages.exactly_once import describe_charge
+
+    run.execute(until="data")
+    if any(state.stage == "aggregate" and state.done for state in run.states()):
+        return f"nothing to charge: the labels in {run.folder} are paid for"
+    inputs = len(run.artifact("data-public").array("features.npy"))
+    events = run.recipe.plan(inputs=inputs).events
+    path = ledger_of(run.recipe, run.options)
+    if not path.exists():
+        return describe_charge(run.recipe, path, events)
+    with Ledger.open(path) as ledger:
+        return describe_charge(run.recipe, ledger, events)
+
+
 def run(
     recipe: PathLike,
     *,

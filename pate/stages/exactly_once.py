@@ -13,6 +13,7 @@ is never drawn again.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate._files import create_once
-from pate.accounting import Conversion, Event, Ledger, event_from_json, event_to_json
+from pate.accounting import Conversion, Event, Ledger, compose, event_from_json, event_to_json
 from pate.accounting.ledger.data_ledger import charge_line
 from pate.artifacts import Artifact, Draft, Level, Store, StoreError, fingerprint
 from pate.artifacts.results import (
@@ -282,11 +283,16 @@ def _charge(
         raise SpendNeeded(_paid_elsewhere(ledger, prefix)) from error
 
 
-def describe_charge(recipe: Recipe, ledger: Ledger, events: Sequence[Event]) -> str:
-    """Return what events would cost a recipe's data set, in a sentence."""
+def describe_charge(recipe: Recipe, ledger: Ledger | Path, events: Sequence[Event]) -> str:
+    """Return what events would cost a recipe's data set; a ledger not yet made is its path."""
     privacy = recipe.privacy
-    conversion = Conversion(privacy.conversion)
-    return charge_line(ledger, events, delta=privacy.delta, conversion=conversion)
+    cost = compose(events).guarantee(delta=privacy.delta, conversion=Conversion(privacy.conversion))
+    if isinstance(ledger, Ledger):
+        path, budget = ledger.path, ledger.data_set_budget
+        total = ledger.data_set_total(more=events).epsilon
+    else:
+        path, budget, total = ledger, privacy.budget or math.inf, cost.epsilon
+    return charge_line(path, cost, total=total, budget=budget)
 
 
 def _tags(ledger: Ledger, own: str | None, builds_on: Collection[str]) -> list[str]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 from pate._files import earlier_data_folders, user_data_folder
 from pate._format import describe_neighbours, format_epsilon, format_remaining
-from pate.accounting.events import Event
 from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
 from pate.accounting.ledger.data_set import NOT_PRIVATE, shares_budget, sibling_ledger
 from pate.accounting.ledger.terms import Mode, moment_for
-from pate.accounting.moments import compose
 from pate.errors import InvalidInput, LedgerError
 
 
@@ -125,11 +122,11 @@ def budget_line(ledger: Ledger, *, own: bool = False) -> str:
     spent, whole = ledger.spent(), ledger.guarantee()
     if ledger.path.name.endswith(NOT_PRIVATE):
         return (
-            f"{ledger.path.name}, all releases: ε {format_epsilon(spent.epsilon)} at "
+            f"{ledger.path.absolute()}, all releases: ε {format_epsilon(spent.epsilon)} at "
             f"δ {spent.delta:g}, which does not hold: none of them is private"
         )
     text = (
-        f"{ledger.path.name}, all releases: so far ε {format_epsilon(spent.epsilon)} at "
+        f"{ledger.path.absolute()}, all releases: so far ε {format_epsilon(spent.epsilon)} at "
         f"δ {spent.delta:g}; to be published: ε {format_epsilon(whole.epsilon)}"
     )
     if whole.neighbours in (Neighbours.ADD_REMOVE, Neighbours.ZERO_OUT):
@@ -151,16 +148,19 @@ def data_set_line(ledger: Ledger) -> str:
     return f"{names[0].removesuffix('.ledger')}, by all ledgers: {total}; {left}"
 
 
-def charge_line(
-    ledger: Ledger, events: Sequence[Event], *, delta: float, conversion: Conversion
-) -> str:
-    """Return a sentence on what charging events would cost, where, and what is left after it."""
-    cost = compose(events).guarantee(delta=delta, conversion=conversion)
-    left = _remainder(ledger, ledger.data_set_total(more=events).epsilon).removeprefix("left ")
-    after = "no budget was set" if math.isinf(ledger.data_set_budget) else f"{left} left after it"
+def charge_line(path: Path, cost: Guarantee, *, total: float, budget: float) -> str:
+    """Return a sentence on what a charge will cost, where, and what is left after it.
+
+    ``total`` is what the data set will have spent by then, of ``budget`` (infinite: none).
+
+    >>> cost = Guarantee(epsilon=1.05, delta=1e-5)
+    >>> charge_line(Path("/data/x.ledger"), cost, total=1.05, budget=2)
+    'will charge ε 1.05 (δ 1e-05) to /data/x.ledger; 0.95 of 2 left after it'
+    """
+    left = f"{format_remaining(budget - total)} of {budget:g} left after it"
     return (
-        f"will charge ε {format_epsilon(cost.epsilon)} (δ {delta:g}) to "
-        f"{ledger.path.absolute()}; {after}"
+        f"will charge ε {format_epsilon(cost.epsilon)} (δ {cost.delta:g}) to {path.absolute()}; "
+        f"{'no budget is set' if math.isinf(budget) else left}"
     )
 
 
