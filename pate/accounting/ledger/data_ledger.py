@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from pathlib import Path
 
-from pate._files import earlier_data_folders, user_data_folder
+from pate._files import create_once, earlier_data_folders, error_reason, user_data_folder
 from pate._format import describe_neighbours, format_epsilon, format_remaining
 from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
 from pate.accounting.ledger.data_set import NOT_PRIVATE, shares_budget, sibling_ledger
 from pate.accounting.ledger.terms import Mode, moment_for
 from pate.errors import InvalidInput, LedgerError
+
+_KEY_BYTES = 32
 
 
 def make_ledgers_folder(folder: Path) -> None:
@@ -27,6 +30,23 @@ def make_ledgers_folder(folder: Path) -> None:
                 folder.chmod(0o700)
     except OSError as error:
         raise LedgerError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
+def secret_key(path: Path) -> bytes:
+    """Return the key of a data set; it is drawn where there is none, and the first process wins.
+
+    Guarantees:
+        256 bits from the operating system in a file that only its owner can read.
+    """
+    try:
+        if not path.exists():
+            create_once(path, os.urandom(_KEY_BYTES))
+        key = path.read_bytes()
+    except OSError as error:
+        raise LedgerError(f"cannot keep a key at {path}: {error_reason(error)}") from error
+    if len(key) != _KEY_BYTES:
+        raise LedgerError(f"the key at {path} is damaged; restore it from a backup")
+    return key
 
 
 def open_data_ledger(
