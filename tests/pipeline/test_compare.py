@@ -568,7 +568,7 @@ def test_a_model_keeps_its_study_whoever_brings_it_to_its_end(project, monkeypat
     from dpsgd import training
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_release", interrupted)
+        patch.setattr(training._Training, "release", interrupted)
         project.call(*ONCE, "--epsilon", "4", code=130)
     options = training.TrainingOptions
     monkeypatch.setattr(
