@@ -80,14 +80,6 @@ def build_model(
     """Return a model for records of this shape; equal settings give equal initial weights.
 
     The state of torch's own generator is left as it was.
-
-    >>> build_model(NetworkSpec(hidden=[8]), shape=(4, 4), classes=3)
-    Sequential(
-      (0): Flatten(start_dim=1, end_dim=-1)
-      (1): Linear(in_features=16, out_features=8, bias=True)
-      (2): ReLU()
-      (3): Linear(in_features=8, out_features=3, bias=True)
-    )
     """
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(spec.init)

@@ -13,6 +13,7 @@ import contextlib
 import math
 from collections.abc import Collection
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Self, TypeVar, final
 
 import numpy as np
@@ -247,7 +248,7 @@ def encode(encoder: Any, X: ArrayLike, *, batch_size: int = 1024) -> NDArray[np.
     with contextlib.ExitStack() as stack:
         if isinstance(encoder, nn.Module):
             stack.enter_context(mode(encoder, training=False))
-            run = _Forward(encoder)
+            run = partial(_forward, encoder)
         elif not callable(run):
             raise InvalidInput(
                 f"the encoder is a {type(encoder).__name__}; it must be a torch module, a "
@@ -273,21 +274,15 @@ def encode(encoder: Any, X: ArrayLike, *, batch_size: int = 1024) -> NDArray[np.
     return features
 
 
-class _Forward:
-    """A torch module as a function from arrays to arrays."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        first = next(module.parameters(), None)
-        self._device = torch.device("cpu") if first is None else first.device
-
-    @torch.no_grad()
-    def __call__(self, rows: NDArray[Any]) -> Any:
-        try:
-            given = torch.from_numpy(np.array(rows, dtype=np.float32))
-        except (TypeError, ValueError):  # whose texts may quote a private cell
-            raise InvalidInput("a torch module encodes numbers; the records hold others") from None
-        return self._module(given.to(self._device))
+@torch.no_grad()
+def _forward(module: nn.Module, rows: NDArray[Any]) -> Any:
+    """Run a torch module on an array of records."""
+    try:
+        given = torch.from_numpy(np.array(rows, dtype=np.float32))
+    except (TypeError, ValueError):  # whose texts may quote a private cell
+        raise InvalidInput("a torch module encodes numbers; the records hold others") from None
+    first = next(module.parameters(), given)
+    return module(given.to(first.device))
 
 
 def _as_features(result: Any) -> NDArray[Any]:
@@ -319,8 +314,7 @@ def _as_tensor(data: ArrayLike | torch.Tensor, what: str) -> torch.Tensor:
 
 def _as_classes(labels: ArrayLike | torch.Tensor) -> torch.Tensor:
     if isinstance(labels, torch.Tensor):
-        labels = labels.detach().cpu()
-        labels = (labels.double() if labels.is_floating_point() else labels).numpy()
+        labels = labels.detach().cpu().double().numpy()
     given = _numbers(labels, "labels")
     if not given.ndim or not np.array_equal(given, np.trunc(given)):  # also false for NaN
         raise InvalidInput("labels must be one whole number for each input, counted from 0")

@@ -282,19 +282,7 @@ class DpsgdEvaluateSpec(Section):
 
 
 class DpsgdRecipe(BaseModel):
-    """A whole recipe.
-
-    >>> recipe = DpsgdRecipe.model_validate(
-    ...     {
-    ...         "kind": "dpsgd",
-    ...         "data": {"name": "digits"},
-    ...         "training": {"epochs": 3, "learning_rate": 0.1},
-    ...         "privacy": {"epsilon": 4.0},
-    ...     }
-    ... )
-    >>> recipe.clipping.rule, recipe.privacy.delta
-    ('flat', 1e-05)
-    """
+    """A whole recipe."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -239,8 +239,7 @@ class TrainingOutcome:
 def name_of_run(recipe: DpsgdRecipe, insecure_seed: int | None) -> str:
     """Return a fingerprint of the settings, into which nothing of the private records goes.
 
-    The data set's budget does not change the result and is left out; so are keys added to recipes
-    later, where they are not used.
+    The budget changes no result and is left out; so are unused keys that were added later.
     """
     settings = recipe.model_dump(mode="json")
     settings["privacy"].pop("budget")

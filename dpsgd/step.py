@@ -88,18 +88,8 @@ class PrivateStep:
         if self.learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.learning_rate(step)
-        self._apply(step)
-
-    def _apply(self, step: int) -> None:
-        """Give the noised sums to the optimiser; turn its failure into a one-line error."""
-        try:
-            self.optimizer.step()
-        except (ArithmeticError, RuntimeError, ValueError) as error:
-            rate = self.optimizer.param_groups[0]["lr"]
-            raise InvalidInput(
-                f"the optimiser fails at step {step} ({type(error).__name__}) with the learning "
-                f"rate {float(rate):g}; begin a new run with a smaller one, which costs again"
-            ) from error
+        remedy = "begin a new run with a smaller one, which costs again"
+        _apply(self.optimizer, f"fails at step {step}", remedy)
 
     def rehearse(self) -> None:
         """Refuse a learning rate at which the optimiser fails, before anything is paid.
@@ -120,13 +110,7 @@ class PrivateStep:
                 group["lr"] = rate
             for each in one.values():
                 each.grad = torch.ones_like(each)
-            try:
-                tried.step()
-            except (ArithmeticError, RuntimeError, ValueError) as error:
-                raise InvalidInput(
-                    f"the optimiser fails with the learning rate {float(rate):g} "
-                    f"({type(error).__name__}); choose a smaller one"
-                ) from error
+            _apply(tried, "fails", "choose a smaller one")
 
     def _require_unchanged(self, before: Mapping[str, Tensor]) -> None:
         """Refuse a model whose buffers or parameters a pass changed, and undo the change.
@@ -206,6 +190,18 @@ class PrivateStep:
         per_group = stds if self.clipper.per_layer else stds * len(self.gradients.groups)
         groups = zip(per_group, self.gradients.groups, strict=True)
         return [std for std, group in groups for _ in group]
+
+
+def _apply(optimizer: Optimizer, failure: str, remedy: str) -> None:
+    """Let an optimiser step; turn its failure into a one-line error."""
+    try:
+        optimizer.step()
+    except (ArithmeticError, RuntimeError, ValueError) as error:
+        rate = float(optimizer.param_groups[0]["lr"])
+        raise InvalidInput(
+            f"the optimiser {failure} with the learning rate {rate:g} ({type(error).__name__}); "
+            f"{remedy}"
+        ) from error
 
 
 def require_fitting(model: nn.Module, optimizer: Optimizer) -> None:

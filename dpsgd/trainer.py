@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dpsgd import checkpoint as files
@@ -546,6 +546,9 @@ class Trainer:
         tensors, record = files.read(path)
         if self._mark is not None:
             self._mark.settle(record["revision"])
+        self._restore(tensors, record)
+
+    def _restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         self._step.unpack(tensors, record["state"])
         self.history = [Row(**row) for row in record["history"]]
         self.steps, self._revision = record["steps"], record["revision"]
@@ -597,8 +600,5 @@ class Trainer:
                 before=record["before"],
                 paid=lambda: self._paid(last),
             )
-        self._step.unpack(tensors, record["state"])
-        self.history = [Row(**row) for row in record["history"]]
         self._plans = plans
-        self.steps, self._revision = record["steps"], record["revision"]
-        self._saved = self._progress()
+        self._restore(tensors, record)

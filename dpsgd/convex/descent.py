@@ -36,11 +36,7 @@ class DescentCalibration:
 
 
 def projected(weights: FloatArray, radius: float) -> FloatArray:
-    """Return the nearest weights in the ball of this radius around zero.
-
-    >>> projected(np.array([[3.0, 4.0]]), 1.0)
-    array([[0.6, 0.8]])
-    """
+    """Return the nearest weights in the ball of this radius around zero."""
     largest = float(np.abs(weights).max())  # first: the square of 1e200 overflows
     unit = weights / (largest or 1.0)
     length = float(np.linalg.norm(unit))

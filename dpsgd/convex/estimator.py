@@ -268,21 +268,14 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     def _check_parameters(self) -> None:
         """Check the public parameters before any private record is read."""
         self._target()
-        self._norm()
-        self._intercept_column()
+        check_positive("data_norm", self.data_norm)
+        if self.fit_intercept:
+            check_positive("intercept_scaling", self.intercept_scaling)
 
     def _target(self) -> tuple[float, float]:
         """Return (ε, δ) as Python numbers."""
         delta = check_delta(self.delta, allow_zero=True)
         return check_positive("epsilon", self.epsilon), delta and check_positive("delta", delta)
-
-    def _norm(self) -> float:
-        return check_positive("data_norm", self.data_norm)
-
-    def _intercept_column(self) -> float | None:
-        if not self.fit_intercept:
-            return None
-        return check_positive("intercept_scaling", self.intercept_scaling)
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn weights from private records, at the cost in ``guarantee_``.
@@ -299,12 +292,12 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         self
         """
         self._check_parameters()
-        column = self._intercept_column()
+        column = float(self.intercept_scaling) if self.fit_intercept else None
         records = BoundedRecords.read(
             X,
             y,
             classes=self.classes,
-            data_norm=self._norm(),
+            data_norm=float(self.data_norm),
             clip_rows=self.clip_rows,
             intercept=column,
         )
@@ -340,7 +333,7 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
                 f"X has {table.shape[1]} features; the model was fitted on {self.n_features_in_}"
             )
         if self.clip_rows:  # as when fitting
-            table = scaled_rows(table, self._norm())
+            table = scaled_rows(table, float(self.data_norm))
         scores: FloatArray = table @ self.coef_.T + self.intercept_
         return scores[:, 0] if scores.shape[1] == 1 else scores
 

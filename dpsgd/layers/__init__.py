@@ -65,11 +65,7 @@ _RULES: dict[type[nn.Module], Rule] = {
 
 
 def rule_for(module: nn.Module) -> Rule | None:
-    """Return the rule for a layer of a known kind that holds only that kind's parameters.
-
-    >>> rule_for(nn.Linear(2, 3)) is linear, rule_for(nn.Bilinear(2, 2, 3)) is None
-    (True, True)
-    """
+    """Return the rule for a layer of a known kind that holds only that kind's parameters."""
     if not module._parameters or not set(module._parameters) <= {"weight", "bias"}:
         return None
     if module._modules:  # a submodule may change what the layer computes

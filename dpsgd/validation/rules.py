@@ -77,12 +77,7 @@ class ModuleInfo:
 
 
 def module_infos(model: nn.Module) -> tuple[ModuleInfo, ...]:
-    """Return one entry for every module, in order of registration.
-
-    >>> model = nn.Sequential(nn.Linear(2, 2), nn.PReLU())
-    >>> [(info.name, info.is_site, info.slow_root) for info in module_infos(model)]
-    [('', False, None), ('0', True, None), ('1', True, '1')]
-    """
+    """Return one entry for every module, in order of registration."""
     compiled = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
     # Compiled modules hide their parameters, so the gradient pass cannot inspect them.
     sites = {} if compiled else {id(site.module): site.name for site in find_sites(model)}
@@ -422,10 +417,6 @@ def _group_norm(module: _BatchNorm) -> nn.GroupNorm:
 
 
 def group_count(channels: int, *, least: int) -> int:
-    """Return the largest number of equal groups, at most 32, of ``least`` channels or more.
-
-    >>> [group_count(channels, least=2) for channels in (1, 6, 7, 20, 32, 64, 512)]
-    [1, 3, 1, 10, 16, 32, 32]
-    """
+    """Return the largest number of equal groups, at most 32, of ``least`` channels or more."""
     counts = range(min(_MOST_GROUPS, channels // least), 0, -1)
     return next((count for count in counts if channels % count == 0), 1)

@@ -13,12 +13,11 @@ from pate.pipeline.runner import PipelineRun, find_data_root, read_resolved
 from pate.pipeline.stage import Options, Stage
 from pate.stages.account import ACCOUNT
 from pate.stages.aggregate import AGGREGATE
-from pate.stages.data import DATA
+from pate.stages.data import DATA, PARTITION
 from pate.stages.distill import DISTILL
 from pate.stages.encode import ENCODE, ENCODER
 from pate.stages.evaluate import EVALUATE
 from pate.stages.exactly_once import require_paid_in
-from pate.stages.partition import PARTITION
 from pate.stages.teach import TEACH
 from pate.stages.vote import VOTE
 

@@ -13,7 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, TypeGuard, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +24,9 @@ from pate.teachers.placement import isolated_randomness, out_of_memory, short_of
 from pate.teachers.protocol import Teacher
 from pate.teachers.spec import ENTRY_POINTS, ModelSpec, Training
 from pate.untrusted import make_untrusted
+
+if TYPE_CHECKING:
+    from pate.teachers.torch_teacher import TorchTeacher
 
 # Arguments that a class or factory is given by name, where the recipe leaves them out.
 _SEEDS = ("random_state", "seed")
@@ -209,6 +212,11 @@ def _module_of(target: Any) -> str:
 def is_torch_module(thing: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(thing, torch.nn.Module)
+
+
+def is_torch_teacher(thing: Any) -> TypeGuard[TorchTeacher]:
+    module = sys.modules.get("pate.teachers.torch_teacher")
+    return module is not None and isinstance(thing, module.TorchTeacher)
 
 
 def is_sklearn(thing: Any) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 
 from pate.errors import InvalidInput, PateError
 from pate.plugins import object_state
-from pate.teachers.adapters import SklearnTeacher, is_torch_module, make
+from pate.teachers.adapters import SklearnTeacher, is_torch_module, is_torch_teacher, make
 from pate.teachers.protocol import Teacher, guarded
 from pate.teachers.spec import ModelSpec
 
@@ -131,9 +131,7 @@ def _read(fresh: Any, folder: Path, header: dict[str, Any]) -> Teacher:
 
 
 def _module(teacher: Any) -> Any:
-    """Return the module of a :class:`TorchTeacher`, whose module is loaded if there is one."""
-    loaded = sys.modules.get("pate.teachers.torch_teacher")
-    return teacher.module if loaded and isinstance(teacher, loaded.TorchTeacher) else teacher
+    return teacher.module if is_torch_teacher(teacher) else teacher
 
 
 def _write_tensors(module: Any, file: Path) -> None:

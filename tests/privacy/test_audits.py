@@ -134,8 +134,8 @@ class TrainerAudit:
     share: float  # of the records in a lot, on average
     steps: int
     noise_multiplier: float
-    canaries: int = 2000
-    trainings: int = 64
+    canaries: int = 1000
+    trainings: int = 128
 
     def bound_and_claim(self):
         present, absent, claims = [], [], set()
