@@ -10,7 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from pate.accounting import Conversion, Ledger, Neighbours
-from pate.accounting.ledger.data_ledger import make_ledgers_folder, open_data_ledger, secret_key
+from pate.accounting.ledger.data_ledger import (
+    make_ledgers_folder,
+    open_data_ledger,
+    require_no_earlier,
+    secret_key,
+)
 from pate.accounting.ledger.data_set import NOT_PRIVATE
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Options
@@ -61,5 +66,6 @@ def naming_key(recipe: Recipe, data_root: Path) -> str:
     """
     path = key_path(recipe, data_root)
     if not path.exists():
+        require_no_earlier(ledger_path(recipe, data_root))
         make_ledgers_folder(path.parent)
     return secret_key(path).hex()

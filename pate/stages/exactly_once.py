@@ -25,8 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate._files import create_once
-from pate.accounting import Conversion, Event, Ledger, compose, event_from_json, event_to_json
+from pate.accounting import (
+    Conversion,
+    Event,
+    Guarantee,
+    Ledger,
+    compose,
+    event_from_json,
+    event_to_json,
+)
 from pate.accounting.ledger.data_ledger import charge_line
+from pate.accounting.ledger.terms import moment_for
 from pate.artifacts import Artifact, Draft, Level, Store, StoreError, fingerprint
 from pate.artifacts.results import (
     LABELS,
@@ -286,13 +295,20 @@ def _charge(
 def describe_charge(recipe: Recipe, ledger: Ledger | Path, events: Sequence[Event]) -> str:
     """Return what events would cost a recipe's data set; a ledger not yet made is its path."""
     privacy = recipe.privacy
-    cost = compose(events).guarantee(delta=privacy.delta, conversion=Conversion(privacy.conversion))
+    conversion = Conversion(privacy.conversion)
+
+    def cost(moments: Sequence[float] | None = None) -> Guarantee:
+        return compose(events, moments).guarantee(delta=privacy.delta, conversion=conversion)
+
     if isinstance(ledger, Ledger):
         path, budget = ledger.path, ledger.data_set_budget
         total = ledger.data_set_total(more=events).epsilon
     else:
-        path, budget, total = ledger, privacy.budget or math.inf, cost.epsilon
-    return charge_line(path, cost, total=total, budget=budget)
+        path, budget, total = ledger, privacy.budget or math.inf, 0.0
+        if math.isfinite(budget):  # a ledger with a budget adds up at one λ, fixed with it
+            terms = Guarantee(epsilon=budget, delta=privacy.delta, conversion=conversion)
+            total = cost([moment_for(terms)]).epsilon
+    return charge_line(path, cost(), total=total, budget=budget)
 
 
 def _tags(ledger: Ledger, own: str | None, builds_on: Collection[str]) -> list[str]:

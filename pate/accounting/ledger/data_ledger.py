@@ -66,7 +66,7 @@ def open_data_ledger(
     one for the first plan, which must not depend on private data.
     """
     if not path.exists():
-        _require_no_earlier(path)
+        require_no_earlier(path)
     make_ledgers_folder(path.parent)
     agreed, spent = _sibling(path)
     if path.exists():
@@ -97,7 +97,7 @@ def open_data_ledger(
     return Ledger.open(path, budget=terms, mode=Mode.ODOMETER if math.isinf(limit) else Mode.FILTER)
 
 
-def _require_no_earlier(path: Path) -> None:
+def require_no_earlier(path: Path) -> None:
     """Refuse a new ledger in the user's data folder if an earlier version made one elsewhere."""
     if path.parent.parent != user_data_folder():
         return
