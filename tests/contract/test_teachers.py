@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
@@ -53,9 +54,23 @@ class Centres:
         return self.labels[((X[:, None] - self.means) ** 2).sum(axis=2).argmin(axis=1)]
 
 
+class Undeclared(ClassifierMixin, BaseEstimator):
+    """An estimator in scikit-learn's manner that declares no constraints of its parameters."""
+
+    def fit(self, X, y):
+        self.centres_ = Centres()
+        self.classes_ = np.unique(y)
+        self.centres_.fit(X, y)
+        return self
+
+    def predict(self, X):
+        return self.centres_.predict(X)
+
+
 @pytest.mark.parametrize(
     "teacher",
     [
+        pytest.param(Undeclared, id="estimator without constraints"),
         pytest.param(DecisionTreeClassifier, id="tree"),
         pytest.param(LogisticRegression, id="logistic regression"),
         pytest.param(functools.partial(MLPClassifier, max_iter=30), id="mlp"),
