@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import pate
 from pate.errors import InvalidInput
@@ -16,7 +18,7 @@ from pate.teachers.adapters import build
 from pate.teachers.boosting import library_of
 from pate.teachers.persist import restore, save
 from pate.teachers.spec import Training
-from pate.testing import check_teacher
+from pate.testing import check_teacher, stored_as
 
 lightgbm = pytest.importorskip("lightgbm")
 xgboost = pytest.importorskip("xgboost")
@@ -65,6 +67,18 @@ def test_a_booster_is_kept_as_its_library_writes_it(library: str, tmp_path: Any)
     (tmp_path / "0" / "own" / name).write_bytes(b"damaged")
     with pytest.raises(pate.PateError, match="load raised"):
         restore(build(model, Training(), classes=9, seed=1), tmp_path / "0")
+
+
+def scaled() -> Any:
+    return make_pipeline(StandardScaler(), lightgbm.LGBMClassifier(n_estimators=3))
+
+
+def test_a_booster_inside_a_pipeline_is_fitted_again() -> None:
+    made: Any = build(scaled, Training(), classes=3, seed=4)
+    assert made.estimator[-1].get_params()["n_jobs"] == 1
+    assert stored_as(lightgbm.LGBMClassifier) == "own"
+    assert stored_as(scaled) == "refit"
+    check_teacher(scaled)
 
 
 def test_engines_give_the_same_votes_of_boosters(project: Any) -> None:
