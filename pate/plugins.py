@@ -22,6 +22,7 @@ from pate.errors import InvalidInput
 from pate.untrusted import contained, debugging, locate, propagates
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_IN_EXTRA = {"lightgbm": "boosting", "xgboost": "boosting"}  # modules, and the extra with each
 _importing = threading.RLock()  # sys.path belongs to the whole process
 _plugins: dict[str, Path] = {}  # top-level modules that came from a plug-in folder, and which
 
@@ -97,6 +98,8 @@ def _import(name: str, *, path: Path | None) -> ModuleType:
                 else f"there is no module {absent!r} in {path} or among installed packages; check "
                 "the name"
             )
+            if absent in _IN_EXTRA:
+                reason = f"{absent} is not installed; run: pip install 'pate[{_IN_EXTRA[absent]}]'"
         raise InvalidInput(reason)
 
 

@@ -13,13 +13,13 @@ import random
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pate.errors import PateError
 from pate.teachers.adapters import SklearnTeacher, build, make_model, takes_seed
@@ -40,11 +40,13 @@ def check_teacher(
     records: int = 60,
     seed: int = 0,
     params: dict[str, Any] | None = None,
+    inputs: ArrayLike | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Check a teacher class, or a factory of teachers, against every rule of a teacher.
 
     scikit-learn classes, torch modules and your own classes are built as a recipe builds them.
-    The data are made up, so messages may quote them.
+    The data are made up or examples, so messages may quote them.
 
     Parameters
     ----------
@@ -60,24 +62,28 @@ def check_teacher(
         The seed of the data and of the teachers.
     params : dict, optional
         Arguments of the class or factory, as in a recipe's ``params``.
+    inputs : array_like, optional
+        Example inputs (n, …) for models that need records of a certain form, such as images of
+        the data set's shape. Records are drawn from them, in place of ``features`` numbers; labels
+        are made up. Give public or made-up ones.
+    settings : dict, optional
+        Other keys of a recipe's ``[teachers]`` about one model: ``epochs``, ``channels`` …
 
     Raises
     ------
     AssertionError
         If a rule is broken; its message has one line for each.
     """
-    training = Training(params=params or {})
-    make = functools.partial(build, factory_or_class, training, classes=classes, seed=seed)
-    name = getattr(factory_or_class, "__qualname__", type(factory_or_class).__qualname__)
-    bench = _Bench(
-        make=make,
-        raw=functools.partial(make_model, factory_or_class, training, classes=classes, seed=seed),
-        takes_seed=takes_seed(factory_or_class),
+    bench = _Bench.of(
+        factory_or_class,
         classes=classes,
         features=features,
         records=records,
         seed=seed,
+        training=Training(params=params or {}, **(settings or {})),
+        inputs=inputs,
     )
+    name = getattr(factory_or_class, "__qualname__", type(factory_or_class).__qualname__)
     with warnings.catch_warnings(), _one_torch_thread():
         warnings.simplefilter("ignore")
         failures = _failures(bench)
@@ -85,6 +91,41 @@ def check_teacher(
         rules = "a rule" if len(failures) == 1 else f"{len(failures)} rules"
         lines = "".join(f"\n  - {failure}" for failure in failures)
         raise AssertionError(f"{name} breaks {rules} of a teacher:{lines}")
+
+
+def stored_as(
+    factory_or_class: Any,
+    *,
+    classes: int = 3,
+    seed: int = 0,
+    params: dict[str, Any] | None = None,
+    inputs: ArrayLike | None = None,
+) -> str:
+    """Return the form in which trained teachers of a class are kept between training and voting.
+
+    One is trained on made-up data. Parameters are as in :func:`check_teacher`.
+
+    Returns
+    -------
+    str
+        ``"own"`` (``save`` and ``load``, also LightGBM's text and XGBoost's JSON), ``"skops"``,
+        ``"safetensors"``, ``"arrays"``, or ``"refit"``: its shard is kept in its place, and the
+        teacher is fitted again to vote.
+
+    >>> from sklearn.tree import DecisionTreeClassifier
+    >>> stored_as(DecisionTreeClassifier)
+    'skops'
+    """
+    bench = _Bench.of(
+        factory_or_class,
+        classes=classes,
+        seed=seed,
+        training=Training(params=params or {}),
+        inputs=inputs,
+    )
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        header = save(bench.trained(), Path(folder), shard=bench.data(), seed=seed)
+    return str(header["format"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +136,34 @@ class _Bench:
     raw: Callable[[], Any]  # returns the factory's own object: make() copies it
     takes_seed: bool
     classes: int
-    features: int
     records: int
     seed: int
+    examples: _Array  # (n, …) records are drawn from them; or (classes, features): around them
+    drawn: bool
+
+    @classmethod
+    def of(
+        cls,
+        target: Any,
+        *,
+        training: Training,
+        classes: int,
+        seed: int,
+        features: int = 8,
+        records: int = 60,
+        inputs: ArrayLike | None,
+    ) -> _Bench:
+        centres = np.random.default_rng(seed).normal(size=(classes, features))
+        return cls(
+            make=functools.partial(build, target, training, classes=classes, seed=seed),
+            raw=functools.partial(make_model, target, training, classes=classes, seed=seed),
+            takes_seed=takes_seed(target),
+            classes=classes,
+            records=records,
+            seed=seed,
+            examples=centres if inputs is None else np.asarray(inputs),
+            drawn=inputs is not None,
+        )
 
     def seeded(self, teacher: Teacher) -> bool:
         """Return whether one seed must give one teacher: it is seeded, or takes a seed."""
@@ -106,11 +172,14 @@ class _Bench:
     def data(
         self, *, salt: int = 0, labels: tuple[int, ...] | None = None
     ) -> tuple[_Array, _Array]:
-        """Return records around one centre for each label, so that labels can be learned."""
+        """Return examples, or records around a centre of each label, which can be learned."""
         rng = np.random.default_rng([self.seed, salt])
         y = np.resize(np.arange(self.classes) if labels is None else labels, self.records)
-        centres = np.random.default_rng(self.seed).normal(size=(self.classes, self.features))
-        return 2 * centres[y] + rng.normal(size=(self.records, self.features)), y.astype(np.int64)
+        if self.drawn:
+            X = self.examples[rng.integers(len(self.examples), size=self.records)]
+        else:
+            X = 2 * self.examples[y] + rng.normal(size=(self.records, self.examples.shape[1]))
+        return X, y.astype(np.int64)
 
     def trained(self, *, salt: int = 0, labels: tuple[int, ...] | None = None) -> Teacher:
         teacher = self.make()
@@ -186,9 +255,10 @@ def _same_seed_same_teacher(bench: _Bench, folder: Path) -> None:
 
 def _survives_saving(bench: _Bench, folder: Path) -> None:
     for name, labels in (("all", None), ("one", (bench.classes - 1,))):
-        teacher = bench.trained(labels=labels)
+        with isolated_randomness(bench.seed):  # as in a run: it may be fitted again
+            teacher = bench.trained(labels=labels)
         before = bench.predict(teacher)
-        save(teacher, folder / name)
+        save(teacher, folder / name, shard=bench.data(labels=labels), seed=bench.seed)
         if not np.array_equal(before, bench.predict(teacher)):
             raise _Broken("saving changed its predictions")
         if not np.array_equal(before, bench.predict(restore(bench.make(), folder / name))):

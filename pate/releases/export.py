@@ -32,6 +32,7 @@ from pate.releases.student import (
 )
 from pate.students.spec import NETWORKS
 from pate.teachers.adapters import SklearnTeacher
+from pate.teachers.boosting import BoostedClassifier
 from pate.teachers.linear import LinearTeacher
 from pate.teachers.persist import load
 from pate.teachers.spec import ModelSpec
@@ -173,6 +174,10 @@ def _model(teacher: Any, spec: ModelSpec, shape: tuple[int, ...], draft: Path) -
     if isinstance(teacher, SklearnTeacher):
         if teacher.only_label is not None:
             return {"kind": "constant", "label": teacher.only_label}
+        if isinstance(teacher.estimator, BoostedClassifier):
+            raise _Inexpressible(
+                f"its trees are in the format of {teacher.estimator.library}, which must read them"
+            )
         width = int(np.prod(shape))
         order = [int(label) for label in teacher.classes_]
         (folder / GRAPH).write_bytes(_of_estimator(teacher.estimator, width))

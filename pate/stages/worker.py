@@ -14,6 +14,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -56,14 +57,16 @@ def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
                     pass
         for family in _families(payload, teachers):
             data = [None if t is None else _shard(group[place]) for place, t in family.items()]
-            failures = train_many(list(family.values()), data, seeds=_seeds(group, family))
-            for (place, teacher), failure in zip(family.items(), failures, strict=True):
+            seeds = _seeds(group, family)
+            failures = train_many(list(family.values()), data, seeds=seeds)
+            members = zip(family.items(), data, seeds, failures, strict=True)
+            for (place, teacher), shard, seed, failure in members:
                 try:
                     if failure is not None:
                         raise failure
                     if teacher is not None:
                         with _draft(store, group[place]) as draft:
-                            save(teacher, draft.path)
+                            save(teacher, draft.path, shard=shard, seed=seed)
                 except (StoreError, OutOfMemory):
                     raise
                 except Exception as error:
@@ -106,8 +109,10 @@ def _predict_group(payload: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 if teacher is not None:
                     found = _open(group[place])
-                    # Without files it has learnt nothing.
-                    family[place] = restore(teacher, found.path) if found.holds_files else None
+                    family[place] = None  # without files it has learnt nothing
+                    if found.holds_files:
+                        remake = functools.partial(_make, payload, group[place])
+                        family[place] = restore(teacher, found.path, remake=remake)
             except StoreError as error:
                 stop = f"teacher {group[place]['number']}: {error}"
                 return {"failed": failed, "stop": stop, "damaged": True}
@@ -169,11 +174,11 @@ def _seeds(group: Sequence[Mapping[str, Any]], family: Iterable[int]) -> list[in
     return [group[place]["seed"] for place in family]
 
 
-def _make(payload: Mapping[str, Any], each: Mapping[str, Any]) -> Teacher:
+def _make(payload: Mapping[str, Any], each: Mapping[str, Any], seed: int | None = None) -> Teacher:
     return make(
         ModelSpec.model_validate(each["model"]),
         classes=payload["classes"],
-        seed=each["seed"],
+        seed=each["seed"] if seed is None else seed,
         plugin_path=path_of(payload["plugins"]) if payload["plugins"] else None,
     )
 

@@ -3,6 +3,7 @@
 spec           the ``[teachers]`` section of a recipe
 protocol       the protocol, families, and the guarded calls through which models are used
 adapters       from a model's name, class or instance to a teacher; scikit-learn estimators
+boosting       LightGBM's and XGBoost's classifiers
 linear         the built-in ``ridge`` and ``logistic``
 torch_teacher  torch modules, one by one
 torch_family   torch modules of one architecture, trained as one program

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pate.errors import InvalidInput
 from pate.plugins import resolve
+from pate.teachers.boosting import BoostedClassifier, library_of, make_repeatable
 from pate.teachers.placement import isolated_randomness, out_of_memory, short_of_memory
 from pate.teachers.protocol import Teacher
 from pate.teachers.spec import ENTRY_POINTS, ModelSpec, Training
@@ -123,7 +124,9 @@ def build(target: Any, training: Training, *, classes: int, seed: int) -> Teache
         return TorchTeacher(made, training=training, classes=classes, seed=seed)
     if is_sklearn(made):
         _seed_parts(made, seed)
-        return SklearnTeacher(made, home=_module_of(target))
+        make_repeatable(made)
+        estimator = BoostedClassifier(made) if library_of(made) else made
+        return SklearnTeacher(estimator, home=_module_of(target))
     teacher: Teacher = made
     return teacher
 
@@ -252,7 +255,7 @@ def _call(target: Callable[..., Any], arguments: dict[str, Any], *, name: str) -
     def made() -> Any:
         try:
             found = target(**arguments)
-            if is_sklearn(found) and hasattr(found, "_validate_params"):
+            if is_sklearn(found) and hasattr(found, "_parameter_constraints"):
                 found._validate_params()  # otherwise a bad parameter is found only in fit
             return found
         except Exception as error:

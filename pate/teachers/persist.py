@@ -1,7 +1,8 @@
 """Trained teachers on disk: skops, safetensors, npz and JSON; never pickle.
 
 A folder holds ``teacher.json``, which names the format, and the files of that format. Modules to
-import come from the recipe, never from the folder.
+import come from the recipe, never from the folder. An object that no format takes is kept as the
+shard it learned from, and fitted again.
 
 The same model gives the same skops archive. skops names objects by their address in memory and
 stamps members with the time: both are replaced, so that equal digests mean equal teachers.
@@ -14,15 +15,17 @@ import io
 import json
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from pate.errors import InvalidInput, PateError
 from pate.plugins import object_state
 from pate.teachers.adapters import SklearnTeacher, is_torch_module, is_torch_teacher, make
-from pate.teachers.protocol import Teacher, guarded
+from pate.teachers.placement import isolated_randomness
+from pate.teachers.protocol import Shard, Teacher, guarded, train
 from pate.teachers.spec import ModelSpec
 
 _HEADER = "teacher.json"
@@ -30,19 +33,31 @@ _SKOPS = "model.skops"
 _TENSORS = "model.safetensors"
 _ARRAYS = "arrays.npz"
 _OWN = "own"  # the folder a class's own save() writes into
+_RECORDS, _LABELS = "records.npy", "labels.npy"
 
 
-def save(teacher: Teacher, folder: Path) -> dict[str, Any]:
+def save(
+    teacher: Teacher, folder: Path, *, shard: Shard | None = None, seed: int = 0
+) -> dict[str, Any]:
     """Write a trained teacher into a folder; return the content of ``teacher.json``.
 
     A class's own ``save(folder)`` and ``load(folder)`` are used if it has both. The same model
-    gives the same bytes, unless a class writes its own files.
+    gives the same bytes, unless a class writes its own files. A teacher that cannot be stored is
+    refused, unless the ``shard`` that it learned from is given, and the ``seed``: then these are
+    stored in its place, and :func:`restore` fits it again.
 
     Guarantees:
         A trained teacher is PRIVATE: the folder must be one that only its owner can read.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    header = _write(teacher, folder)
+    try:
+        header = _write(teacher, folder, shard)
+    except InvalidInput:
+        if shard is None:
+            raise
+        for name, array in zip((_RECORDS, _LABELS), shard, strict=True):
+            np.save(folder / name, np.asarray(array), allow_pickle=False)
+        header = {"format": "refit", "seed": seed}
     (folder / _HEADER).write_text(json.dumps(header, sort_keys=True), encoding="utf-8")
     return header
 
@@ -54,8 +69,13 @@ def load(
     return restore(make(model, classes=classes, seed=seed, plugin_path=plugin_path), folder)
 
 
-def restore(fresh: Teacher, folder: Path) -> Teacher:
-    """Load the saved state into an untrained teacher; return the teacher to use."""
+def restore(
+    fresh: Teacher, folder: Path, *, remake: Callable[[int], Teacher] | None = None
+) -> Teacher:
+    """Load the saved state into an untrained teacher; return the teacher to use.
+
+    One that is fitted again comes from ``remake``, if given, with the seed of its first training.
+    """
     try:
         header = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
         kind = header["format"]
@@ -63,12 +83,17 @@ def restore(fresh: Teacher, folder: Path) -> Teacher:
         raise InvalidInput(f"there is no saved teacher in {folder}; train it first") from None
     except (OSError, ValueError, KeyError, TypeError):
         raise _damaged(folder) from None
-    if kind != _format(fresh) and not (kind == "constant" and isinstance(fresh, SklearnTeacher)):
+    expected = {_format(fresh), "refit"}
+    expected |= {"constant"} if isinstance(fresh, SklearnTeacher) else set()
+    expected |= {"skops"} if "arrays" in expected else set()
+    if kind not in expected:
         raise InvalidInput(
             f"{folder} holds a teacher saved as {kind!r}, and the recipe's model is saved as "
             f"{_format(fresh)!r}; train it again"
         )
     try:
+        if kind == "refit":
+            return _fit_again(fresh if remake is None else remake(header["seed"]), folder, header)
         return _read(fresh, folder, header)
     except PateError:
         raise
@@ -91,7 +116,7 @@ def _format(teacher: Any) -> str:
     return "arrays"
 
 
-def _write(teacher: Any, folder: Path) -> dict[str, Any]:
+def _write(teacher: Any, folder: Path, shard: Shard | None) -> dict[str, Any]:
     kind = _format(teacher)
     if isinstance(teacher, SklearnTeacher) and teacher.only_label is not None:
         return {"format": "constant", "label": teacher.only_label}
@@ -104,8 +129,42 @@ def _write(teacher: Any, folder: Path) -> dict[str, Any]:
     elif kind == "safetensors":
         _write_tensors(_module(teacher), folder / _TENSORS)
     else:
-        return {"format": kind, "values": _write_arrays(teacher, folder / _ARRAYS)}
+        try:
+            return {"format": kind, "values": _write_arrays(teacher, folder / _ARRAYS)}
+        except InvalidInput as reason:
+            _write_object(teacher, folder / _SKOPS, shard, reason)
+            kind = "skops"
     return {"format": kind}
+
+
+def _write_object(teacher: Any, file: Path, shard: Shard | None, reason: InvalidInput) -> None:
+    """Write an object of any class by skops; raise ``reason`` if it does not come back the same."""
+    home = type(teacher).__module__
+    try:
+        file.write_bytes(skops_archive(teacher, home=home))
+        again = read_skops(file, home=home, kind=type(teacher))
+        if shard is not None:
+            X = np.asarray(shard[0])
+            if not np.array_equal(_answers(teacher, X), _answers(again, X)):
+                raise reason
+    except PateError:
+        file.unlink(missing_ok=True)
+        raise reason from None
+
+
+def _answers(teacher: Any, X: Any) -> Any:
+    return guarded("predict", lambda: np.asarray(teacher.predict(X)), private=True)
+
+
+def _fit_again(fresh: Teacher, folder: Path, header: dict[str, Any]) -> Teacher:
+    """Fit a teacher to its own shard, as it was fitted alone at first."""
+    try:
+        records, labels = (np.load(folder / n, allow_pickle=False) for n in (_RECORDS, _LABELS))
+    except (OSError, ValueError, EOFError):
+        raise InvalidInput(f"{folder} is damaged; train the teacher again") from None
+    with isolated_randomness(int(header["seed"])):
+        train(fresh, records, labels)
+    return fresh
 
 
 def _read(fresh: Any, folder: Path, header: dict[str, Any]) -> Teacher:
@@ -121,6 +180,9 @@ def _read(fresh: Any, folder: Path, header: dict[str, Any]) -> Teacher:
         elif loaded is not None:
             fresh = loaded
     elif kind == "skops":
+        if not isinstance(fresh, SklearnTeacher):
+            home, kind = type(fresh).__module__, type(fresh)
+            return cast(Teacher, read_skops(folder / _SKOPS, home=home, kind=kind))
         fresh.estimator = read_skops(folder / _SKOPS, home=fresh.home, kind=type(fresh.estimator))
     elif kind == "safetensors":
         _read_tensors(_module(fresh), folder / _TENSORS)

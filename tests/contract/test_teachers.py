@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
@@ -22,7 +23,7 @@ from torch import nn
 
 from pate.plugins import resolve
 from pate.teachers.linear import LogisticTeacher, RidgeTeacher
-from pate.testing import check_teacher
+from pate.testing import check_teacher, stored_as
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "custom_teacher"
 
@@ -53,9 +54,73 @@ class Centres:
         return self.labels[((X[:, None] - self.means) ** 2).sum(axis=2).argmin(axis=1)]
 
 
+class Nested(Centres):
+    def fit(self, X, y):
+        super().fit(X, y)
+        self.extra = {"a": [1]}
+
+
+class Closure(Centres):
+    """What it has learned is in a function, which no format takes: it is fitted again."""
+
+    def __init__(self, random_state):
+        self.seed = random_state
+
+    def fit(self, X, y):
+        super().fit(X, y)
+        means, labels = (
+            self.means + np.random.default_rng(self.seed).normal(size=8) / 9,
+            self.labels,
+        )
+        self.answer = lambda X: labels[((X[:, None] - means) ** 2).sum(axis=2).argmin(axis=1)]
+
+    def predict(self, X):
+        return self.answer(X)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "form"),
+    [(Centres, "arrays"), (TorchMLP, "safetensors"), (Nested, "skops"), (Closure, "refit")],
+)
+def test_any_object_is_kept_in_some_form(teacher, form):
+    assert stored_as(teacher) == form
+    check_teacher(teacher)
+
+
+class Images(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(6, 4, 3), nn.Flatten(), nn.LazyLinear(classes))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def test_examples_give_the_form_of_records():
+    inputs = np.random.default_rng(0).normal(size=(20, 6, 5, 5)).astype(np.float32)
+    check_teacher(Images, inputs=inputs, settings={"epochs": 2})
+    assert stored_as(Images, inputs=inputs) == "safetensors"
+    with pytest.raises(AssertionError, match="fit and predict"):
+        check_teacher(Images)
+
+
+class Undeclared(ClassifierMixin, BaseEstimator):
+    """An estimator in scikit-learn's manner that declares no constraints of its parameters."""
+
+    def fit(self, X, y):
+        self.centres_ = Centres()
+        self.classes_ = np.unique(y)
+        self.centres_.fit(X, y)
+        return self
+
+    def predict(self, X):
+        return self.centres_.predict(X)
+
+
 @pytest.mark.parametrize(
     "teacher",
     [
+        pytest.param(Undeclared, id="estimator without constraints"),
         pytest.param(DecisionTreeClassifier, id="tree"),
         pytest.param(LogisticRegression, id="logistic regression"),
         pytest.param(functools.partial(MLPClassifier, max_iter=30), id="mlp"),
@@ -156,12 +221,6 @@ class Unseeded(Centres):
 
     def predict(self, X):
         return self.whims[: len(X)]
-
-
-class Nested(Centres):
-    def fit(self, X, y):
-        super().fit(X, y)
-        self.extra = {"a": [1]}
 
 
 class Forgets(Centres):
@@ -275,7 +334,6 @@ OURS = TorchMLP(3).layers
         (Moody, "one seed, one teacher: "),
         (Moody, "predict only reads: "),
         (Unseeded, "one seed, one teacher: "),
-        (Nested, "save and load: Nested.extra is a dict"),
         (Forgets, "save and load: it predicts differently"),
         (Counts, "predict only reads: predict changes attributes"),
         (LearnsWhileAsked, "predict only reads: "),

@@ -36,6 +36,36 @@ class Small(torch.nn.Module):
 '''
 
 
+CLOSURES = '''
+"""The same teacher twice: one that is stored, and one that no format takes."""
+import numpy as np
+
+
+class Stored:
+    def __init__(self, seed):
+        self.seed = seed
+
+    def fit(self, X, y):
+        if self.seed % 2:
+            raise ValueError("half of all seeds do not work")
+        self.labels = np.unique(y)
+        noise = np.random.default_rng(self.seed).normal(size=X.shape[1])
+        self.means = np.stack([X[y == label].mean(axis=0) for label in self.labels]) + noise / 3
+
+    def predict(self, X):
+        return self.labels[((X[:, None] - self.means) ** 2).sum(axis=2).argmin(axis=1)]
+
+
+class Unstored(Stored):
+    def fit(self, X, y):
+        super().fit(X, y)
+        self.answer = lambda X: Stored.predict(self, X)
+
+    def predict(self, X):
+        return self.answer(X)
+'''
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """As in a worker: numbers of torch may depend on how many threads there are."""
@@ -73,6 +103,27 @@ def test_engines_give_the_same_predictions_and_votes(project: Any) -> None:
     for first in range(3):  # members of each family differ, so that a mix-up would show
         assert (labels[first::3] != labels[first]).any()
     np.testing.assert_array_equal(counts.sum(axis=1), 12)
+
+
+def test_teachers_that_cannot_be_stored_vote_as_if_they_were(project: Any) -> None:
+    """Each is fitted again to its own shard, with the seed that worked."""
+    project.plugin("closures", CLOSURES)
+    overlapping(project)
+    votes = []
+    for model, engine in (
+        ("Stored", "serial"),
+        ("Unstored", "serial"),
+        ("Unstored", "processes:2"),
+    ):
+        project.engine = engine
+        model = f"closures:{model}"
+        project.write(teachers={"model": model, "count": 9, "on_error": "retry", "retries": 20})
+        run = project.folder / f"run-{len(votes)}"
+        project.call_run("--out", run, stage="vote")
+        votes.append(project.array("vote", "predictions.npy", run))
+    np.testing.assert_array_equal(votes[0], votes[1])
+    np.testing.assert_array_equal(votes[0], votes[2])
+    assert (votes[0] != votes[0][0]).any()
 
 
 def test_other_weights_of_a_backbone_are_noticed(project: Any) -> None:

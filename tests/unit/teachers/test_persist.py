@@ -133,19 +133,58 @@ class Slots:
         return np.zeros(len(X), int)
 
 
-class Objects(Plain):
+class Function(Plain):
     def fit(self, X, y):
-        self.mixed = np.array([1, "a", None], dtype=object)
+        self.answer = lambda X: np.zeros(len(X), int)
+
+    def predict(self, X):
+        return self.answer(X)
 
 
 class Model(Plain):
     def fit(self, X, y):
-        self.model = DecisionTreeClassifier().fit(X, y)
+        self.model = DecisionTreeClassifier(random_state=0).fit(X, y)
+
+    def predict(self, X):
+        return self.model.predict(X)
 
 
-@pytest.mark.parametrize(
-    ("kind", "what"), [(Slots, "slots"), (Objects, "mixed is a ndarray"), (Model, "model is a Dec")]
-)
+def test_an_object_around_a_model_is_stored_by_skops(tmp_path):
+    teacher = trained(Model)
+    assert save(teacher, tmp_path)["format"] == "skops"
+    np.testing.assert_array_equal(restore(Model(), tmp_path).predict(Q), teacher.predict(Q))
+
+
+class Drifts(Model):
+    """Comes back from skops as another teacher."""
+
+    def __setstate__(self, state):
+        self.__dict__ = state | {"model": None}
+
+    def predict(self, X):
+        return np.zeros(len(X), int) if self.model is None else 1 - self.model.predict(X) % 2
+
+
+@pytest.mark.parametrize("kind", [Slots, Function, Drifts])
+def test_what_cannot_be_stored_is_fitted_again_to_its_shard(kind, tmp_path):
+    teacher = trained(kind)
+    header = save(teacher, tmp_path, shard=(X, Y), seed=5)
+    assert header == {"format": "refit", "seed": 5}
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "teacher.json",
+        "records.npy",
+        "labels.npy",
+    }
+    seeds = []
+    again = restore(kind(), tmp_path, remake=lambda seed: seeds.append(seed) or kind())
+    assert seeds == [5]
+    np.testing.assert_array_equal(again.predict(Q), teacher.predict(Q))
+    (tmp_path / "labels.npy").write_bytes(b"")
+    with pytest.raises(InvalidInput, match="damaged"):
+        restore(kind(), tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "what"), [(Slots, "slots"), (Function, "answer is a function")])
 def test_what_cannot_be_stored_says_to_add_save_and_load(kind, what, tmp_path):
     with pytest.raises(InvalidInput, match=rf"{what}.*save\(folder\) and load\(folder\)"):
         save(trained(kind), tmp_path)
