@@ -124,7 +124,7 @@ class _Modules:
 
 def _parse(file: Path) -> list[ast.stmt]:
     try:
-        return ast.parse(file.read_bytes()).body
+        return ast.parse(file.read_bytes(), filename=file.name).body
     except OSError as error:
         raise InvalidInput(f"cannot read the plug-in {file}: {error.strerror}") from error
     except (SyntaxError, ValueError) as error:
