@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,19 @@ REFERENCE = Path(__file__).parent / "reference"
 
 settings.register_profile("project", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("project")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m deselects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves the later cases of a test that is marked ``sample(n)`` to the campaigns."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for item in items:
+        sample = item.get_closest_marker("sample")
+        if sample is not None:
+            test = (str(item.path), getattr(item, "originalname", item.name))
+            if seen[test] >= sample.args[0]:
+                item.add_marker(pytest.mark.campaign)
+            seen[test] += 1
 
 
 @functools.cache

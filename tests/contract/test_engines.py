@@ -95,6 +95,7 @@ def test_every_task_has_one_outcome(engine):
 
 
 @pytest.mark.xdist_group("ray")
+@pytest.mark.campaign
 def test_ray_in_short():
     """The rest of its contract is a campaign: starting Ray takes seconds."""
     tasks = [job("double", f"job-{n}", n=n) for n in range(6)] + [job("fail", "bad")]

@@ -236,6 +236,7 @@ def learn_and_die():
 
 
 @methods
+@pytest.mark.sample(2)
 def test_a_killed_student_goes_on_bit_for_bit(method, briefly, learn_and_die, tmp_path):
     settings = short(method).model_dump(mode="json", exclude_unset=True)
     reached = 0
@@ -263,6 +264,7 @@ def test_a_killed_student_goes_on_bit_for_bit(method, briefly, learn_and_die, tm
 
 
 @methods
+@pytest.mark.sample(2)
 def test_a_checkpoint_of_other_data_is_not_used(method, briefly, tmp_path):
     train_student(short(method), short_data(labelled=60), folder=tmp_path)
     assert list(tmp_path.glob("*.safetensors"))

@@ -486,6 +486,7 @@ def files_of(project):
     return {str(each): each.read_bytes() for each in places if each.is_file()}
 
 
+@pytest.mark.campaign
 def test_true_labels_of_inputs_that_answers_decided_on_cost_what_the_answers_do(project):
     """How far was asked is known from answers, which were paid for."""
     recipe = RECIPE.replace('mechanism = "gnmax"\n', CONFIDENT)

@@ -401,6 +401,7 @@ def test_the_same_training_in_another_folder_costs_again(quick):
     assert len(quick.charges()) == 3
 
 
+@pytest.mark.campaign
 def test_of_the_same_training_in_many_folders_at_once_one_is_paid(planned):
     started = [planned.start("train", "tiny.toml", "--out", f"runs/{i}") for i in range(4)]
     ends = [command.end() for command in started]
@@ -473,6 +474,7 @@ def stopped(project, how, *, after):
     return code, epochs_in(out), err
 
 
+@pytest.mark.campaign
 def test_stopped_at_random_moments_a_run_goes_on_under_one_charge(planned):
     rng = random.Random(5)
     code, shown, err = stopped(planned, signal.SIGINT, after=rng.random() / 4)
@@ -498,6 +500,7 @@ def test_stopped_at_random_moments_a_run_goes_on_under_one_charge(planned):
     assert planned.report["guarantee"]["epsilon"] == spent
 
 
+@pytest.mark.campaign
 def test_a_copy_of_a_live_run_is_refused_and_one_of_them_finishes(planned):
     """The folder of a run is copied while it trains: one charge, one trained model."""
     copy = planned.folder / "runs" / "copy"
@@ -631,6 +634,7 @@ def test_what_no_guarantee_covers_is_kept_apart(quick, section):
     assert not quick.report["guarantee"]["publishable"]
 
 
+@pytest.mark.campaign
 def test_weights_in_another_order_of_memory_are_released(quick):
     (quick.folder / "own.py").write_text(
         "from torch import nn\n"

@@ -81,6 +81,7 @@ def overlapping(project: Any) -> None:
     np.savez(project.folder / "tiny.npz", X=rng.normal(size=(150, 4)) + np.eye(4)[y], y=y)
 
 
+@pytest.mark.campaign
 def test_engines_give_the_same_predictions_and_votes(project: Any) -> None:
     """Three families in one ensemble: ridge, logistic regression and a torch module."""
     project.plugin("net", NET)

@@ -249,6 +249,7 @@ def test_a_teacher_that_crashes_once(clinic, engine):
     assert clinic.teachers() == clinic.undisturbed()
 
 
+@pytest.mark.campaign
 def test_a_teacher_that_always_crashes_is_named_and_the_rest_is_kept(clinic, engine):
     clinic.ill("segfault", times=99)
     (said,) = clinic.teach(engine, code=2).stderr.splitlines()
@@ -266,6 +267,7 @@ def test_a_teacher_that_always_crashes_is_named_and_the_rest_is_kept(clinic, eng
     assert not clinic.drafts()
 
 
+@pytest.mark.campaign
 def test_a_teacher_that_always_crashes_abstains_alone(clinic, engine):
     clinic.ill("segfault", times=99)
     clinic.teach(engine, "--set", "teachers.on_error=abstain", stage="vote")
@@ -294,6 +296,7 @@ def test_a_teacher_that_hangs_is_named(clinic, engine):
     assert clinic.times()[SICK] == 1
 
 
+@pytest.mark.campaign
 def test_a_teacher_that_hangs_once_is_tried_again(clinic, engine):
     clinic.ill("hang", times=1)
     # Enough for the others on a busy machine, whose first task loads libraries; it hangs for 60.

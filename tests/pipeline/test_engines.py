@@ -158,6 +158,7 @@ def test_every_byte_is_the_same(
     assert differences(made_in(copy), expected) == []
 
 
+@pytest.mark.campaign
 def test_another_engine_goes_on_and_then_finds_nothing_to_do(
     serial: Any, expected: dict[str, bytes]
 ) -> None:

@@ -53,6 +53,7 @@ class Sleeper:
 
 
 @pytest.mark.parametrize(("engine", "since"), [("processes:2", None), ("serial", "aggregate")])
+@pytest.mark.campaign
 def test_killed_a_dozen_times(project, engine, since):
     """Half of them anywhere in a run, which spends most of its time on teachers; the other half
     from ``aggregate`` on, where charges are made.

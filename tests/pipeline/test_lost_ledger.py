@@ -180,6 +180,7 @@ def dpsgd(project: Any, *words: str, code: int = 0) -> str:
     return done.stdout
 
 
+@pytest.mark.campaign
 def test_votes_and_steps_spend_one_budget(project: Any) -> None:
     """A budget of 9 pays for labels of ε 6.6 or for steps of ε 3, and not for both."""
     project.write(privacy={"budget": 9.0, "sanitise": False}, aggregate={"scale": 4.0})
@@ -198,6 +199,7 @@ def test_votes_and_steps_spend_one_budget(project: Any) -> None:
     assert "of 9" in line
 
 
+@pytest.mark.campaign
 def test_a_model_whose_charge_is_lost_is_refused(project: Any) -> None:
     (project.folder / "steps.toml").write_text(DPSGD.replace("budget = 9.0\n", ""))
     train = ("train", "steps.toml", "--out", "runs/steps")

@@ -1149,6 +1149,7 @@ def test_process_unfit_for_its_data(here):
     refused((done.returncode, done.stdout, done.stderr), "not enough memory (in pate/", exit_code=1)
 
 
+@pytest.mark.campaign
 def test_process_that_was_killed_while_it_wrote_its_page(here):
     own = ("--engine", "serial", "--plugin-path", "plugins", "--quiet")
     assert process("run", "my.toml", *own)[0] == 0

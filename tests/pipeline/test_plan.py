@@ -125,6 +125,7 @@ def test_of_an_interactive_recipe_what_a_plan_can_use_is_kept(
     assert {key: written[key] for key in keys if key in written} == kept
 
 
+@pytest.mark.campaign
 def test_a_surrogate_decides_by_rehearsal(project: Any) -> None:
     project.write(
         teachers={"model": "sklearn.neighbors:NearestCentroid"},

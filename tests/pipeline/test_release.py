@@ -207,6 +207,7 @@ def test_a_student_that_ends_the_process_fails_its_trial(project: Any) -> None:
         ("sklearn.neighbors:KNeighborsClassifier", "onnx"),
     ],
 )
+@pytest.mark.campaign
 def test_students_of_every_kind_on_encoded_features(project: Any, model: str, kind: str) -> None:
     project.write(
         encoder={"steps": ["standardise", {"name": "pca", "dimension": 3}]},
@@ -245,6 +246,7 @@ def net():
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pt"])
+@pytest.mark.campaign
 def test_a_backbone_goes_along_with_its_weights(project: Any, kind: str, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
@@ -274,6 +276,7 @@ def test_a_backbone_goes_along_with_its_weights(project: Any, kind: str, tmp_pat
     assert (said == project.array("data-test", "labels.npy")).mean() == measured
 
 
+@pytest.mark.campaign
 def test_a_network_for_images_and_a_class_that_saves_itself(project: Any) -> None:
     project.plugin("pictures", IMAGES)
     project.plugin("itself", (
@@ -322,6 +325,7 @@ def test_digits_from_data_to_a_verified_release(project: Any) -> None:
     ids=lambda each: each.get("mechanism", "uncertain"),
 )
 @pytest.mark.parametrize("sanitise", [True, False])
+@pytest.mark.sample(2)
 def test_every_mechanism_with_and_without_a_sanitised_epsilon(
     project: Any, aggregate: Any, sanitise: bool
 ) -> None:
@@ -402,6 +406,7 @@ def test_a_sanitised_epsilon_that_reveals_no_vote_has_no_price(project: Any) -> 
 
 @pytest.mark.parametrize("sanitise", [True, False])
 @pytest.mark.parametrize("budget", [None, 60.0])
+@pytest.mark.sample(1)
 def test_labels_that_were_extended_are_covered_by_the_ledger(
     project: Any, sanitise: bool, budget: float | None
 ) -> None:
@@ -689,6 +694,7 @@ def given(finished: Any) -> Path:
     return finished.folder / "given"
 
 
+@pytest.mark.campaign
 def test_every_changed_byte_is_found(given: Path) -> None:
     files = sorted(path for path in given.rglob("*") if path.is_file())
     assert len(files) > 8

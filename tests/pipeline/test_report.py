@@ -278,6 +278,7 @@ def test_names_of_classes_are_text(project):
     ],
     ids=["seeded", "shuffled", "gnmax", "not sanitised", "classic", "interactive"],
 )  # fmt: skip
+@pytest.mark.sample(2)
 def test_variants_of_a_run(project, sections, words, said):
     project.write(**sections)
     project.call_run(*words)

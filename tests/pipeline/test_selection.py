@@ -599,6 +599,7 @@ TAMPERED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", TAMPERED)
+@pytest.mark.sample(3)
 def test_what_was_changed_is_found(released: Any, tmp_path: Path, kind: str) -> None:
     out = shutil.copytree(released.folder / "out", tmp_path / "out")
     change(out / "release.json", TAMPERED[kind])
@@ -654,6 +655,7 @@ def test_a_ledger_that_disagrees_is_believed(released: Any, tmp_path: Path) -> N
     assert not (tmp_path / "project/out2").exists()
 
 
+@pytest.mark.campaign
 def test_a_point_of_a_sweep_is_refused_unless_chosen_beforehand(project: Any) -> None:
     project.write(student={"model": "sklearn.tree:DecisionTreeClassifier"})
     project.call("sweep", "tiny.toml", *OVER, *WORDS)
@@ -670,6 +672,7 @@ def test_a_point_of_a_sweep_is_refused_unless_chosen_beforehand(project: Any) ->
     assert verify_release(project.folder / "out").problems == ()
 
 
+@pytest.mark.campaign
 def test_a_choice_among_points_of_a_sweep_that_was_seen_is_asked_about(project: Any) -> None:
     """Candidates may have been picked by its table, for which no ε of the choice accounts."""
     project.write(student={"model": "sklearn.tree:DecisionTreeClassifier"})

@@ -353,6 +353,7 @@ def other_draw(project: Any, how: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", ["plug-ins", "the same votes"])
+@pytest.mark.sample(1)
 def test_settings_of_a_study_drawn_after_it_are_of_the_study(project: Any, how: str) -> None:
     finish(project, "aggregate.scale=3.0")
     finish(project, "aggregate.scale=4.0")
@@ -508,6 +509,7 @@ def test_a_refusal_states_what_holds_where_points_were_added(project: Any) -> No
 
 
 @pytest.mark.parametrize("method", ["hash", "shuffle"])
+@pytest.mark.sample(1)
 def test_what_a_comparison_costs_counts_both_methods(project: Any, method: str) -> None:
     project.write(partition={"method": method})
     plan_votes(project, 2.0, 3.0)
@@ -542,6 +544,7 @@ def test_what_a_comparison_costs_counts_both_methods(project: Any, method: str) 
     assert f"cost {stated(later)} together{printed} ({NOT_PLANNED}), and" in refused
 
 
+@pytest.mark.campaign
 def test_models_of_no_study_are_mentioned_too(project: Any) -> None:
     finish(project, study=None)
     train(project, 8.0, None)

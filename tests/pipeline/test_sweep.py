@@ -686,6 +686,7 @@ def test_what_is_charged_is_what_was_planned(project: Any, mechanism: str) -> No
 
 
 @pytest.mark.parametrize("left", [None, "{", "[]", "{}"])
+@pytest.mark.sample(1)
 def test_a_table_that_is_lost_or_damaged_is_written_anew(project: Any, left: str | None) -> None:
     sweep(project, *TWO)
     file = project.folder / "runs/tiny-sweep/sweep.json"
@@ -783,6 +784,7 @@ def test_seeded_noise_and_secure_noise_do_not_share_a_folder(project: Any, first
     assert seeded.exists() is (first == "seeded")
 
 
+@pytest.mark.campaign
 def test_a_seeded_sweep_in_between_changes_nothing(project: Any) -> None:
     seed = ("--insecure-seed", "3")
     sweep(project, *TWO)

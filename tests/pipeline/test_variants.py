@@ -287,6 +287,7 @@ def test_on_error_fail_says_which_teacher_and_where_and_no_record(project: Any, 
         pytest.param("die", "predict", "processes:2", marks=pytest.mark.campaign),
     ],
 )
+@pytest.mark.sample(1)
 def test_on_error_abstain_goes_on_without_them(
     project: Any, how: str, when: str, engine: str
 ) -> None:

@@ -191,6 +191,7 @@ def test_answers_keep_their_epsilon(audit, noise):
 
 @FAULT
 @pytest.mark.parametrize("audit", TRAINING.values(), ids=TRAINING)
+@pytest.mark.campaign
 def test_a_training_keeps_its_epsilon(audit, noise, monkeypatch):
     if noise == "halved":
         halve(monkeypatch)

@@ -154,6 +154,7 @@ print(json.dumps(ended))
 
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(25, marks=pytest.mark.campaign)])
+@pytest.mark.campaign
 def test_of_two_copies_resumed_together_at_most_one_ends(tmp_path, rounds):
     """Real processes, several rounds; whatever was shown of a step, it was one draw."""
     program = tmp_path / "program.py"

@@ -370,6 +370,7 @@ def test_an_error_of_ours_that_nobody_expected(call, monkeypatch):
     resource.getrlimit(resource.RLIMIT_CORE)[1] == 0, reason="no core dump could be made anyway"
 )
 @pytest.mark.parametrize("engine", ["serial", "processes:1"])
+@pytest.mark.sample(1)
 def test_a_crash_leaves_no_core_dump(place, engine):
     """Records would be in it. The data plug-in runs in the command, the teacher in a worker."""
     most = resource.getrlimit(resource.RLIMIT_CORE)[1]

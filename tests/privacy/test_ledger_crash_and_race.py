@@ -16,6 +16,7 @@ from pate.accounting import GaussianNoisyMaxAnswer, Guarantee, Ledger, Repeated,
 from pate.errors import BudgetExceeded
 
 
+@pytest.mark.campaign
 def test_killed_fifty_times(tmp_path):
     """Three thousand times in ``tests/campaigns``."""
     charged, published = kill_charging(tmp_path, kills=50, rng=random.Random(20))
@@ -182,6 +183,7 @@ def dies_at(statement, path):
 
 
 @pytest.mark.parametrize("old", [True, False])
+@pytest.mark.sample(1)
 def test_killed_between_any_two_steps(tmp_path, old):
     """Of making a ledger, or of bringing an old one up to date, and of charging it."""
     kills, statement = 0, 0

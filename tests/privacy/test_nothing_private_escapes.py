@@ -351,6 +351,7 @@ def draft_of_an_earlier_version(self, stage, made_from, *, level, inputs=None, o
     return drafting()
 
 
+@pytest.mark.campaign
 def test_a_run_of_an_earlier_version_loses_its_origins_and_nothing_else(tmp_path, monkeypatch):
     project = RecordsProject(tmp_path / "project")
     with monkeypatch.context() as earlier:

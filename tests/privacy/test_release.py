@@ -171,6 +171,7 @@ def search(folder, wanted):
     return found
 
 
+@pytest.mark.sample(1)
 def test_nothing_private_is_in_a_release(project):
     wanted = marks(project)
     student = json.loads(
@@ -187,6 +188,7 @@ def test_nothing_private_is_in_a_release(project):
     assert [each for each in search(project.folder / "out", wanted) if each[0] not in answers] == []
 
 
+@pytest.mark.sample(1)
 def test_the_exact_epsilon_is_in_no_sentence(project):
     """Also rounded, as people write it; curves of a plot may pass through any number."""
     exact = json.loads(project.private("account-private", "guarantees.json").read_text())
@@ -205,6 +207,7 @@ def test_the_exact_epsilon_is_in_no_sentence(project):
                 assert not re.search(rf"(?<![\d.]){figure}(?!\d)", text)
 
 
+@pytest.mark.sample(1)
 def test_a_release_names_charges_by_chance_alone(project):
     """The ledger's own names hold keyed fingerprints: two of them would tell if data changed."""
     statement = json.loads((project.folder / "out" / "guarantee.json").read_text())
@@ -218,6 +221,7 @@ def test_a_release_names_charges_by_chance_alone(project):
         assert made_from[:12].encode() not in everything
 
 
+@pytest.mark.sample(1)
 def test_a_release_is_good_where_nothing_else_is(project, tmp_path):
     shutil.copytree(project.folder / "out", tmp_path / "given")
     output = Project(tmp_path).pate("verify", "given").stdout
@@ -226,6 +230,7 @@ def test_a_release_is_good_where_nothing_else_is(project, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["path", "fingerprint", "key", "pickle", "figure", "archive"])
+@pytest.mark.sample(6)
 def test_the_last_look_finds_what_must_not_leave(project, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(project.folder)
     finished = open_finished_run(project.run_folder)

@@ -89,6 +89,7 @@ def has_wide_losses(case):
 
 
 @pytest.mark.golden("subsampled_gaussian", "epsilon", campaign=has_wide_losses)
+@pytest.mark.sample(6)
 def test_pld_lands_between_the_bounds(case):
     found = pld_guarantee([Repeated(step_of(case), case["steps"])], delta=case["delta"])
     assert found.moment is None

@@ -73,6 +73,7 @@ def test_entries_do_not_depend_on_each_other():
 
 @SIZES
 @pytest.mark.parametrize("secure", [False, True], ids=["seeded", "secure"])
+@pytest.mark.sample(2)
 def test_components_turn_by_the_noise_off_the_diagonal(size, secure):
     """Through a whole fit. All n records lie along the first axis, so the leading eigenvector is
     e₁ + Σ_j (N_1j / n) e_j to first order: with n = 10⁶·σ the rest is below 1e-4 of the noise.

@@ -336,6 +336,7 @@ def test_a_terminal_without_greek_letters_still_gets_its_table():
     assert b"may be published" in run.stdout
 
 
+@pytest.mark.campaign
 def test_the_example_runs():
     example = Path(__file__).parents[2] / "examples" / "calculator.py"
     run = subprocess.run([sys.executable, example], capture_output=True, text=True)

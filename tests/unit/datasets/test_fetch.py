@@ -307,6 +307,7 @@ def test_fetching_for_real(name, kind, probe, first, tmp_path, monkeypatch):
     assert np.unique(splits.private.labels).size == 10
 
 
+@pytest.mark.campaign
 def test_torchvision_comes_first_and_its_failure_is_quiet(tmp_path):
     """In its own process, against a proxy where nobody listens: fails within the timeout."""
     assert all(

@@ -263,6 +263,7 @@ def test_extreme_steps_are_refused(value):
 
 
 @pytest.mark.parametrize("kind", ALL)
+@pytest.mark.campaign
 def test_at_the_ends_of_what_is_allowed_weights_are_finite_or_refused(kind):
     for name in ("epsilon", "data_norm", "intercept_scaling", "regularisation"):
         for value in (1e-100, 1e100):

@@ -121,6 +121,7 @@ def test_a_network_is_exported_without_a_word_of_the_machine():
     [("Mlp", (3,), {}), ("Mlp", (2, 2), {"hidden": [4, 5]}), ("SmallCNN", (8, 8), {}),
      ("SmallCNN", (9, 8, 3), {"channels": [3, 4]})],
 )  # fmt: skip
+@pytest.mark.sample(1)
 def test_a_network_of_ours_is_its_weights(tmp_path, name, shape, params):
     from pate.releases.export import _model
     from pate.teachers.adapters import make
@@ -360,6 +361,7 @@ def test_a_small_graph_takes_no_large_memory(tmp_path):
         load_student(tmp_path)
 
 
+@pytest.mark.campaign
 def test_a_network_is_as_large_as_its_weights(tmp_path):
     model = {"kind": "network", "name": "mlp", "widths": [2**20, 2**20]}
     tensors = {"layers.1.weight": np.zeros((2, 2), "f4")}

@@ -150,6 +150,7 @@ def answers(folder, kind):
 @pytest.mark.parametrize("stage", ["teach", "vote"])
 @pytest.mark.parametrize("on_error", ["abstain", "fail"])
 @pytest.mark.parametrize("error", ["WorkerDied: killed", "TimedOut: no result", "MemoryError"])
+@pytest.mark.sample(3)
 def test_a_crowd_makes_nobody_abstain_or_change_its_place(tmp_path, on_error, stage, error):
     """Another teacher may have taken all memory: who is lost beside others is tried alone."""
     (tmp_path / "a").mkdir()

@@ -201,6 +201,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+@pytest.mark.sample(4)
 def test_students(case, request):
     here, said = student(**case)
     mode = request.getfixturevalue("elsewhere")

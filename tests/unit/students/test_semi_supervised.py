@@ -145,6 +145,7 @@ def test_an_interrupted_student_goes_on_bit_for_bit(method, validation, tmp_path
     assert told == [0, 0, 1, 1, 1, 1, 1]  # a checkpoint of other settings counts for nothing
 
 
+@pytest.mark.campaign
 def test_kill_9_and_go_on(tmp_path):
     """FixMatch, whose average of guesses has to survive too."""
     code = (

@@ -66,6 +66,7 @@ def test_round_trip(model, labels, tmp_path):
         np.testing.assert_array_equal(again.predict_proba(Q), teacher.predict_proba(Q))
 
 
+@pytest.mark.campaign
 def test_the_same_teacher_is_the_same_bytes_in_another_process(tmp_path):
     code = f"""
 import sys

@@ -124,6 +124,7 @@ def test_half_as_many_until_they_fit_and_the_next_group_knows(widths):
     assert_same(again, group)
 
 
+@pytest.mark.campaign
 def test_sizes_of_shards_and_who_is_there_change_no_width(widths):
     seen = []
     for sizes, missing in ((EQUAL, []), (UNEQUAL, []), (UNEQUAL, [0, 1, 2, 3, 8, 9, 10, 11])):
@@ -220,6 +221,7 @@ def test_the_order_of_a_model_that_is_alone_is_the_same_on_every_device():
     assert_same(here, there)
 
 
+@pytest.mark.campaign
 def test_predictions_come_in_smaller_chunks_until_those_fit(monkeypatch):
     group, queries = unlimited(), shards([3000])[0][0]
     said = predict_many_labels(group, queries, classes=3)

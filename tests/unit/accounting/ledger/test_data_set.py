@@ -274,6 +274,7 @@ def charge_one(folder, name, barrier, results, number):
 
 
 @pytest.mark.parametrize("made", [True, False])
+@pytest.mark.sample(1)
 def test_two_processes_cannot_share_what_is_left_for_one(tmp_path, made):
     """They charge one ledger each, at once; the ledgers are there, or are being made."""
     for attempt in range(12):
