@@ -58,7 +58,7 @@ def _trains(module: nn.Module) -> bool:
 
 @final
 @dataclass(slots=True, eq=False, kw_only=True)
-class _Use:
+class Use:
     """One use of a layer in a forward pass, with any arguments."""
 
     site: Site
@@ -88,23 +88,31 @@ def trace_pass(
     model: nn.Module, sites: list[Site], loss: Loss, inputs: Tensor, targets: Tensor
 ) -> list[Trace | None]:
     """Run the model forwards and backwards once; return a trace for each site, None if unused."""
-    with _recording(model, sites) as uses:
+    with recording(model, sites) as uses:
         outputs = model(inputs)
         losses = checked_losses(loss(outputs, targets), len(targets))
         require_apart(loss, outputs, targets, losses)
-        _require_untouched(uses)
-        edges = [edge for use in uses for edge in use.edges]
-        if not losses.requires_grad:
-            raise UnsuitableModel("the loss does not depend on any layer that is trained")
-        grads = iter(torch.autograd.grad(losses.sum(), edges, allow_unused=True))
+        return traces_of(sites, uses, losses.sum(), examples=len(targets))
+
+
+def traces_of(
+    sites: list[Site], uses: list[Use], total: Tensor, *, examples: int, scale: float = 1.0
+) -> list[Trace | None]:
+    """Run backwards from scale · ``total``, the sum of the losses; return a trace for each site."""
+    _require_untouched(uses)
+    edges = [edge for use in uses for edge in use.edges]
+    if not total.requires_grad:
+        raise UnsuitableModel("the loss does not depend on any layer that is trained")
+    start = torch.full_like(total, scale)
+    grads = iter(torch.autograd.grad(total, edges, start, allow_unused=True))
     for use in uses:
         found = enumerate(next(grads) for _ in use.edges)
         use.grads = {place: grad for place, grad in found if grad is not None}
         if use.grads:
-            _require_rows(use, len(targets))
+            _require_rows(use, examples)
     with torch.no_grad():
         return [
-            _trace(site, [use for use in uses if use.site is site and use.grads], len(targets))
+            _trace(site, [use for use in uses if use.site is site and use.grads], examples)
             for site in sites
         ]
 
@@ -119,7 +127,7 @@ def learn_arguments(model: nn.Module, sites: list[Site], inputs: Tensor) -> None
         return
     found: dict[tuple[int, int], list[tuple[bool, ...]]] = {}
     for size in (len(inputs), len(inputs) - 1):
-        with _recording(model, sites) as uses:
+        with recording(model, sites) as uses:
             model(inputs[:size])
         for use in uses:
             leaves = pytree.tree_leaves((use.args, use.kwargs))
@@ -131,7 +139,7 @@ def learn_arguments(model: nn.Module, sites: list[Site], inputs: Tensor) -> None
                 site.per_example[site.module.training, number] = both
 
 
-def _trace(site: Site, uses: list[_Use], examples: int) -> Trace | None:
+def _trace(site: Site, uses: list[Use], examples: int) -> Trace | None:
     if not uses:
         return None
     rule = rule_for(site.module)
@@ -146,12 +154,12 @@ def _trace(site: Site, uses: list[_Use], examples: int) -> Trace | None:
     )
 
 
-def _only_argument(use: _Use) -> Tensor:
+def _only_argument(use: Use) -> Tensor:
     (given,) = (*use.args, *use.kwargs.values())
     return cast(Tensor, given)
 
 
-def _require_rows(use: _Use, examples: int) -> None:
+def _require_rows(use: Use, examples: int) -> None:
     tensors = list(use.grads.values())
     if rule_for(use.site.module) is not None:
         tensors.append(_only_argument(use))
@@ -164,12 +172,12 @@ def _require_rows(use: _Use, examples: int) -> None:
 
 
 @contextlib.contextmanager
-def _recording(model: nn.Module, sites: list[Site]) -> Iterator[list[_Use]]:
+def recording(model: nn.Module, sites: list[Site]) -> Iterator[list[Use]]:
     """Record the uses of all sites inside the block.
 
     Gradients of their parameters, and in-place activations, are off.
     """
-    uses: list[_Use] = []
+    uses: list[Use] = []
     parameters = [each for site in sites for each in site.parameters.values()]
     in_place: list[Any] = [each for each in model.modules() if getattr(each, "inplace", False)]
     for parameter in parameters:
@@ -194,7 +202,7 @@ def _recording(model: nn.Module, sites: list[Site]) -> Iterator[list[_Use]]:
 
 def _record(
     site: Site,
-    uses: list[_Use],
+    uses: list[Use],
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -213,7 +221,7 @@ def _record(
             _Begin.apply(each, torch.zeros((), requires_grad=True))  # type: ignore[no-untyped-call]
     args, kwargs = pytree.tree_map_only(Tensor, Tensor.detach, (args, kwargs))
     uses.append(
-        _Use(
+        Use(
             site=site,
             number=sum(use.site is site for use in uses),
             args=args,
@@ -225,7 +233,7 @@ def _record(
     return output
 
 
-def _require_untouched(uses: list[_Use]) -> None:
+def _require_untouched(uses: list[Use]) -> None:
     """Refuse inputs that were changed in place later: their gradient would be wrong."""
     for use in uses:
         if any(tensor._version != version for tensor, version in use.versions):
@@ -235,7 +243,7 @@ def _require_untouched(uses: list[_Use]) -> None:
             )
 
 
-def _one_by_one(use: _Use, examples: int) -> dict[str, Tensor]:
+def _one_by_one(use: Use, examples: int) -> dict[str, Tensor]:
     """Return every example's gradient of each parameter, from a run of the layer alone."""
     site = use.site
     leaves, shape = pytree.tree_flatten((use.args, use.kwargs))

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from dpsgd.backward_pass import find_sites, learn_arguments, trace_pass
+from dpsgd.backward_pass import (
+    Use,
+    find_sites,
+    learn_arguments,
+    recording,
+    trace_pass,
+    traces_of,
+)
 from dpsgd.clipping import Clipper
 from dpsgd.layers import Materialised, Site, Trace, UnsuitableModel
 from dpsgd.layers.trace import added
@@ -93,6 +100,37 @@ class ClippedGradients:
             return
         self._exact = self._exact or self.check(inputs, targets)
         traces, norms = self._run(inputs, targets, per_layer=clipper.per_layer)
+        self._add(traces, norms, clipper, step=step, scale=scale)
+
+    def recording(self) -> contextlib.AbstractContextManager[list[Use]]:
+        """Record a forward pass inside the block, for :meth:`add_recorded`."""
+        return recording(self._model, self._sites)
+
+    def add_recorded(
+        self,
+        uses: list[Use],
+        total: Tensor,
+        *,
+        examples: int,
+        factor: float,
+        clipper: Clipper,
+        step: int,
+        scale: float,
+    ) -> None:
+        """Do the same for a recorded pass; factor · ``total`` is the sum of the losses."""
+        found = traces_of(self._sites, uses, total, examples=examples, scale=factor)
+        traces, norms = self._measured(found, per_layer=clipper.per_layer)
+        self._add(traces, norms, clipper, step=step, scale=scale)
+
+    def _add(
+        self,
+        traces: list[Trace | None],
+        norms: Tensor,
+        clipper: Clipper,
+        *,
+        step: int,
+        scale: float,
+    ) -> None:
         finite = torch.isfinite(norms).all(0)
         all_finite = bool(finite.all())
         factors = torch.zeros_like(norms)
@@ -108,6 +146,12 @@ class ClippedGradients:
         self, inputs: Tensor, targets: Tensor, *, per_layer: bool
     ) -> tuple[list[Trace | None], Tensor]:
         found = trace_pass(self._model, self._sites, self._loss, inputs, targets)
+        return self._measured(found, per_layer=per_layer)
+
+    def _measured(
+        self, found: list[Trace | None], *, per_layer: bool
+    ) -> tuple[list[Trace | None], Tensor]:
+        """Return the traces group by group, and the lengths of the examples' gradients."""
         by_site = dict(zip(map(id, self._sites), found, strict=True))
         with torch.no_grad():
             traces = [_merge([by_site[id(site)] for site in group]) for group in self._merged]

@@ -66,14 +66,9 @@ class PrivateStep:
     def take(self, step: int, *, noise_multiplier: float) -> None:
         """Draw a lot, sum its clipped gradients onto the noise, and let the optimiser step."""
         lot = self.lots.lot()
-        stds = self.clipper.noise_stds(step, noise_multiplier)
-        self.noise.fill(self._sums, [std / self.lot_size for std in self._spread(stds)])
-        for parameter, noised in zip(self._parameters, self._sums, strict=True):
-            parameter.grad = noised
-        for parameter in self._others:
-            parameter.grad = None  # frozen: a gradient left by an earlier training must not move it
+        self.fill_with_noise(step, noise_multiplier=noise_multiplier)
         size = self.batch_size or max(1, len(lot))
-        before = {name: each.detach().clone() for name, each in self._tensors().items()}
+        before = self.copies()
         for start in range(0, len(lot), size):
             inputs, targets = self.records.take(lot[start : start + size])
             self.gradients.add(
@@ -83,13 +78,26 @@ class PrivateStep:
                 step=step,
                 scale=1 / self.lot_size,
             )
-        self._require_unchanged(before)
+        self.require_unchanged(before)
         self.clipper.end_lot(step, lot_size=self.lot_size, normal=self.noise.normal)
         if self.learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.learning_rate(step)
         remedy = "begin a new run with a smaller one, which costs again"
         _apply(self.optimizer, f"fails at step {step}", remedy)
+
+    def fill_with_noise(self, step: int, *, noise_multiplier: float) -> None:
+        """Replace every gradient by the noise of a step, to which clipped gradients are added."""
+        stds = self.clipper.noise_stds(step, noise_multiplier)
+        self.noise.fill(self._sums, [std / self.lot_size for std in self._spread(stds)])
+        for parameter, noised in zip(self._parameters, self._sums, strict=True):
+            parameter.grad = noised
+        for parameter in self._others:
+            parameter.grad = None  # frozen: a gradient left by an earlier training must not move it
+
+    def copies(self) -> dict[str, Tensor]:
+        """Return copies of all parameters and buffers."""
+        return {name: each.detach().clone() for name, each in self._tensors().items()}
 
     def rehearse(self) -> None:
         """Refuse a learning rate at which the optimiser fails, before anything is paid.
@@ -112,7 +120,7 @@ class PrivateStep:
                 each.grad = torch.ones_like(each)
             _apply(tried, "fails", "choose a smaller one")
 
-    def _require_unchanged(self, before: Mapping[str, Tensor]) -> None:
+    def require_unchanged(self, before: Mapping[str, Tensor]) -> None:
         """Refuse a model whose buffers or parameters a pass changed, and undo the change.
 
         A tensor of the model that is neither is not checked.

@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 
 from dpsgd.clipping import Flat
 from dpsgd.gradients import ClippedGradients
+from dpsgd.losses import mixed_outputs
 from dpsgd.noise import torch_seed
 from dpsgd.validation.rules import MIXES, Finding, ModuleInfo
 from pate.errors import InvalidInput, PateError
@@ -96,7 +97,7 @@ def trial(model: nn.Module, *, examples: Tensor) -> Iterator[Finding]:
     with warnings.catch_warnings(), torch_seed(0, _device_of(copied)):
         warnings.simplefilter("ignore")
         try:
-            gradients = ClippedGradients(copied, _mixed_outputs)
+            gradients = ClippedGradients(copied, mixed_outputs)
             clipper = Flat(1.0).start(len(gradients.groups))
             targets = torch.zeros(len(examples), device=examples.device)
             gradients.add(examples.clone(), targets, clipper=clipper, step=0, scale=1.0)
@@ -340,14 +341,3 @@ def _forward(copied: nn.Module, examples: Tensor) -> object:
 def _device_of(model: nn.Module) -> torch.device:
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
-
-
-def _mixed_outputs(output: Any, targets: Tensor) -> Tensor:
-    """A loss that weights every output differently, so that no layer's gradient cancels."""
-    generator = torch.Generator().manual_seed(0)
-    losses = torch.zeros(len(targets), device=targets.device)
-    for each in _tensors(output):
-        if each.is_floating_point() and each.dim() and each.shape[0] == len(targets):
-            weights = torch.randn(each.shape[1:], generator=generator).to(each)
-            losses = losses + (each * weights).flatten(1).sum(1)
-    return losses

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import dpsgd
+import dpsgd.compat
 import dpsgd.convex
 import dpsgd.public
 from dpsgd.convex.estimator import PrivateLinearClassifier
@@ -21,6 +22,7 @@ PUBLIC = {
         "Piecewise", "PrivatePCA", "Row", "TemperedSigmoid", "Trainer", "fix", "make_private",
         "problems", "validate", "write_curve",
     ],
+    "dpsgd.compat": ["PrivacyEngine"],
     "dpsgd.convex": [
         "Hinge", "Huber", "Logistic", "MarginLoss", "NoisyGradientDescent",
         "ObjectivePerturbation", "OutputPerturbation",
