@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+export PATE_DATA ?= data
 
 .PHONY: demo test test-all check lint types bench clean
 .DEFAULT_GOAL := demo

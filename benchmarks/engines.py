@@ -206,7 +206,7 @@ def prepare(order: dict[str, Any], engine: Any) -> tuple[Any, Path]:
         data_root=Path("root"),
         engine=engine,
         plugin_path=Path("plugin").absolute(),
-        say=lambda _: None,
+        report=lambda _: None,
         progress=lambda *_: contextlib.nullcontext(Silence()),
     )
     return PipelineRun(folder=Path("run"), recipe=recipe, stages=STAGES, options=options), times

@@ -103,7 +103,7 @@ def measure(teachers: int, *, workers: int, profile: bool) -> dict[str, float]:
             data_root=Path("root"),
             engine=make_engine(f"processes:{workers}"),
             plugin_path=Path("plugin").absolute(),
-            say=lambda _: None,
+            report=lambda _: None,
             progress=lambda *_: nullcontext(Silence()),
         ),
     )

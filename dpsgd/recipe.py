@@ -20,7 +20,7 @@ from pydantic import (
 
 from pate.datasets.spec import DataSpec
 from pate.encoders.spec import StepSpec
-from pate.recipes.read import Notes
+from pate.recipes.read import DataRoot, Notes
 
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1e30)]  # beyond it steps leave what a float32 can hold
@@ -293,6 +293,7 @@ class DpsgdRecipe(BaseModel):
 
     kind: Literal["dpsgd"] = Field(description="The program: dpsgd.")
     notes: Notes = ""
+    data_root: DataRoot = None
     data: DataSpec
     features: FeaturesSpec = FeaturesSpec()
     model: NetworkSpec = NetworkSpec()

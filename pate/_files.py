@@ -16,10 +16,22 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import platformdirs
+
 from pate.errors import StoreError
 
 DRAFT_PREFIX = ".draft-"
 _RANDOM = "[a-z0-9_]" * 8  # as tempfile ends a name
+
+
+def user_data_folder() -> Path:
+    """Return the folder of data sets and ledgers where none is given, as the system has it."""
+    return platformdirs.user_data_path("pate", appauthor=False)
+
+
+def earlier_data_folders() -> tuple[Path, ...]:
+    """Return the folders that versions before 0.2 used where none was given."""
+    return Path("data"), platformdirs.user_cache_path("pate", appauthor=False)
 
 
 def sync(path: Path) -> None:

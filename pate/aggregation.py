@@ -6,7 +6,6 @@ ledger (where there is one), and only then noise is drawn.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import math
@@ -35,9 +34,11 @@ from pate.accounting import (
     event_to_json,
 )
 from pate.accounting.calibrate import largest_count, moments_epsilon, smallest_noise
+from pate.accounting.ledger.data_ledger import secret_key
 from pate.accounting.ledger.terms import Mode
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, ReleaseConflict, SpendNeeded
 from pate.mechanisms import MECHANISMS, Mechanism, Plan
+from pate.mechanisms.charged import votes_digest
 from pate.randomness import secure_generator
 from pate.votes import Votes
 
@@ -307,7 +308,13 @@ def aggregate_votes(
         queries=queries,
     )
     with opened_ledger(ledger, plan, budget=budget) as opened:
-        settings = _digest(votes, mechanism, plan, key=_key_beside(Path(ledger)))
+        settings = votes_digest(
+            votes,
+            mechanism,
+            queries=plan.queries,
+            answers=plan.answers,
+            key=secret_key(Path(ledger).with_suffix(".key")),
+        )
         pending, statement = place.with_name(f".{place.name}.pending"), place.with_suffix(".json")
         if not pending.exists() and (place.exists() or statement.exists()):
             return _published(place, statement, settings, opened)
@@ -318,28 +325,6 @@ def aggregate_votes(
                 _require_unpaid(opened, settings)
             _draw(votes, mechanism, plan, pending, settings)
         return _finish(place, statement, pending, settings, plan, opened, spend=spend, drawn=drawn)
-
-
-def _digest(votes: Votes, mechanism: Mechanism, plan: Plan, *, key: bytes) -> str:
-    """Name votes and settings under the data set's key, so that nobody can try out votes."""
-    total = hashlib.blake2b(key=key, digest_size=20)
-    total.update(repr((votes.counts.shape, repr(mechanism), plan.queries, plan.answers)).encode())
-    total.update(np.ascontiguousarray(votes.counts, dtype="<i8").tobytes())
-    return total.hexdigest()
-
-
-def _key_beside(ledger: Path) -> bytes:
-    """Return the secret key of a data set, in a file that only its owner can read."""
-    path = ledger.with_suffix(".key")
-    try:
-        if not path.exists():
-            create_once(path, os.urandom(32))
-        key = path.read_bytes()
-    except OSError as error:
-        raise LedgerError(f"cannot keep a key at {path}: {error_reason(error)}") from error
-    if len(key) != 32:
-        raise LedgerError(f"the key at {path} is damaged; restore it from a backup")
-    return key
 
 
 def _require_unpaid(ledger: Ledger, settings: str) -> None:

@@ -39,7 +39,8 @@ class RunOptions(TypedDict, total=False):
     Parameters
     ----------
     data_root : str or path, optional
-        Where data sets and ledgers are. By default ``PATE_DATA``, or ``data``.
+        Where data sets and ledgers are. By default ``PATE_DATA``, the recipe's ``data_root``, or
+        the user's data folder.
     engine : str, default="processes"
         ``"serial"``, ``"processes[:N]"``, ``"gpus[:0,1][@N]"`` or ``"ray[:auto or :ADDRESS]"``.
     plugin_path : str or path, optional
@@ -210,7 +211,7 @@ def prepare_run(
         folder=Path("runs") / name if out is None else Path(out),
         recipe=checked,
         stages=STAGES,
-        options=options,
+        options=options.at_root(checked.data_root),
     )
     if made.recipe.selection is not None:
         from pate.stages.selection import require_made
@@ -218,6 +219,24 @@ def prepare_run(
         require_made(made.recipe, made.store)
     require_paid(made)
     return made
+
+
+def planned_charge(run: PipelineRun) -> str:
+    """Return what the labels of a run would cost, in a sentence; only its data are read."""
+    from pate.accounting import Ledger
+    from pate.pipeline.ledger import ledger_of
+    from pate.stages.exactly_once import describe_charge
+
+    run.execute(until="data")
+    if any(state.stage == "aggregate" and state.done for state in run.states()):
+        return f"nothing to charge: the labels in {run.folder} are paid for"
+    inputs = len(run.artifact("data-public").array("features.npy"))
+    events = run.recipe.plan(inputs=inputs).events
+    path = ledger_of(run.recipe, run.options)
+    if not path.exists():
+        return describe_charge(run.recipe, path, events)
+    with Ledger.open(path) as ledger:
+        return describe_charge(run.recipe, ledger, events)
 
 
 def run(

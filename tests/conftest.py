@@ -7,6 +7,8 @@ import os
 # Read when numpy and torch are first imported: models here are small, and threads that wait for
 # one another on cores that other tests use take thirty times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ledgers of tests belong to their own folders, not to whoever runs the tests.
+os.environ["PATE_DATA"] = "data"
 
 import functools
 import hashlib

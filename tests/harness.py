@@ -134,10 +134,8 @@ class Project:
         return [sys.executable, "-m", self.program, *map(str, words)]
 
     def environment(self) -> dict[str, str]:
-        clean = {key: value for key, value in os.environ.items() if key != "PATE_DATA"}
-        package = str(Path(__file__).parents[1])
-        threads = str(self.threads)
-        return clean | {"PYTHONPATH": package, "OMP_NUM_THREADS": threads, "PYTHONUTF8": "1"}
+        own = {"PATE_DATA": "data", "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUTF8": "1"}
+        return os.environ | own | {"OMP_NUM_THREADS": str(self.threads)}
 
     def pate(self, *words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Runs a command in the folder; it must end with ``code`` and without a traceback.

@@ -135,7 +135,7 @@ def train(
 
     from dpsgd.runs import find_outcome
 
-    folder, root = out or Path("runs") / name, default_root(data_root)
+    folder, root = out or Path("runs") / name, default_root(data_root, checked.data_root)
     outcome = find_outcome(checked, folder, data_root=root, insecure_seed=insecure_seed)
     if outcome is None:
         from dpsgd import training

@@ -83,7 +83,9 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="The run's folder; default runs/NAME.")]
-DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Where data sets live.")]
+DataRoot = Annotated[
+    Path | None, typer.Option("--data-root", help="Folder of data sets and ledgers.")
+]
 EngineName = Annotated[
     str,
     typer.Option(
@@ -101,6 +103,10 @@ InsecureSeed = Annotated[
 Spend = Annotated[
     bool,
     typer.Option("--spend", help="Pay again: for other noise on the same votes, or a lost answer."),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Print what would be charged, and to which ledger; stop there."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the result only.")]
 JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Progress as JSON lines on stderr.")]

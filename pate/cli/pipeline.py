@@ -31,10 +31,11 @@ def _command(until: str | None) -> Any:
         plugin_path: options.PluginPath = None,
         insecure_seed: options.InsecureSeed = None,
         spend: options.Spend = False,
+        dry_run: options.DryRun = False,
         quiet: options.Quiet = False,
         json_logs: options.JsonLogs = False,
     ) -> None:
-        from pate.api import prepare_run
+        from pate.api import planned_charge, prepare_run
 
         given = options.make_options(
             data_root=data_root,
@@ -46,6 +47,9 @@ def _command(until: str | None) -> Any:
             json_logs=json_logs,
         )
         made = prepare_run(recipe, set=settings, out=out, options=given)
+        if dry_run:
+            typer.echo(planned_charge(made))
+            return
         ran = made.execute(until=until)
         if until is not None:
             return

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
+from pate._files import user_data_folder
 from pate.errors import InvalidInput
 
 _DIGITS = tuple("0123456789")
@@ -175,21 +176,17 @@ def named_set(name: str) -> NamedSet:
     return CATALOGUE[name]
 
 
-def data_root(option: Path | None = None) -> Path:
-    """Return the folder of data sets.
+def data_root(option: Path | None = None, recipe: str | None = None) -> Path:
+    """Return the folder of data sets and ledgers, whatever the current folder is.
 
-    It is ``option`` if given, ``$PATE_DATA`` if set, ``./data`` if it exists, or the user's cache.
+    It is ``option`` if given, ``$PATE_DATA`` if set, the ``data_root`` of a ``recipe`` if it has
+    one, or the user's data folder.
 
     >>> data_root(Path("elsewhere")).name
     'elsewhere'
     """
     if option is not None:
         return option.expanduser()
-    if chosen := os.environ.get("PATE_DATA"):
+    if chosen := os.environ.get("PATE_DATA") or recipe:
         return Path(chosen).expanduser()
-    if Path("data").is_dir():
-        return Path("data")
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG standard ignores a relative path.
-    home = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
-    return home / "pate"
+    return user_data_folder()

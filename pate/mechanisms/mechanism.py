@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate._validate import LEAST_NOISE, MOST_NOISE
-from pate.accounting import Event, LogMoments, Repeated, compose
+from pate.accounting import Event, Ledger, LogMoments, Repeated, compose
 from pate.accounting.smooth import SensitiveCost
 from pate.errors import InvalidInput
 from pate.votes import Votes
@@ -145,6 +145,14 @@ class Mechanism(ABC):
         InvalidInput
             If the votes are not whole counts of two or more classes, or an argument breaks a rule.
         """
+
+    def release_once(
+        self, votes: Votes, *, ledger: Ledger, name: str, most_answers: int | None = None
+    ) -> Release:
+        """Draw, charge and store answers in one operation: :meth:`pate.Ledger.release`."""
+        from pate.mechanisms.charged import release_once
+
+        return release_once(self, votes, ledger=ledger, name=name, most_answers=most_answers)
 
     @abstractmethod
     def caps(self, *, queries: int, answers: int) -> tuple[Event, ...]:

@@ -7,18 +7,18 @@ records but one could work out the fingerprint for every guess of the last one, 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from pate._files import create_once
 from pate.accounting import Conversion, Ledger, Neighbours
-from pate.accounting.ledger.data_ledger import make_ledgers_folder, open_data_ledger
+from pate.accounting.ledger.data_ledger import (
+    make_ledgers_folder,
+    open_data_ledger,
+    require_no_earlier,
+    secret_key,
+)
 from pate.accounting.ledger.data_set import NOT_PRIVATE
-from pate.errors import LedgerError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Options
-
-_KEY_BYTES = 32
 
 
 def ledger_path(recipe: Recipe, data_root: Path, *, seeded: bool = False) -> Path:
@@ -58,20 +58,14 @@ def key_path(recipe: Recipe, data_root: Path) -> Path:
 
 
 def naming_key(recipe: Recipe, data_root: Path) -> str:
-    """Return the key; it is drawn where there is none, and the first of two processes wins.
+    """Return the key; it is drawn where there is none.
 
     Guarantees:
-        256 bits from the operating system in a file that only its owner can read: what is
-        published of a run reveals nothing of private records through its fingerprints.
+        Nobody can guess it (:func:`secret_key`): what is published of a run reveals nothing of
+        private records through its fingerprints.
     """
     path = key_path(recipe, data_root)
-    try:
-        if not path.exists():
-            make_ledgers_folder(path.parent)
-            create_once(path, os.urandom(_KEY_BYTES))
-        key = path.read_bytes()
-    except OSError as error:
-        raise LedgerError(f"cannot keep a key at {path}: {error.strerror}") from error
-    if len(key) != _KEY_BYTES:
-        raise LedgerError(f"the key at {path} is damaged; restore it from a backup")
-    return key.hex()
+    if not path.exists():
+        require_no_earlier(ledger_path(recipe, data_root))
+        make_ledgers_folder(path.parent)
+    return secret_key(path).hex()

@@ -11,7 +11,7 @@ from pate.datasets.spec import DataSpec
 from pate.encoders.spec import EncoderSpec
 from pate.mechanisms import AggregateSpec, Plan, make_mechanism, plan_caps
 from pate.partition import PartitionSpec
-from pate.recipes.read import Notes
+from pate.recipes.read import DataRoot, Notes
 from pate.students.spec import StudentSpec
 from pate.teachers.spec import TeachersSpec
 
@@ -83,6 +83,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     notes: Notes = ""
+    data_root: DataRoot = None
     data: DataSpec
     encoder: EncoderSpec = EncoderSpec()
     partition: PartitionSpec = PartitionSpec()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +121,21 @@ class PipelineRun:
             records changed: docs/sharp-edges.md.) All of it stays on the private side of the store.
         """
         if stage.name not in self._origins:
-            inputs = {need: self._open_for(stage, need).key for need in stage.needs}
-            inputs |= dict(_leaves(stage.settings(self.recipe, self.options)))
-            key = naming_key(self.recipe, self.options.data_root)
-            keyed = {name: fingerprint(key, value) for name, value in inputs.items()}
-            made_from = fingerprint(stage.name, stage.version, keyed)
-            self._origins[stage.name] = keyed, made_from
+            origin = self._compute_origin(stage, self.options)
+            if "plugin" in origin[0] and self.store.find(stage.name, origin[1]) is None:
+                # Earlier versions counted all plug-ins in the folder: their results are still good.
+                earlier = self._compute_origin(stage, replace(self.options, whole_folder=True))
+                if self.store.find(stage.name, earlier[1]) is not None:
+                    origin = earlier
+            self._origins[stage.name] = origin
         return self._origins[stage.name]
+
+    def _compute_origin(self, stage: Stage, options: Options) -> tuple[dict[str, str], str]:
+        inputs = {need: self._open_for(stage, need).key for need in stage.needs}
+        inputs |= dict(_leaves(stage.settings(self.recipe, options)))
+        key = naming_key(self.recipe, options.data_root)
+        keyed = {name: fingerprint(key, value) for name, value in inputs.items()}
+        return keyed, fingerprint(stage.name, stage.version, keyed)
 
     def _made_from(self, stage: Stage) -> str:
         return self._origin(stage)[1]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pate._files import user_data_folder
 from pate.artifacts import Artifact, Draft, Level, Store, fingerprint
 from pate.engines import Engine, Show
 from pate.engines.files import modules
-from pate.errors import PateError
 from pate.pipeline.recipe import Recipe
+from pate.plugin_source import source_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +28,22 @@ class Options:
     study: str | None = None  # the tag of its study, on all that the run pays for
     report: Callable[[str], None] = print  # prints a line about progress
     progress: Show
+    whole_folder: bool = False  # count all plug-ins in every cache key, as earlier versions did
 
-    @functools.cached_property
-    def plugin_digest(self) -> str | None:
-        """A digest of the user's own code, so that a changed teacher is trained again."""
+    def at_root(self, recipe: str | None) -> Options:
+        """Return the options with a recipe's data root, unless another one was given."""
+        if recipe is None or self.data_root != user_data_folder():
+            return self
+        return replace(self, data_root=Path(recipe))
+
+    def source_digest(self, settings: Any) -> str | None:
+        """Return a digest of the user's own code that settings use, for a stage's cache key."""
         path = self.plugin_path
-        if path is None:
-            return None
-        try:
-            found = [(name, file.read_bytes().hex()) for name, file in modules(path).items()]
-        except OSError as error:
-            raise PateError(f"cannot read the plug-ins in {path}: {error.strerror}") from error
-        return fingerprint(found)
+        if path is None or not self.whole_folder:
+            return source_digest(settings, path)
+        return fingerprint(
+            [(name, file.read_bytes().hex()) for name, file in modules(path).items()]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,7 @@ def plan(
     set : mapping or sequence of str, optional
         Overrides of the recipe.
     data_root : str or path, optional
-        Where data sets are. By default ``PATE_DATA``, or ``data``.
+        Where data sets are. By default as for :func:`pate.run`.
     plugin_path : str or path, optional
         A folder with modules of your own.
     report : callable, optional
@@ -134,7 +134,7 @@ def plan(
             surrogate,
             facts,
             counts,
-            root=default_root(None if data_root is None else Path(data_root)),
+            root=default_root(None if data_root is None else Path(data_root), checked.data_root),
             plugin_path=None if plugin_path is None else Path(plugin_path).absolute(),
             report=report,
         )

@@ -32,6 +32,15 @@ Notes = Annotated[
     ),
 ]
 
+DataRoot = Annotated[
+    str | None,
+    Field(
+        exclude=True,
+        description="Folder of data sets and ledgers, relative to the recipe. By default the "
+        "user's data folder; `--data-root` and `$PATE_DATA` come first.",
+    ),
+]
+
 
 def read_recipe(name: str, settings: list[str] | None, model: type[M]) -> tuple[str, M]:
     """Return the name and the validated content of a shipped recipe, or of a ``.toml`` file.
@@ -43,6 +52,8 @@ def read_recipe(name: str, settings: list[str] | None, model: type[M]) -> tuple[
     text, content = _load(path)
     _check_kind(name, content, wanted=kind)
     set_by = {_apply(content, setting): printable(setting) for setting in settings or []}
+    if isinstance(root := content.get("data_root"), str):
+        content["data_root"] = str((path.parent / root).absolute())
     problem: tuple[KeyPath, str] | None = None
     try:
         recipe = model.model_validate(content)

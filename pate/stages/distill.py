@@ -19,10 +19,8 @@ from pate.teachers.persist import save
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
-    return {
-        "student": recipe.student.model_dump(mode="json"),
-        "plugin": options.plugin_digest,
-    }
+    student = recipe.student.model_dump(mode="json")
+    return {"student": student, "plugin": options.source_digest(student)}
 
 
 def _run(context: Context) -> None:

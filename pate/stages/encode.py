@@ -26,7 +26,7 @@ def _encoder_settings(recipe: Recipe, options: Options) -> Any:
     return {
         "encoder": spec.model_dump(mode="json"),
         "weights": spec.weight_digests(plugin_path=options.plugin_path),
-        "plugin": options.plugin_digest if spec.steps else None,
+        "plugin": options.source_digest(spec.model_dump(mode="json")) if spec.steps else None,
     }
 
 
@@ -54,7 +54,9 @@ def _fit(context: Context) -> None:
 
 def _encode_settings(recipe: Recipe, options: Options) -> Any:
     # All else is in the encoder and in the shards; code of the user's runs here once more.
-    return {"plugin": options.plugin_digest if recipe.encoder.runs_user_code else None}
+    spec = recipe.encoder
+    own = options.source_digest(spec.model_dump(mode="json")) if spec.runs_user_code else None
+    return {"plugin": own}
 
 
 def _encode(context: Context) -> None:

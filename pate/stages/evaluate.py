@@ -27,11 +27,11 @@ from pate.teachers.protocol import predict_labels
 def _settings(recipe: Recipe, options: Options) -> Any:
     # What is not asked for is left out: runs of before that key was known stay as they are.
     exclude = set() if recipe.evaluate.public_labels else {"public_labels"}
-    return {
+    settings = {
         "evaluate": recipe.evaluate.model_dump(exclude=exclude),
         "student": recipe.student.model_dump(mode="json"),
-        "plugin": options.plugin_digest,
     }
+    return settings | {"plugin": options.source_digest(settings)}
 
 
 def _run(context: Context) -> None:

@@ -13,6 +13,7 @@ is never drawn again.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -24,7 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate._files import create_once
-from pate.accounting import Event, Ledger, event_from_json, event_to_json
+from pate.accounting import (
+    Conversion,
+    Event,
+    Guarantee,
+    Ledger,
+    compose,
+    event_from_json,
+    event_to_json,
+)
+from pate.accounting.ledger.data_ledger import charge_line
+from pate.accounting.ledger.terms import moment_for
 from pate.artifacts import Artifact, Draft, Level, Store, StoreError, fingerprint
 from pate.artifacts.results import (
     LABELS,
@@ -255,21 +266,49 @@ def _charge(
     studies: Sequence[str],
     family: Iterable[str],
 ) -> None:
-    """Charge a draw; another one for the same data and settings only with ``--spend``."""
+    """Charge a draw; another one for the same data and settings only with ``--spend``.
+
+    What it will cost is reported first, with the ledger's place.
+    """
+    release = charge_name(kind, context.made_from, name)
+    relation = context.recipe.partition.neighbours
+    events = tuple(events)
+    if release not in ledger.releases():
+        ledger.require_room(events, records=relation)
+        context.options.report(describe_charge(context.recipe, ledger, events))
     try:
         for study in studies or (None,):  # charging it again adds the next tag, and costs nothing
             ledger.charge(
                 events,
-                release=charge_name(kind, context.made_from, name),
+                release=release,
                 study=study,
                 settings=[fingerprint("drawn", kind, context.made_from)[:40]],
                 again=context.options.spend,
                 family=family,
-                records=context.recipe.partition.neighbours,
+                records=relation,
             )
     except ReleaseConflict as error:
         prefix = charge_name(kind, context.made_from)
         raise SpendNeeded(_paid_elsewhere(ledger, prefix)) from error
+
+
+def describe_charge(recipe: Recipe, ledger: Ledger | Path, events: Sequence[Event]) -> str:
+    """Return what events would cost a recipe's data set; a ledger not yet made is its path."""
+    privacy = recipe.privacy
+    conversion = Conversion(privacy.conversion)
+
+    def cost(moments: Sequence[float] | None = None) -> Guarantee:
+        return compose(events, moments).guarantee(delta=privacy.delta, conversion=conversion)
+
+    if isinstance(ledger, Ledger):
+        path, budget = ledger.path, ledger.data_set_budget
+        total = ledger.data_set_total(more=events).epsilon
+    else:
+        path, budget, total = ledger, privacy.budget or math.inf, 0.0
+        if math.isfinite(budget):  # a ledger with a budget adds up at one λ, fixed with it
+            terms = Guarantee(epsilon=budget, delta=privacy.delta, conversion=conversion)
+            total = cost([moment_for(terms)]).epsilon
+    return charge_line(path, cost(), total=total, budget=budget)
 
 
 def _tags(ledger: Ledger, own: str | None, builds_on: Collection[str]) -> list[str]:
@@ -289,7 +328,10 @@ def _tags(ledger: Ledger, own: str | None, builds_on: Collection[str]) -> list[s
 def require_consent(
     context: Context, kind: str, source: str, ledger: Ledger, *, sources: Collection[str] = ()
 ) -> None:
-    """Refuse a second draw from one source unless the user agrees to pay for it."""
+    """Refuse a second draw from one source, and second labels in one run, without consent.
+
+    Whether the votes are the same does not matter: an answer to that would be about private data.
+    """
     if context.options.spend:
         return
     paid = ledger.releases()
@@ -305,10 +347,17 @@ def require_consent(
         known = set(ChargeNote.load(earlier).sources) or {earlier.manifest["inputs"].get(source)}
         same = not known.isdisjoint(sources or [context.provenance[source]])
         prefix = charge_name(kind, earlier.manifest["made_from"])
-        if same and any(each.startswith(prefix) for each in paid):
+        if not any(each.startswith(prefix) for each in paid):
+            continue
+        if same:
             raise SpendNeeded(
                 f"{kind} of the same {source} were released before, with other settings; releasing "
                 "them again costs again: add --spend to pay for it"
+            )
+        if kind == LABELS:
+            raise SpendNeeded(
+                "this run has paid for labels of other teachers or records; new ones cost again: "
+                "undo the change (`pate status` names it), or add --spend to pay for them"
             )
 
 

@@ -32,12 +32,12 @@ _VERSION = 1
 
 def _settings(recipe: Recipe, options: Options) -> Any:
     spec = recipe.teachers.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT)
-    return {"teachers": spec, "plugin": options.plugin_digest}
+    return {"teachers": spec, "plugin": options.source_digest(spec)}
 
 
 def _run(context: Context) -> None:
     shards = context.inputs["partition"]
-    plugin = context.options.plugin_digest
+    plugin = _settings(context.recipe, context.options)["plugin"]
     classes = shards.facts["classes"]
     encoder = context.inputs["encoder"].digest
     # Under the data set's key: names of folders turn up in messages, and follow from records.

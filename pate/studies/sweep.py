@@ -295,6 +295,7 @@ def sweep(
     """
     grid = read_grid(recipe, over, as_settings(set))
     folder = Path("runs") / f"{grid.name}-sweep" if out is None else Path(out)
+    options = options.at_root(grid.points[0].recipe.data_root)
     return PointRuns.of(grid, folder, options).execute()
 
 

@@ -191,7 +191,6 @@ class TrainingProject(Project):
 @pytest.fixture
 def project(tmp_path, monkeypatch, launcher):
     """Blobs of three classes in six dimensions; 320 of 400 records are private."""
-    monkeypatch.delenv("PATE_DATA", raising=False)
     rng = np.random.default_rng(11)
     labels = np.arange(400) % 3
     features = rng.normal(size=(400, 6)) + 4 * np.eye(6)[labels]

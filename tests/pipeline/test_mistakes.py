@@ -836,7 +836,7 @@ def test_plugin_that_cannot_be_imported(run):
     Path("plugins/crew.py").write_text("import nothing_like_this\n")
     refused(run(), "crew", "nothing_like_this")
     Path("plugins/crew.py").write_text("class Centroids(:\n")
-    refused(run(), "crew", "SyntaxError")
+    refused(run(), "crew.py is not valid Python", "line 1")
 
 
 def test_plugin_path_that_is_no_code(pate):

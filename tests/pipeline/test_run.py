@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import CENTROIDS
 
 from pate._format import format_epsilon
 from pate.accounting import Ledger
+from pate.artifacts import fingerprint
+from pate.engines.files import modules
 from pate.partition import PartitionSpec, partition
 
 STAGES = ["data", "partition", "encoder", "encode", "teach", "vote", "aggregate", "account"]
@@ -108,11 +111,11 @@ def test_a_changed_key_reruns_what_depends_on_it(
 @pytest.mark.parametrize("setting", ["teachers.count=5", "partition.key=another"])
 def test_another_partition_trains_other_teachers(done: Any, setting: str) -> None:
     before = done.all_artifacts()
-    done.call_run("--set", setting)
+    done.call_run("--set", setting, "--spend")
     new = new_artifacts(done, before)
     expected = {"partition", "encode", "teach", "teacher", "vote"} | RELEASES | LEARNT
     if came_out_alike(done):
-        expected -= {"pending-sanitised", *LEARNT}
+        expected -= LEARNT
         new = {name: count for name, count in new.items() if name not in LEARNT}
     assert set(new) == expected
     assert new["teacher"] == (5 if "count" in setting else 6)
@@ -133,11 +136,73 @@ def test_teachers_are_reused_where_their_shard_and_model_are_the_same(done: Any)
 def test_whether_a_change_is_paid_for_does_not_tell_if_the_votes_are_the_same(done: Any) -> None:
     """Blobs this clear give every partition the same votes; asking again costs all the same."""
     charges = len(done.charges())
-    done.call_run("--set", "partition.key=another")
+    refused = done.call_run("--set", "partition.key=another", code=3).stderr
+    assert "this run has paid for labels of other teachers or records" in refused
+    assert len(done.charges()) == charges
+    done.call_run("--set", "partition.key=another", "--spend")
     votes = [path.read_bytes() for path in done.run_folder.glob("private/vote/*/counts.npy")]
     assert len(votes) == 2
     assert votes[0] == votes[1]
     assert len(done.charges()) > charges
+
+
+STUDENT = (
+    CENTROIDS
+    + """
+
+class Student(Centroids):
+    pass
+"""
+)
+
+
+def test_code_that_votes_do_not_depend_on_is_not_paid_for(project: Any) -> None:
+    """Another student, a new file beside the plug-in, and a class that nobody uses."""
+    project.plugin("centroids", STUDENT)
+    project.write(encoder={"steps": ["standardise"]}, student={"model": "centroids:Student"})
+    project.call_run()
+    charges, teachers = project.charges(), project.artifacts("teacher")
+    project.plugin("unrelated", "x = 1\n")
+    assert "nothing to do" in project.call_run().stdout
+    project.plugin("centroids", STUDENT + "\n\nclass Unused:\n    pass\n")
+    assert "nothing to do" in project.call_run().stdout
+    project.plugin("centroids", STUDENT.replace("    pass", "    changed = True"))
+    done = project.call_run().stdout
+    assert "teach: done before" in done
+    assert "aggregate: done before" in done
+    assert "distill: running" in done
+    assert project.charges() == charges
+    assert project.artifacts("teacher") == teachers
+
+
+def test_a_changed_teacher_is_trained_again_and_paid_for_with_consent(project: Any) -> None:
+    project.call_run()
+    charges = project.charges()
+    project.plugin("centroids", CENTROIDS.replace("(distance - ", "(2 * distance - 2 * "))
+    refused = project.call_run(code=3)
+    assert refused.stderr.count("\n") == 1
+    assert project.charges() == charges
+    project.call_run("--spend")
+    assert len(project.charges()) > len(charges)
+
+
+def test_a_run_of_an_earlier_version_with_plugins_is_still_complete(
+    project: Any, monkeypatch: Any
+) -> None:
+    """Its cache keys cover every file in the plug-in folder."""
+
+    def of_folder(settings: Any, path: Path) -> str:
+        return fingerprint(
+            [(name, file.read_bytes().hex()) for name, file in modules(path).items()]
+        )
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr("pate.pipeline.stage.source_digest", of_folder)
+        project.call_run()
+        charges = project.charges()
+    assert "nothing to do" in project.call_run().stdout
+    project.call("report", "runs/tiny", "--plugin-path", "plugins")
+    assert project.charges() == charges
 
 
 def test_names_tell_nothing_to_who_has_not_the_key(done: Any) -> None:
@@ -207,7 +272,7 @@ def test_each_stage_alone_and_in_order(project: Any) -> None:
         said = project.call_run(stage=stage).stdout
         assert f"{stage}: running" in said
         assert said.count(": running") == (2 if stage in together else 1)
-        assert "ε" not in said
+        assert ("will charge ε" in said) == (stage in ("aggregate", "account"))
         made = set(project.all_artifacts())
         assert stage in made
         assert not made & (set(STAGES) - {"data", *STAGES[: STAGES.index(stage) + 1]})
@@ -353,7 +418,7 @@ def test_a_budget_refuses_the_second_release_and_leaves_all_as_it_was(project: A
     project.call_run()
     before, charges = project.all_artifacts(), project.charges()
     assert len(charges) == 1
-    refused = project.run("--set", "partition.key=other", code=3)
+    refused = project.run("--set", "partition.key=other", "--spend", code=3)
     assert "past the budget of 20" in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert project.charges() == charges

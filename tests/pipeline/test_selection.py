@@ -441,7 +441,8 @@ def test_choosing_again_among_the_same_votes_needs_consent(tiny: Any) -> None:
     assert "--spend" in tiny.call_run(*alone, code=3).stderr
     assert len(paid(tiny)) == 1
     others = ("--over", "teachers.count=5,7")
-    choose(tiny, over=others)  # votes of nobody yet
+    assert "--spend" in choose(tiny, over=others, code=3).stderr
+    choose(tiny, "--spend", over=others)  # votes of nobody yet
     choose(tiny, "--spend", over=wider)
     tiny.call_run(*alone, "--spend", "--set", "privacy.sanitise=false")
     assert len(paid(tiny)) == 4

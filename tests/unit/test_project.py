@@ -34,7 +34,7 @@ LAYERS = [
     ["queries"],
     ["ensemble"],
     ["students", "testing"],
-    ["partition", "teachers", "mechanisms", "encoders", "datasets"],
+    ["partition", "teachers", "mechanisms", "encoders", "datasets", "plugin_source"],
     ["artifacts", "console", "engines", "plugins", "recipes", "votes"],
     ["accounting", "devices", "metrics", "nearest_neighbours", "randomness", "untrusted", "vision"],
     ["_files", "_plots", "_validate", "silence"],

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from pathlib import Path
 
+from pate._files import create_once, earlier_data_folders, error_reason, user_data_folder
 from pate._format import describe_neighbours, format_epsilon, format_remaining
 from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
 from pate.accounting.ledger.data_set import NOT_PRIVATE, shares_budget, sibling_ledger
 from pate.accounting.ledger.terms import Mode, moment_for
 from pate.errors import InvalidInput, LedgerError
+
+_KEY_BYTES = 32
 
 
 def make_ledgers_folder(folder: Path) -> None:
@@ -26,6 +30,23 @@ def make_ledgers_folder(folder: Path) -> None:
                 folder.chmod(0o700)
     except OSError as error:
         raise LedgerError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
+def secret_key(path: Path) -> bytes:
+    """Return the key of a data set; it is drawn where there is none, and the first process wins.
+
+    Guarantees:
+        256 bits from the operating system in a file that only its owner can read.
+    """
+    try:
+        if not path.exists():
+            create_once(path, os.urandom(_KEY_BYTES))
+        key = path.read_bytes()
+    except OSError as error:
+        raise LedgerError(f"cannot keep a key at {path}: {error_reason(error)}") from error
+    if len(key) != _KEY_BYTES:
+        raise LedgerError(f"the key at {path} is damaged; restore it from a backup")
+    return key
 
 
 def open_data_ledger(
@@ -44,6 +65,8 @@ def open_data_ledger(
     budget a new ledger is an odometer, which refuses nothing. Its λ is then ``moment``, the best
     one for the first plan, which must not depend on private data.
     """
+    if not path.exists():
+        require_no_earlier(path)
     make_ledgers_folder(path.parent)
     agreed, spent = _sibling(path)
     if path.exists():
@@ -72,6 +95,19 @@ def open_data_ledger(
         conversion=conversion,
     )
     return Ledger.open(path, budget=terms, mode=Mode.ODOMETER if math.isinf(limit) else Mode.FILTER)
+
+
+def require_no_earlier(path: Path) -> None:
+    """Refuse a new ledger in the user's data folder if an earlier version made one elsewhere."""
+    if path.parent.parent != user_data_folder():
+        return
+    for folder in earlier_data_folders():
+        earlier = folder / "ledgers" / path.name
+        if earlier.exists():
+            raise LedgerError(
+                f"{earlier.absolute()} has the charges of this data set, from before ledgers were "
+                f"kept in {path.parent}; move it and its key there, or give --data-root {folder}"
+            )
 
 
 def _sibling(path: Path) -> tuple[float, float]:
@@ -106,11 +142,11 @@ def budget_line(ledger: Ledger, *, own: bool = False) -> str:
     spent, whole = ledger.spent(), ledger.guarantee()
     if ledger.path.name.endswith(NOT_PRIVATE):
         return (
-            f"{ledger.path.name}, all releases: ε {format_epsilon(spent.epsilon)} at "
+            f"{ledger.path.absolute()}, all releases: ε {format_epsilon(spent.epsilon)} at "
             f"δ {spent.delta:g}, which does not hold: none of them is private"
         )
     text = (
-        f"{ledger.path.name}, all releases: so far ε {format_epsilon(spent.epsilon)} at "
+        f"{ledger.path.absolute()}, all releases: so far ε {format_epsilon(spent.epsilon)} at "
         f"δ {spent.delta:g}; to be published: ε {format_epsilon(whole.epsilon)}"
     )
     if whole.neighbours in (Neighbours.ADD_REMOVE, Neighbours.ZERO_OUT):
@@ -130,6 +166,22 @@ def data_set_line(ledger: Ledger) -> str:
     total = ledger.data_set_total()
     left = _remainder(ledger, total.epsilon)
     return f"{names[0].removesuffix('.ledger')}, by all ledgers: {total}; {left}"
+
+
+def charge_line(path: Path, cost: Guarantee, *, total: float, budget: float) -> str:
+    """Return a sentence on what a charge will cost, where, and what is left after it.
+
+    ``total`` is what the data set will have spent by then, of ``budget`` (infinite: none).
+
+    >>> cost = Guarantee(epsilon=1.05, delta=1e-5)
+    >>> charge_line(Path("/data/x.ledger"), cost, total=1.05, budget=2)
+    'will charge ε 1.05 (δ 1e-05) to /data/x.ledger; 0.95 of 2 left after it'
+    """
+    left = f"{format_remaining(budget - total)} of {budget:g} left after it"
+    return (
+        f"will charge ε {format_epsilon(cost.epsilon)} (δ {cost.delta:g}) to {path.absolute()}; "
+        f"{'no budget is set' if math.isinf(budget) else left}"
+    )
 
 
 def _remainder(ledger: Ledger, used: float) -> str:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -51,6 +51,16 @@ from pate.errors import (
 )
 
 T = TypeVar("T")
+V = TypeVar("V", contravariant=True)
+R = TypeVar("R", covariant=True)
+
+
+class SupportsRelease(Protocol[V, R]):
+    """A mechanism, to the ledger."""
+
+    def release_once(
+        self, votes: V, *, ledger: Ledger, name: str, most_answers: int | None = None
+    ) -> R: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,6 +350,60 @@ class Ledger:
             assert charged is not None
             return charged
 
+    def release(
+        self,
+        mechanism: SupportsRelease[V, R],
+        votes: V,
+        *,
+        name: str,
+        most_answers: int | None = None,
+    ) -> R:
+        """Draw answers to votes, charge them, and return them: one operation, done once.
+
+        Parameters
+        ----------
+        mechanism
+            A mechanism of :mod:`pate`, such as :class:`pate.GaussianNoisyMax`.
+        votes
+            The votes, such as ``pate.Votes.from_labels(…)``.
+        name
+            The unique name of the release in this ledger.
+        most_answers
+            The most answers to give; by default as many as there are queries. All of them are
+            charged, whatever is answered.
+
+        Returns
+        -------
+        Release
+            The answers. A second call with the same name returns the same ones, at no cost.
+
+        Raises
+        ------
+        BudgetExceeded
+            If the budget does not cover the charge; nothing was released then.
+        ReleaseConflict
+            If the name was used for other votes or settings.
+        LedgerError
+            If the release was paid for and its answers are gone.
+
+        Guarantees:
+            The noise is drawn once for a charge: the answers are on disk, in a folder beside the
+            ledger that only its owner can read, before they are charged, and are returned after
+            that. A process that is killed in between is completed by the next call.
+
+        >>> import numpy as np, pate, tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> votes = pate.Votes.from_labels(np.zeros((100, 3), dtype=int), classes=2)
+        >>> budget = Guarantee(epsilon=4, delta=1e-5)
+        >>> with Ledger.open(folder.name + "/patients.ledger", budget=budget) as ledger:
+        ...     first = ledger.release(pate.GaussianNoisyMax(sigma=20), votes, name="labels-1")
+        ...     again = ledger.release(pate.GaussianNoisyMax(sigma=20), votes, name="labels-1")
+        >>> first.labels, bool((first.labels == again.labels).all())
+        (array([0, 0, 0]), True)
+        >>> folder.cleanup()
+        """
+        return mechanism.release_once(votes, ledger=self, name=name, most_answers=most_answers)
+
     def plan_study(
         self,
         study: str,
@@ -462,13 +526,21 @@ class Ledger:
             return self._guarantee(self.terms.budget.epsilon, total)
         return self._guarantee(self._share(total).epsilon, total)
 
-    def data_set_total(self) -> DataSetTotal:
+    def data_set_total(self, *, more: Iterable[Event] = ()) -> DataSetTotal:
         """Return what the data set has spent in both of its ledgers together.
+
+        ``more`` are events to include as if they were charged to this ledger, too.
 
         Guarantees:
             As :func:`pate.accounting.ledger.data_set.total_of`.
         """
-        return self._read(lambda: self._data_set_total(self._running.read()))
+        new = tally(more)
+
+        def total() -> DataSetTotal:
+            own = self._running.read()
+            return self._data_set_total(self._running.plus(own, new) if new else own)
+
+        return self._read(total)
 
     @property
     def data_set_budget(self) -> float:

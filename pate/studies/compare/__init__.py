@@ -143,6 +143,7 @@ def compare(
             raise InvalidInput(f"--seeds {seeds}: give a whole number from 1 to {MOST_SEEDS}")
         changes.append(f"compare.seeds={seeds}")
     name, checked = read_recipe(recipe, changes, CompareRecipe)
+    options = options.at_root(checked.data_root)
     folder = Path("runs") / name if out is None else Path(out)
     seeded = options.insecure_seed is not None
     require_same_noise(folder, "compare", seeded=seeded)

@@ -32,7 +32,7 @@ from pate.mechanisms.spec import AggregateSpec
 from pate.partition import PartitionSpec
 from pate.pipeline.recipe import EvaluateSpec
 from pate.pipeline.recipe import Recipe as PateRecipe
-from pate.recipes.read import Notes
+from pate.recipes.read import DataRoot, Notes
 from pate.students.spec import StudentSpec
 from pate.teachers.spec import TeachersSpec
 
@@ -160,6 +160,7 @@ class CompareRecipe(BaseModel):
 
     kind: Literal["compare"] = Field(description="Marks a recipe for `pate compare`.")
     notes: Notes = ""
+    data_root: DataRoot = None
     data: DataSpec
     encoder: EncoderSpec = EncoderSpec()  # of both, unless one of them has its own
     compare: CompareSpec

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from pate._files import user_data_folder
 from pate.datasets.catalogue import CATALOGUE, data_root
 from pate.datasets.spec import DataSpec
 
@@ -60,20 +61,17 @@ def test_a_right_section():
     assert not DataSpec(name="mnist").own
 
 
-def test_the_data_root(monkeypatch, tmp_path):
+def test_the_data_root_does_not_depend_on_the_current_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("PATE_DATA", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert data_root() == tmp_path / "home" / ".cache" / "pate"
-    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
-    assert data_root() == tmp_path / "home" / ".cache" / "pate"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert data_root() == tmp_path / "cache" / "pate"
+    monkeypatch.delenv("PATE_DATA")
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     (tmp_path / "data").mkdir()
-    assert data_root() == Path("data")
+    assert data_root() == user_data_folder()
+    assert data_root().is_relative_to(tmp_path / "home")
+    assert data_root(None, "/recipe/data") == Path("/recipe/data")
     monkeypatch.setenv("PATE_DATA", str(tmp_path / "set"))
-    assert data_root() == tmp_path / "set"
+    assert data_root(None, "/recipe/data") == tmp_path / "set"
     assert data_root(Path("option")) == Path("option")
 
 
