@@ -34,9 +34,9 @@ def shape_problem(module: nn.Module, shape: tuple[int, ...]) -> str | None:
     ``shape`` is public. None if it fits, or the layer cannot tell.
 
     >>> shape_problem(nn.Conv2d(3, 8, 3), (28, 28, 3))
-    'teacher got (n, 28, 28, 3), the first layer wants 3 channels first: add channels = "first"'
+    'the model got (n, 28, 28, 3), the first layer wants 3 channels first: add channels = "first"'
     """
-    got = f"teacher got {_records(shape)}"
+    got = f"the model got {_records(shape)}"
     if isinstance(module, ChannelsFirst):
         if len(shape) not in (2, 3):
             return f'{got}, and channels = "first" is for images: drop it'

@@ -46,7 +46,7 @@ def test_without_the_key_one_line_has_both_shapes_and_the_remedy(images: Any) ->
     images.write(teachers={"model": "net:Net", "epochs": 1})
     failed = images.call_run(code=2)
     line = (
-        'teacher got (n, 8, 9, 3), the first layer wants 3 channels first: add channels = "first"'
+        'the model got (n, 8, 9, 3), the first layer wants 3 channels first: add channels = "first"'
     )
     assert line in failed.stderr
     assert images.charges() == []

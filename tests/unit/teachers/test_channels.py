@@ -83,7 +83,7 @@ def test_many_are_trained_as_one_program_and_kept(tmp_path):
 
 
 def test_the_line_is_all_that_is_shown_of_a_failure():
-    line = rf"^teacher got \(n, 6, 7, 3\), the first layer wants 3 channels first: {ADD}$"
+    line = rf"^the model got \(n, 6, 7, 3\), the first layer wants 3 channels first: {ADD}$"
     teachers = [build(convolutions, Training(), classes=3, seed=0) for _ in range(2)]
     with pytest.raises(TeacherError, match=line):
         train(teachers[0], COLOUR, Y)
