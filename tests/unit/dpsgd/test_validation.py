@@ -838,9 +838,7 @@ def test_everything_about_a_transformer_is_listed_at_once():
     assert "position_ids=" in found[1].remedy
     (note,) = [each for each in problems(model) if not each.serious]
     assert (note.where, "example_inputs" in note.remedy) == ("embeddings", True)
-    with pytest.raises(
-        UnsuitableModel, match=r"expand\(len\(inputs\), -1\)"
-    ):
+    with pytest.raises(UnsuitableModel, match=r"expand\(len\(inputs\), -1\)"):
         validate(Encoder(), example_inputs=IDS[:6])
 
 
