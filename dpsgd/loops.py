@@ -27,6 +27,7 @@ from pate.errors import BudgetExceeded, InvalidInput
 
 _MEAN, _SUM = "mean", "sum"
 REDUCTIONS = (_MEAN, _SUM)
+_ROUNDING = 1e-5
 _NUMBERED = {1: _MEAN, 2: _SUM}  # by torch's own numbers
 
 
@@ -46,7 +47,7 @@ class Run:
         self._called = False  # in the current lot
         self._noised = False  # the gradients of the last lot
         self._uses: list[Use] | None = None  # recorded, and not yet differentiated
-        self._ends: set[Any] = set()  # the nodes of the module's outputs
+        self._outputs: list[Tensor] = []  # of the recorded pass
         self._parameters = [each for group in step.gradients.groups for each in group]
         self._output_type = type("PrivateOutput", (_Output,), {"_backward": staticmethod(self.add)})
         for parameter in self._parameters:
@@ -122,7 +123,7 @@ class Run:
             if not training:
                 return output
             self._step.require_unchanged(before)
-            self._uses = uses
+            self._uses, self._outputs = uses, []
             return pytree.tree_map_only(Tensor, self._output, output)
 
         handle = module.register_forward_hook(leave, always_call=True)
@@ -143,8 +144,8 @@ class Run:
         self._called = True
 
     def _output(self, output: Tensor) -> Tensor:
-        if output.grad_fn is not None:
-            self._ends.add(output.grad_fn)
+        if output.requires_grad:
+            self._outputs.append(output)
         return output.as_subclass(self._output_type)
 
     def add(self, loss: Tensor) -> None:
@@ -153,13 +154,15 @@ class Run:
             raise InvalidInput(
                 "backward() runs a second time, or after its lot; call it once for each lot"
             )
-        uses, ends, examples = self._uses, self._ends, max(1, self._size)
-        self._uses, self._ends = None, set()
+        uses, outputs, examples = self._uses, self._outputs, max(1, self._size)
+        self._uses, self._outputs = None, []
         if loss.numel() != 1:
             raise InvalidInput(
                 f"the loss has shape {tuple(loss.shape)}; use .mean() or .sum() over them"
             )
+        ends = {output.grad_fn for output in outputs}
         _require_reduction(loss, ends, examples=examples, reduction=self._reduction)
+        _require_apart(loss, outputs, examples=examples, seed=self.steps)
         held = [parameter.grad for parameter in self._parameters]
         step, number = self._step, self.steps - 1
         try:
@@ -244,6 +247,42 @@ def _require_reduction(loss: Tensor, ends: set[Any], *, examples: int, reduction
             "the loss does not add up the examples in a way that can be checked; end it with "
             ".mean() or .sum() over them"
         )
+
+
+def _require_apart(loss: Tensor, outputs: list[Tensor], *, examples: int, seed: int) -> None:
+    """Refuse a loss in which one example's output changes another's gradient (contrastive losses).
+
+    The examples are split at random: second derivatives across the split must be zero.
+    """
+    outputs = [each for each in outputs if each.dim() and len(each) == examples]
+    if examples < 2 or not outputs:
+        return
+    generator = torch.Generator().manual_seed(seed)
+    one = torch.rand(examples, generator=generator).argsort().to(loss.device) < (examples + 1) // 2
+    first = torch.autograd.grad(loss, outputs, create_graph=True, allow_unused=True)
+    weights = [torch.rand(each.shape, generator=generator).to(each) + 0.5 for each in outputs]
+    total = sum(
+        (gradient * weight)[one].sum()
+        for gradient, weight in zip(first, weights, strict=True)
+        if gradient is not None and gradient.requires_grad
+    )
+    if not isinstance(total, Tensor):
+        return  # linear in the outputs
+    try:
+        second = torch.autograd.grad(total, outputs, retain_graph=True, allow_unused=True)
+    except RuntimeError as error:
+        raise InvalidInput(
+            "the loss cannot be differentiated twice, which shows whether it looks at each example "
+            "on its own; use dpsgd.Trainer(loss=…)"
+        ) from error
+    for each in second:
+        if each is not None:
+            sizes = each.detach().abs().flatten(1).amax(1).nan_to_num(0.0, 0.0)
+            if float(sizes[~one].max()) > _ROUNDING * float(sizes.max()):
+                raise InvalidInput(
+                    "the loss of an example changes with the others in its lot; use a loss that "
+                    "looks at each example on its own"
+                )
 
 
 def _reduction_of(node: Any) -> str | None:

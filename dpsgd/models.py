@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dpsgd.recipe import NetworkSpec, TrainingSpec
+from dpsgd.validation import fix
 from pate._validate import check_finite, check_positive
 from pate.errors import InvalidInput
 from pate.plugins import resolve
@@ -79,8 +80,16 @@ def build_model(
 ) -> nn.Module:
     """Return a model for records of this shape; equal settings give equal initial weights.
 
-    The state of torch's own generator is left as it was.
+    The state of torch's own generator is left as it was. With ``fix`` it is what ``dpsgd.fix``
+    makes of the model.
     """
+    model = _built(spec, shape=shape, classes=classes, plugin_path=plugin_path)
+    return fix(model) if spec.fix else model
+
+
+def _built(
+    spec: NetworkSpec, *, shape: tuple[int, ...], classes: int, plugin_path: Path | None
+) -> nn.Module:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(spec.init)
         if spec.entry is not None:

@@ -118,6 +118,11 @@ class NetworkSpec(Section):
     )
     params: dict[str, JsonValue] = Field(default={}, description="Arguments of `entry`.")
     init: int = Field(default=0, ge=0, description="Seed of the initial weights; public.")
+    fix: bool = Field(
+        default=False,
+        description="Replace modules that cannot be trained privately where possible, such as "
+        "BatchNorm by GroupNorm (`dpsgd.fix`).",
+    )
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> Self:

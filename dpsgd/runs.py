@@ -245,6 +245,8 @@ def name_of_run(recipe: DpsgdRecipe, insecure_seed: int | None) -> str:
     settings["privacy"].pop("budget")
     if settings["training"]["records"] is None:
         settings["training"].pop("records")
+    if not settings["model"]["fix"]:
+        settings["model"].pop("fix")
     return fingerprint("dpsgd train", _VERSION, settings, insecure_seed)
 
 
@@ -258,6 +260,8 @@ def digest_of_settings(recipe: DpsgdRecipe, insecure_seed: int | None) -> str:
     settings = recipe.model_dump(mode="json", exclude={"evaluate"})
     settings["privacy"].pop("budget")
     settings["training"].pop("batch_size")
+    if not settings["model"]["fix"]:  # added later
+        settings["model"].pop("fix")
     for key in ("source", "private_path", "public_path", "test_path"):
         settings["data"].pop(key)
     return fingerprint("dpsgd settings", settings, insecure_seed)[:40]

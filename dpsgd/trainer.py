@@ -297,7 +297,8 @@ class Trainer:
             Take as many steps as stay within this ε, all earlier ones included.
         evaluate : callable, optional
             Called with the model at the end of every epoch, in evaluation mode and without
-            gradients; the number it returns goes into ``history``. Use public test data.
+            gradients; the number it returns goes into ``history``. Use public test data. With
+            a ledger it is tried once before a charge.
         report : callable, optional
             Called with each new row of ``history``.
 
@@ -317,6 +318,9 @@ class Trainer:
         with self._alone():
             plan = self._plans.known(request, steps=self.steps)
             if plan is None:
+                if evaluate is not None and self.ledger is not None:
+                    with torch.random.fork_rng(devices=[]):
+                        self._evaluated(evaluate)  # what it refuses, it refuses before the charge
                 plan = self._plan(request)
             if plan is self._plans.last:
                 self._hold(plan)
@@ -437,22 +441,27 @@ class Trainer:
     def _reported(self) -> bool:
         return bool(self.history) and self.history[-1].step == self.steps
 
+    def _evaluated(self, evaluate: Evaluate) -> float:
+        if not callable(evaluate):
+            raise InvalidInput(
+                f"evaluate is a {type(evaluate).__name__}; give a function of the model that "
+                "returns a number"
+            )
+        with mode(self.model, training=False), torch.no_grad():
+            result: Any = evaluate(self.model)
+        try:
+            return float(result)
+        except (TypeError, ValueError, RuntimeError):
+            raise InvalidInput(
+                f"evaluate returned a {type(result).__name__}; it must return a number"
+            ) from None
+
     def _row(self, evaluate: Evaluate | None, seconds: float) -> Row:
-        accuracy = None
-        if evaluate is not None:
-            with mode(self.model, training=False), torch.no_grad():
-                result: Any = evaluate(self.model)
-            try:
-                accuracy = float(result)
-            except (TypeError, ValueError, RuntimeError):
-                raise InvalidInput(
-                    f"evaluate returned a {type(result).__name__}; it must return a number"
-                ) from None
         return Row(
             epoch=math.ceil(self.steps / self.steps_per_epoch),
             step=self.steps,
             epsilon=self.epsilon().epsilon,
-            accuracy=accuracy,
+            accuracy=None if evaluate is None else self._evaluated(evaluate),
             learning_rate=float(self.optimizer.param_groups[0]["lr"]),
             clip_bound=math.hypot(*self._step.clipper.bounds(self.steps - 1)),
             seconds=seconds,

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors.torch import save_file
 from torch import nn
 
@@ -41,12 +43,15 @@ from dpsgd.runs import (
     require_consent,
 )
 from dpsgd.trainer import Trainer
-from dpsgd.validation import validate
+from dpsgd.validation import UnsuitableModel, problems
 from pate.accounting import Ledger, event_to_json
 from pate.artifacts import Level, Store
 from pate.datasets.loading import load
+from pate.datasets.table import Splits
 from pate.errors import BudgetExceeded, InvalidInput, ReleaseConflict, SpendNeeded
 from pate.untrusted import contained, run_untrusted
+
+_TRIED = 8  # records that a model is tried on beforehand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +122,7 @@ def train(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Traini
 
                     return put_out
 
-                validate(model)  # before a ledger is created, whose terms never change
+                _require_trainable(model)  # before a ledger is created, whose terms never change
                 with open_ledger(recipe, plan, path) as ledger:
                     trainer = training.trainer(model, ledger)
                     training.announce(trainer, audible(options.report))
@@ -139,6 +144,57 @@ def train(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Traini
     outcome = find_outcome(recipe, folder, data_root=root, insecure_seed=seed, new=True)
     assert outcome is not None
     return outcome
+
+
+def check_model(
+    recipe: DpsgdRecipe, splits: Splits, plan: RunPlan, *, plugin_path: Path | None = None
+) -> None:
+    """Refuse what a run would refuse of its model, on a few test records, which are public.
+
+    Nothing is charged or stored, and no private record is read.
+    """
+    few = splits.test.take(np.arange(min(splits.test.records, _TRIED)))
+    if recipe.features.pca is not None:
+        wide = recipe.features.pca.dimension
+        features = torch.randn(_TRIED, wide, generator=torch.Generator().manual_seed(0))
+    else:
+        inputs = prepare(
+            recipe, replace(splits, private=few, test=few), pca_file=Path(), plugin_path=plugin_path
+        )
+        features = inputs.test_features
+    model = build_model(
+        recipe.model,
+        shape=tuple(features.shape[1:]),
+        classes=splits.classes,
+        plugin_path=plugin_path,
+    )
+
+    def work() -> None:
+        _require_trainable(model)
+        Trainer(
+            model,
+            build_optimizer(recipe.training, model),
+            dataset=(features, torch.full((len(features),), splits.classes - 1)),
+            lot_size=1,
+            noise_multiplier=plan.noise_multiplier,
+            delta=recipe.privacy.delta,
+            clipping=_clipping(recipe.clipping),
+            learning_rate=plan.learning_rate,
+        )
+
+    run_untrusted("the model", work, private=False, error=InvalidInput)
+
+
+def _require_trainable(model: nn.Module) -> None:
+    """Refuse a model as :func:`dpsgd.validate` does, in one line, with the remedy of a recipe."""
+    serious = [each for each in problems(model) if each.serious]
+    if serious:
+        fixable = any(each.fixable for each in serious)
+        remedy = "; a recipe has dpsgd.fix applied by fix = true in the section of the model"
+        raise UnsuitableModel(
+            f"the model cannot be trained privately as it is: {', '.join(map(str, serious))}"
+            f"{remedy if fixable else ''}"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,6 +20,7 @@ from typing import Any
 
 from pate.errors import InvalidInput
 from pate.untrusted import contained, debugging, locate, propagates
+from pate.vision import mend_torchvision
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _IN_EXTRA = {"lightgbm": "boosting", "xgboost": "boosting"}  # modules, and the extra with each
@@ -80,10 +81,7 @@ def _import(name: str, *, path: Path | None) -> ModuleType:
     with _importing, _first_on_path(name, path):
         try:
             with contained():
-                if name.partition(".")[0] == "torchvision":
-                    from pate.vision import torchvision
-
-                    torchvision()
+                mend_torchvision()
                 return importlib.import_module(name)
         except BaseException as error:
             if propagates(error):

@@ -29,6 +29,7 @@ from dpsgd.validation.rules import (
     module_infos,
     notes,
     shared_parameters,
+    shared_positions,
     whole_model,
 )
 
@@ -76,8 +77,8 @@ class Problem:
 def problems(model: nn.Module, *, example_inputs: Tensor | None = None) -> tuple[Problem, ...]:
     """Return everything that prevents private training of a model, and notes on what does not.
 
-    No problem hides another. Where there is none, the gradient pass itself is tried on a copy, and
-    its errors are listed too.
+    No problem hides another. Where there is none that :func:`fix` leaves, the gradient pass itself
+    is tried on a (repaired) copy, and its errors are listed too.
 
     Parameters
     ----------
@@ -115,9 +116,12 @@ def problems(model: nn.Module, *, example_inputs: Tensor | None = None) -> tuple
         if not serious and len(examples) > len(few(examples)):
             more = probe_together(model, examples=examples)
             serious += [(by_name[name], each) for name, each in more]
-        if not serious:
-            serious += [(infos[0], each) for each in trial(model, examples=few(examples))]
+        if all(each.fixable for _, each in serious):
+            repaired = fix(model) if serious else model
+            serious += [(infos[0], each) for each in trial(repaired, examples=few(examples))]
     remarks = [(info, each) for info in infos for each in notes(info)]
+    if example_inputs is None:
+        remarks += [(info, each) for info in infos for each in shared_positions(info)]
     remarks += [(by_name[name], each) for name, each in shared_parameters(model)]
     return (*_listed(serious, infos, serious=True), *_listed(remarks, infos, serious=False))
 

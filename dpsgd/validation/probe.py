@@ -11,7 +11,7 @@ The probe is evidence, not proof: a layer that mixes examples only on inputs of 
 Last comes the gradient pass itself, which compares its gradients with ordinary differentiation of
 one example at a time: whatever rules and probe cannot see (a weight used in its layer and
 elsewhere, a tensor changed in place) shows there. It stops at the first fault, so it is tried only
-when no other problem was found.
+when no other problem was found, or on a copy in which all that were found are repaired.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dpsgd.clipping import Flat
 from dpsgd.gradients import ClippedGradients
 from dpsgd.losses import mixed_outputs
 from dpsgd.noise import torch_seed
-from dpsgd.validation.rules import MIXES, Finding, ModuleInfo
+from dpsgd.validation.rules import EXPAND, MIXES, Finding, ModuleInfo
 from pate.errors import InvalidInput, PateError
 
 PAST_NOISE = "in a forward pass, past clipping and noise"
@@ -63,8 +63,9 @@ def probe(model: nn.Module, found: tuple[ModuleInfo, ...], *, examples: Tensor) 
         # Two numbers of examples: a sequence may happen to be as long as one of them.
         for name in sorted(sites & (reference.odd | fewer.odd)):
             what = "is called on something that does not have one row for each example"
+            embeds = isinstance(model.get_submodule(name), nn.Embedding)
             remedy = "keep the examples along the first dimension (expand what they share)"
-            yield name, Finding(what, remedy)
+            yield name, Finding(what, EXPAND if embeds else remedy)
         yield from _used_uncalled(model, sorted(sites - reference.called), examples)
         for name in _mixing(model, reference, examples, rows=range(len(examples))):
             yield name, Finding(MIXES, "use a layer that treats each example on its own")

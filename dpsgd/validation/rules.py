@@ -39,6 +39,10 @@ MIXES = "mixes the examples of a batch"
 TRACKS = "keeps running statistics of private examples"
 RENORMS = "rescales the rows that a batch uses (max_norm)"
 POWER = "changes its buffers in every training pass (spectral_norm)"
+EXPAND = (
+    "give each example positions of its own: torch.arange(length).expand(len(inputs), -1), which "
+    "models of Hugging Face take as position_ids="
+)
 CHANGES_ITSELF = frozenset({MIXES, TRACKS, RENORMS, POWER})  # a probe need not report it again
 
 _MOST_GROUPS = 32
@@ -266,6 +270,14 @@ def notes(info: ModuleInfo) -> Iterator[Finding]:
     if frozen:
         which = "" if len(frozen) == len(own) else f" ({', '.join(frozen)})"
         yield Finding(f"frozen{which}: stays as it is, costs nothing", "nothing to do")
+
+
+def shared_positions(info: ModuleInfo) -> Iterator[Finding]:
+    """Yield a remark on positions that a model keeps for all its examples, as BERT does."""
+    positions = getattr(info.module, "position_ids", None)
+    if isinstance(positions, Tensor) and positions.dim() == 2 and len(positions) == 1:
+        what = "may embed positions that all examples share (position_ids)"
+        yield Finding(what, f"give example_inputs to be sure; if it does, {EXPAND}")
 
 
 def shared_parameters(model: nn.Module) -> Iterator[tuple[str, Finding]]:

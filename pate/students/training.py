@@ -119,7 +119,8 @@ def initialise(teacher: TorchTeacher, inputs: ArrayLike) -> TorchTeacher:
     records = teacher._records(np.asarray(inputs)[:2]).to(device_of(teacher.module))
 
     def first_pass() -> None:
-        with seeded_torch(teacher.seed), torch.no_grad():
+        fits = teacher._explained(tuple(records.shape[1:]))
+        with fits, seeded_torch(teacher.seed), torch.no_grad():
             teacher._find_sizes(records)
             teacher.module.eval()
             teacher._checked(teacher.module(records), len(records))

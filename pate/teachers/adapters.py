@@ -121,6 +121,10 @@ def build(target: Any, training: Training, *, classes: int, seed: int) -> Teache
     if is_torch_module(made) and not _is_teacher(made):
         from pate.teachers.torch_teacher import TorchTeacher
 
+        if training.channels == "first":
+            from pate.teachers.channels import ChannelsFirst
+
+            made = ChannelsFirst(made)
         return TorchTeacher(made, training=training, classes=classes, seed=seed)
     if is_sklearn(made):
         _seed_parts(made, seed)

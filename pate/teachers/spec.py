@@ -16,6 +16,8 @@ from pydantic import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
     model_validator,
 )
 
@@ -50,6 +52,19 @@ class Training(BaseModel):
     weight_decay: NonNegativeFloat = Field(
         default=0.0, description="Weight decay of the optimizer (torch modules)."
     )
+    channels: Literal["first"] | None = Field(
+        default=None,
+        description='"first": images (n, height, width, channels) reach the model as (n, channels, '
+        "height, width), and grey ones with one channel (torch modules).",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_channels(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Fingerprints of recipes without the key are as before there was one.
+        written: dict[str, Any] = handler(self)
+        if written.get("channels") is None:
+            written.pop("channels", None)
+        return written
 
 
 class ModelSpec(Training):

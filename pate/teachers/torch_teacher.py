@@ -6,6 +6,7 @@ memory: the device holds one module and one batch.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, final
@@ -53,7 +54,7 @@ class TorchTeacher:
     def fit(self, X: ArrayLike, y: ArrayLike) -> TorchTeacher:
         """Train from the weights that the module has."""
         records, labels = self._shard(X, y)
-        with seeded_torch(self.seed):
+        with self._explained(tuple(records.shape[1:])), seeded_torch(self.seed):
             self._find_sizes(records)
             kind = memory_key(self.module, self.training, tuple(records.shape[1:]))
             # One network cannot be halved: a device too small for it stops the run.
@@ -125,8 +126,25 @@ class TorchTeacher:
             return parts
 
         kind = memory_key(self.module, self.training, tuple(records.shape[1:]))
-        parts = largest_fitting(compute, lambda: CHUNK, kind=("ask", kind))
+        with self._explained(tuple(records.shape[1:])):
+            parts = largest_fitting(compute, lambda: CHUNK, kind=("ask", kind))
         return torch.cat(parts) if parts else torch.zeros(0, self.classes)
+
+    @contextlib.contextmanager
+    def _explained(self, shape: tuple[int, ...]) -> Iterator[None]:
+        """Replace torch's error by one line, if records of this shape do not fit the module."""
+        from pate.teachers.channels import shape_problem
+
+        try:
+            yield
+            return
+        except PateError:
+            raise
+        except (RuntimeError, ValueError, IndexError):
+            problem = shape_problem(self.module, shape)
+            if problem is None:
+                raise
+        raise TeacherError(problem)
 
     def _shard(self, X: ArrayLike, y: ArrayLike) -> tuple[torch.Tensor, torch.Tensor]:
         import torch

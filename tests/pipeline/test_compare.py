@@ -654,6 +654,30 @@ def test_a_budget_without_room_is_refused_before_anything_is_charged(project):
     assert not (folder / "digits.ledger").exists()  # its terms are still to be agreed on
 
 
+def test_a_model_that_dpsgd_refuses_is_refused_before_anything_is_charged(project):
+    project.plugin(
+        "nets",
+        "from torch import nn\n"
+        "def norm(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(),\n"
+        "                         nn.Linear(8, classes))\n"
+        "def narrow(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, classes - 1))\n",
+    )
+    write(project, RECIPE.replace("dpsgd.models:linear", "nets:norm"))
+    words = (*WORDS, "--plugin-path", "plugins", "--epsilon", "8", "--seeds", "1")
+    printed = project.call(*words, code=2).stderr
+    assert printed.count("\n") == 1
+    assert "2 (BatchNorm1d): mixes the examples" in printed
+    assert "by fix = true in the section of the model" in printed
+    narrow = project.call(*words, "--set", "dpsgd.model.entry=nets:narrow", code=2)
+    assert "has 9 outputs" in narrow.stderr
+    assert ledgers(project) == [[], []]
+    assert not list(project.folder.rglob("*.ledger"))
+    project.call(*words, "--set", "dpsgd.fix=true")  # reaches dpsgd.fix
+    assert [len(each) for each in ledgers(project)] == [1, 1]
+
+
 def test_shards_that_cannot_be_made_leave_no_ledger(project):
     """Its terms are agreed on for ever: not by a comparison that never begins."""
     write(project)

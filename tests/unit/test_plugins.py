@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import subprocess
 import sys
 
 import pytest
@@ -128,3 +129,22 @@ def test_entry_points_of_installed_packages(tmp_path, monkeypatch):
     with pytest.raises(InvalidInput, match="did you mean 'root'"):
         resolve("rot", group="pate.tests")
     entry_points.cache_clear()
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_a_plugin_may_import_torchvision_beside_any_torch(tmp_path, lazily):
+    """In a process of its own: the import is mended once for the whole process."""
+    importing = "from torchvision.transforms import CenterCrop\n"
+    text = f"def crop(size):\n    {importing}    return CenterCrop(size)\n"
+    if not lazily:
+        text = f"{importing}def crop(size):\n    return CenterCrop(size)\n"
+    (tmp_path / "eyes.py").write_text(text)
+    code = (
+        "import sys; from pathlib import Path; from pate.plugins import resolve\n"
+        "crop = resolve('eyes:crop', path=Path(sys.argv[1]))\n"
+        "print(type(crop(4)).__name__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "CenterCrop"

@@ -25,6 +25,7 @@ from pate.accounting.events import tally
 from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost
 from pate.artifacts import Level
 from pate.artifacts.manifest import MANIFEST
+from pate.datasets.loading import load
 from pate.errors import InvalidInput, LedgerError, SpendNeeded
 from pate.pipeline.ledger import ledger_path
 from pate.pipeline.recipe import Recipe
@@ -251,6 +252,8 @@ class CompareRuns:
                 seed=self._seed(each.seed),
             )
         ]
+        if untrained:
+            self._check_model(untrained[0])
         if not self.options.spend:
             here = models_in(self.folder.glob("dpsgd/*"))
             plans = [each.dpsgd_plan.events for each in untrained]
@@ -328,6 +331,14 @@ class CompareRuns:
             data_root=self.options.data_root,
             insecure_seed=self._seed(point.seed),
         )
+
+    def _check_model(self, point: ComparePoint) -> None:
+        """Refuse a model that cannot be trained privately."""
+        from dpsgd.training import check_model
+
+        path = self.options.plugin_path
+        splits = load(self.recipe.data, root=self.options.data_root, plugin_path=path)
+        check_model(point.dpsgd, splits, point.dpsgd_plan, plugin_path=path)
 
     def _train(self, point: ComparePoint) -> None:
         from dpsgd.training import TrainingOptions, train

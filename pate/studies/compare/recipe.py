@@ -136,6 +136,7 @@ class DpsgdSections(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    fix: bool = Field(default=False, description="The same as `fix` of `[dpsgd.model]`.")
     features: FeaturesSpec = FeaturesSpec()
     model: NetworkSpec = NetworkSpec()
     training: TrainingSpec
@@ -201,7 +202,9 @@ class CompareRecipe(BaseModel):
                 "kind": "dpsgd",
                 "data": self.data,
                 "features": self._features(),
-                "model": self.dpsgd.model,
+                "model": self.dpsgd.model.model_copy(
+                    update={"fix": self.dpsgd.fix or self.dpsgd.model.fix}
+                ),
                 "training": self.dpsgd.training,
                 "clipping": self.dpsgd.clipping,
                 "privacy": {

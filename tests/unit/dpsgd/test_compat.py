@@ -249,6 +249,16 @@ def two_crops(model, x, y):
     cross_entropy(model(torch.cat([x, x])), torch.cat([y, y])).backward()
 
 
+def contrastive(model, x, y):
+    outputs = model(x)
+    cross_entropy(outputs @ outputs.T, torch.arange(len(x))).backward()
+
+
+def centred(model, x, y):
+    outputs = model(x)
+    ((outputs - outputs.mean(0)) ** 2).mean().backward()
+
+
 def ignored(model, x, y):
     y = y.clone()
     y[0] = -100
@@ -278,6 +288,8 @@ def ignored(model, x, y):
         (lambda m, x, y: cross_entropy(m(x), y, reduction="none").max().backward(),
          "in a way that can be checked"),
         (lambda m, x, y: cross_entropy(m(x), y).backward(retain_graph=True), "no arguments"),
+        (contrastive, "changes with the others in its lot"),
+        (centred, "changes with the others in its lot"),
     ],
 )  # fmt: skip
 def test_a_loss_that_would_not_be_private(loss, message):
@@ -298,6 +310,8 @@ def test_a_loss_that_would_not_be_private(loss, message):
         lambda out, y: nn.BCEWithLogitsLoss()(out[:, 1], y.float()),
         lambda out, y: cross_entropy(torch.stack([out, out], 2), torch.stack([y, y], 1)),
         lambda out, y: nn.SmoothL1Loss()(out[:, 0], y.float()),
+        lambda out, y: out.relu().mean(),
+        lambda out, y: nn.functional.kl_div(out.log_softmax(1), 0 * out + 0.5),
     ],
 )
 def test_means_that_are_over_the_examples(loss):

@@ -12,7 +12,7 @@ import torch
 from dpsgd.features import prepare
 from dpsgd.models import build_model, build_optimizer
 from dpsgd.recipe import DpsgdRecipe, NetworkSpec, TrainingSpec
-from dpsgd.runs import name_of_run, plan_run
+from dpsgd.runs import digest_of_settings, name_of_run, plan_run
 from dpsgd.schedules import Constant, Linear
 from pate.accounting import Repeated, SampledGaussian, compose
 from pate.datasets.table import Splits, Table
@@ -162,6 +162,14 @@ def test_a_runs_name_follows_from_settings_and_seed_but_not_from_the_budget(read
     assert name_of_run(read("", "", "privacy.budget=9.0"), None) == name
     assert name_of_run(read("", "", "privacy.epsilon=2.5"), None) != name
     assert name_of_run(read(), 1) != name
+    assert name_of_run(read("", "", "model.fix=true"), None) != name
+
+
+def test_keys_that_were_added_later_change_no_name_of_a_run_that_does_not_use_them():
+    """With another name or digest, what the ledger has paid for would be trained and paid again."""
+    recipe = plain()
+    assert name_of_run(recipe, None)[:20] == "2a92aeb237e924d37cf4"
+    assert digest_of_settings(recipe, None)[:20] == "55bf58450b12d3cc6b18"
 
 
 # --- the plan ---------------------------------------------------------------------------------

@@ -72,6 +72,25 @@ def test_a_label_out_of_range_is_not_told():
     assert "7777" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("evaluate", "reason"),
+    [
+        (0.5, "evaluate is a float"),
+        (lambda model: None, "evaluate returned a NoneType"),
+        (lambda model: model(torch.from_numpy(X)), "evaluate returned a Tensor"),
+    ],
+)
+def test_an_evaluation_that_would_fail_is_refused_before_the_charge(tmp_path, evaluate, reason):
+    with ledger(tmp_path, 80.0) as book:
+        trainer = make(ledger=book)
+        with pytest.raises(InvalidInput, match=reason):
+            trainer.fit(epochs=1, evaluate=evaluate)
+        with pytest.raises(ZeroDivisionError):
+            trainer.fit(epochs=1, evaluate=lambda model: 1 / 0)
+        assert (trainer.steps, trainer.history, book.charges()) == (0, [], [])
+        assert trainer.fit(epochs=1, evaluate=lambda model: 0.5).steps == 3
+
+
 @pytest.mark.parametrize("another", [False, True])
 def test_steps_that_were_taken_are_not_forgotten_when_a_ledger_refuses(tmp_path, another):
     """Given a ledger only after some steps, or a poorer one, a run stays unpaid and stops."""
@@ -79,7 +98,7 @@ def test_steps_that_were_taken_are_not_forgotten_when_a_ledger_refuses(tmp_path,
     rich = ledger(tmp_path, 80.0) if another else None
     first = make(checkpoint=path, checkpoint_every=1, ledger=rich)
     with pytest.raises(KeyboardInterrupt):
-        first.fit(epochs=3, evaluate=_interrupt)
+        first.fit(epochs=3, evaluate=after_trial(_interrupt) if another else _interrupt)
     taken = first.steps
     assert 0 < taken < 9
     with ledger(tmp_path, 0.5) as poor:
@@ -95,6 +114,17 @@ def test_steps_that_were_taken_are_not_forgotten_when_a_ledger_refuses(tmp_path,
         assert not poor.charges()
     if rich is not None:
         rich.close()
+
+
+def after_trial(evaluate):
+    """With a ledger, a function is tried once before the charge; this one then works."""
+    calls = []
+
+    def tried(model):
+        calls.append(model)
+        return 0.5 if len(calls) == 1 else evaluate(model)
+
+    return tried
 
 
 def _interrupt(model):
@@ -326,7 +356,7 @@ def test_an_old_checkpoint_that_is_brought_back_is_refused(tmp_path):
     path = tmp_path / "run.safetensors"
     with ledger(tmp_path, 80.0) as book:
         with pytest.raises(KeyboardInterrupt):
-            make(checkpoint=path, ledger=book).fit(epochs=5, evaluate=_stop_after(1))
+            make(checkpoint=path, ledger=book).fit(epochs=5, evaluate=after_trial(_stop_after(1)))
         old = path.read_bytes()
         with pytest.raises(KeyboardInterrupt):
             make(checkpoint=path, ledger=book).fit(epochs=5, evaluate=_stop_after(2))
@@ -344,7 +374,7 @@ def test_of_two_copies_of_a_run_one_goes_on(tmp_path):
     path, copy = tmp_path / "run.safetensors", tmp_path / "copy.safetensors"
     with ledger(tmp_path, 80.0) as book:
         with pytest.raises(KeyboardInterrupt):
-            make(checkpoint=path, ledger=book).fit(epochs=5, evaluate=_stop_after(1))
+            make(checkpoint=path, ledger=book).fit(epochs=5, evaluate=after_trial(_stop_after(1)))
         copy.write_bytes(path.read_bytes())
         make(checkpoint=path, ledger=book).fit(epochs=5)
         with pytest.raises(LedgerError, match="not the last of its run"):
@@ -411,7 +441,7 @@ def test_of_a_checkpoint_that_nobody_saw_and_its_predecessor_one_is_loaded(tmp_p
     with ledger(tmp_path, 80.0) as book:
         trainer = make(checkpoint=path, ledger=book)
         with pytest.raises(KeyboardInterrupt):
-            trainer.fit(epochs=5, evaluate=_stop_after(1))
+            trainer.fit(epochs=5, evaluate=after_trial(_stop_after(1)))
         copy.write_bytes(path.read_bytes())
         with monkeypatch.context() as patch:
             _crash_at_commit(patch, 1)
@@ -432,7 +462,7 @@ def test_a_second_interruption_shows_no_step_that_a_resume_draws_again(tmp_path,
     with ledger(tmp_path, 80.0) as book:
         trainer = make(checkpoint=path, ledger=book, checkpoint_every=1000)
         with pytest.raises(KeyboardInterrupt):
-            trainer.fit(epochs=5, evaluate=_stop_after(1))
+            trainer.fit(epochs=5, evaluate=after_trial(_stop_after(1)))
         old.write_bytes(path.read_bytes())
         place, name = {
             "before the checkpoint": (checkpoint, "write"),
@@ -495,7 +525,7 @@ def test_a_run_that_another_took_over_shows_nothing_more(tmp_path):
             return 0.5
 
         with pytest.raises(LedgerError, match="another process has trained this run"):
-            trainer.fit(epochs=5, evaluate=take_over, report=shown.append)
+            trainer.fit(epochs=5, evaluate=after_trial(take_over), report=shown.append)
         assert [row.step for row in shown] == [3]
         assert (trainer.steps, [row.step for row in trainer.history]) == (3, [])
         assert all(map(torch.equal, before, trainer.model.parameters()))
@@ -521,7 +551,8 @@ def test_while_a_run_is_under_way_its_copies_wait_and_other_runs_do_not(tmp_path
             others[-1].step()
             return 0.5
 
-        assert make(checkpoint=path, ledger=book).fit(epochs=2, evaluate=meanwhile).steps == 6
+        run = make(checkpoint=path, ledger=book)
+        assert run.fit(epochs=2, evaluate=after_trial(meanwhile)).steps == 6
         assert (len(refused), [each.steps for each in others]) == (2, [3, 3])
         assert len(book.charges()) == 1 + 2 * 2
 

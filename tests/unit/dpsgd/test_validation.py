@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+import dpsgd
 import dpsgd.backward_pass
 from dpsgd.clipping import Flat
 from dpsgd.gradients import ClippedGradients
@@ -788,3 +789,102 @@ def test_the_gradient_pass_has_the_last_word() -> None:
     # Beside another problem it is silent: it stops at the first fault, which may be that one.
     both = nn.Sequential(Twice(), Centred())
     assert serious(both, draw(4, 3)) == [("1", "mixes the examples of a batch")]
+
+
+# --- a transformer as those of Hugging Face -------------------------------------------------------
+
+
+class Embeddings(nn.Module):
+    """Word and position embeddings, of which the second are looked up once for all examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.word_embeddings = nn.Embedding(30, 8, padding_idx=0)
+        self.position_embeddings = nn.Embedding(16, 8)
+        self.LayerNorm, self.dropout = nn.LayerNorm(8), nn.Dropout(0.1)
+        self.register_buffer("position_ids", torch.arange(16).expand((1, -1)), persistent=False)
+
+    def forward(self, input_ids, position_ids=None):
+        if position_ids is None:
+            position_ids = self.position_ids[:, : input_ids.shape[1]]
+        words = self.word_embeddings(input_ids) + self.position_embeddings(position_ids)
+        return self.dropout(self.LayerNorm(words))
+
+
+class Encoder(nn.Module):
+    def __init__(self, *, expand=False, norm=None):
+        super().__init__()
+        self.expand = expand
+        self.embeddings, self.norm = Embeddings(), norm or nn.Identity()
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, ids):
+        own = torch.arange(ids.shape[1]).expand(len(ids), -1) if self.expand else None
+        words = self.embeddings(ids, position_ids=own)
+        scores = self.query(words) @ self.key(words).transpose(1, 2)
+        return self.head(self.norm((scores.softmax(-1) @ self.value(words))[:, 0]))
+
+
+IDS = torch.randint(1, 30, (40, 10), generator=torch.Generator().manual_seed(0))
+POSITIONS = "embeddings.position_embeddings"
+
+
+def test_everything_about_a_transformer_is_listed_at_once():
+    model = Encoder(norm=nn.BatchNorm1d(8))
+    model.embeddings.word_embeddings.max_norm = 1.0
+    found = [each for each in problems(model, example_inputs=IDS[:6]) if each.serious]
+    assert [each.where for each in found] == ["embeddings.word_embeddings", POSITIONS, "norm"]
+    assert "position_ids=" in found[1].remedy
+    (note,) = [each for each in problems(model) if not each.serious]
+    assert (note.where, "example_inputs" in note.remedy) == ("embeddings", True)
+    with pytest.raises(UnsuitableModel, match=r"expand\(len\(inputs\), -1\)"):
+        validate(Encoder(), example_inputs=IDS[:6])
+
+
+def test_a_transformer_with_positions_of_each_example_is_trained():
+    model = Encoder(expand=True)
+    assert not serious(model, IDS[:6])
+    optimizer = torch.optim.Adam(model.parameters())
+    trainer = dpsgd.Trainer(
+        model, optimizer, dataset=(IDS, IDS[:, 0] % 2), lot_size=8, max_grad_norm=1.0,
+        noise_multiplier=1.0, delta=1e-3,
+    )  # fmt: skip
+    assert trainer.fit(steps=2).steps == 2
+
+
+def test_what_the_gradient_pass_refuses_of_a_repaired_model_is_listed_with_the_repairs():
+    class Tied(nn.Module):
+        """Its weight is used in its layer and outside of it."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return self.norm(self.layer(x)) @ self.layer.weight
+
+    found = serious(Tied(), torch.randn(6, 4))
+    assert {where for where, _ in found} == {"", "norm"}
+
+
+def test_a_tiny_bert_of_hugging_face():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=16, num_labels=2,
+    )  # fmt: skip
+    bert = transformers.BertForSequenceClassification(config)
+
+    class Classifier(nn.Module):
+        def __init__(self, *, expand):
+            super().__init__()
+            self.bert, self.expand = bert, expand
+
+        def forward(self, ids):
+            own = torch.arange(ids.shape[1]).expand(len(ids), -1) if self.expand else None
+            return self.bert(ids, position_ids=own).logits
+
+    found = serious(Classifier(expand=False), IDS[:6])
+    assert [where for where, _ in found] == ["bert.bert.embeddings.position_embeddings"]
+    assert not serious(Classifier(expand=True), IDS[:6])
