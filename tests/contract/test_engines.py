@@ -245,6 +245,7 @@ def check_threads(engine, cpus):
         assert outcome.result["joblib"] == str(expected)
 
 
+@pytest.mark.sample(2)
 def test_a_task_has_as_many_threads_on_every_engine(engine):
     """Whatever an earlier task has set, and loaded."""
     check_threads(engine, [1, 2.9, 0.25, 2, 1])
@@ -282,6 +283,7 @@ print(sorted(name for name in os.environ if name.endswith("_NUM_THREADS")))
 
 
 @pytest.mark.parametrize("told", [{}, {"OMP_NUM_THREADS": "3"}])
+@pytest.mark.sample(1)
 def test_serial_gives_the_threads_back_though_a_task_loaded_the_libraries(told):
     clean = {name: value for name, value in os.environ.items() if name not in worker._VARIABLES}
     run = subprocess.run(

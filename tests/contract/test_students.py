@@ -118,6 +118,7 @@ def test_the_seed_decides_and_nothing_else_is_touched(method, briefly):
 
 
 @methods
+@pytest.mark.sample(2)
 def test_it_is_stored_and_loaded_as_a_teacher_is(method, trained, tmp_path):
     save(trained(method), tmp_path)
     again = load(tmp_path, spec(method).as_model(), classes=10, seed=3)
@@ -236,7 +237,7 @@ def learn_and_die():
 
 
 @methods
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_a_killed_student_goes_on_bit_for_bit(method, briefly, learn_and_die, tmp_path):
     settings = short(method).model_dump(mode="json", exclude_unset=True)
     reached = 0

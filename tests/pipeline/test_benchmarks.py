@@ -10,6 +10,7 @@ from pathlib import Path
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.campaign
 def test_engines(tmp_path):
     done = subprocess.run(
         [sys.executable, BENCHMARKS / "engines.py", "--quick", "--engines", "serial"],

@@ -353,6 +353,7 @@ def test_a_comparison_whose_ledger_is_lost_is_refused_and_none_is_made(made, nam
 
 
 @pytest.mark.parametrize("name", LEDGERS)
+@pytest.mark.sample(1)
 def test_an_older_copy_of_a_ledger_is_no_ledger_of_what_is_released(begun, name):
     """Of two points one is missing: the copy was made between them."""
     ledger = begun.folder / "data" / "ledgers" / name
@@ -517,6 +518,7 @@ def test_true_labels_of_inputs_that_answers_decided_on_cost_what_the_answers_do(
     assert informed["publishable"] is False  # it rests on answers that are not private
 
 
+@pytest.mark.campaign
 def test_a_comparison_of_the_same_name_elsewhere_is_part_of_the_study(project):
     write(project)
     _, fixed = compared(project, "--out", "a/c", "--epsilon", "4")

@@ -106,6 +106,7 @@ def test_engines_give_the_same_predictions_and_votes(project: Any) -> None:
     np.testing.assert_array_equal(counts.sum(axis=1), 12)
 
 
+@pytest.mark.campaign
 def test_teachers_that_cannot_be_stored_vote_as_if_they_were(project: Any) -> None:
     """Each is fitted again to its own shard, with the seed that worked."""
     project.plugin("closures", CLOSURES)

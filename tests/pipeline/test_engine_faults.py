@@ -228,6 +228,7 @@ def ended(process, code=0):
 # ------------------------------------------------------------------ workers that are lost
 
 
+@pytest.mark.campaign
 def test_a_worker_killed_in_the_middle_of_a_teacher(clinic, engine):
     """Its group is done again; the others have been trained once, and all are what they were."""
     clinic.ill("hang", times=1)

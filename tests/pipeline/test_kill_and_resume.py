@@ -67,6 +67,7 @@ def test_killed_a_dozen_times(project, engine, since):
 
 @pytest.mark.parametrize("stage", ["aggregate", "account"])
 @pytest.mark.parametrize("moment", ["drawn", "charged", "published"])
+@pytest.mark.sample(3)
 def test_killed_on_either_side_of_the_charge(project, stage, moment):
     """The moments that matter most are too short to be hit by chance: the process ends itself."""
     pending = RELEASES[stage]

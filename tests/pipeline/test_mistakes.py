@@ -146,13 +146,6 @@ class NoPredict:
         return self
 
 
-class Unsaveable(Centroids):
-    def fit(self, X, y):
-        super().fit(X, y)
-        self.trace = lambda: None
-        return self
-
-
 ready_made = Centroids()
 
 
@@ -814,7 +807,6 @@ BAD_MODELS = {
     "crew:UnknownClass": ["teacher 0", "class"],
     "crew:Fractions": ["teacher 0", "fractions"],
     "crew:Words": ["teacher 0", "whole numbers"],
-    "crew:Unsaveable": ["teacher 0", "Unsaveable.trace", "save(folder)"],
 }
 
 

@@ -257,6 +257,7 @@ UNCERTAIN = {"choose": "uncertain", "rounds": 3}
 
 
 @pytest.mark.parametrize("moment", DIE)
+@pytest.mark.sample(3)
 def test_killed_between_rounds(project: Any, moment: str) -> None:
     project.write(aggregate=UNCERTAIN)
     die_at(project, moment)

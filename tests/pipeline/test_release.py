@@ -918,6 +918,7 @@ def test_words_on_the_card_are_checked(forged: Path) -> None:
     assert problem.startswith(f"{says} (made by pate 9.9; this is ")
 
 
+@pytest.mark.campaign
 def test_a_page_of_other_versions_is_not_called_verified(forged: Path, copied: Any) -> None:
     change(forged / "release.json", lambda content: content["versions"].update(matplotlib="1.0"))
     again(forged)

@@ -327,6 +327,7 @@ def test_a_release_does_not_hold_the_name_of_a_folder(project: Any) -> None:
         assert STUDY not in html.unescape((project.folder / "out" / file).read_text())
 
 
+@pytest.mark.campaign
 def test_the_settings_of_no_point_are_released_with_a_note(project: Any) -> None:
     finish(project, "aggregate.scale=3.0")
     finish(project, "aggregate.scale=4.0", study=None, out="runs/other")

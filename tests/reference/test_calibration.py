@@ -57,6 +57,7 @@ def test_noise_for_a_target(case, reference):
 
 
 @pytest.mark.golden("calibration")
+@pytest.mark.sample(3)
 def test_noise_by_pld(case):
     """The peer's own figure, made here; it adds up in floats, and processors differ by up to 4e-5.
 

@@ -141,6 +141,7 @@ def test_gradients_of_lots_add_up_until_they_are_zeroed():
     optimizer.step()
 
 
+@pytest.mark.campaign
 def test_a_target_is_met_and_never_passed():
     model, engine = mlp(), PrivacyEngine(accountant="prv")
     made = engine.make_private_with_epsilon(

@@ -142,6 +142,7 @@ def test_all_that_is_planned_costs_more_than_one_and_less_than_the_sum(points, l
 
 
 @pytest.mark.parametrize("records", [None, 1200])
+@pytest.mark.sample(1)
 def test_both_together_add_up(ledgers, records):
     """What a hashed partition promises for add/remove it promises for zero-out, too."""
     recipe = made_recipe("hash", records=records)

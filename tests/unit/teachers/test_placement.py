@@ -112,6 +112,7 @@ def test_as_many_networks_as_are_said_to_be_free(widths):
     assert_same(group, unlimited())  # linear layers round the same in any company
 
 
+@pytest.mark.campaign
 def test_half_as_many_until_they_fit_and_the_next_group_knows(widths):
     group, again = teachers(), teachers()
     with limited_device(2**30, program(3)):
