@@ -138,6 +138,8 @@ class TorchTeacher:
         try:
             yield
             return
+        except PateError:
+            raise
         except (RuntimeError, ValueError, IndexError):
             problem = shape_problem(self.module, shape)
             if problem is None:
