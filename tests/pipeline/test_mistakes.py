@@ -814,7 +814,6 @@ BAD_MODELS = {
     "crew:UnknownClass": ["teacher 0", "class"],
     "crew:Fractions": ["teacher 0", "fractions"],
     "crew:Words": ["teacher 0", "whole numbers"],
-    "crew:Unsaveable": ["teacher 0", "Unsaveable.trace", "save(folder)"],
 }
 
 
@@ -825,6 +824,14 @@ def test_teacher(model, run):
     refused(result, *BAD_MODELS[model])
     assert "digest" not in result[2]  # what the model said may quote a record
     assert not list(Path("runs").glob("my/released/*"))
+
+
+def test_student_that_no_format_stores(run):
+    """As a teacher it is fitted again; as a student it could not be released."""
+    change('[student]\nmodel = "crew:Centroids"', '[student]\nmodel = "crew:Unsaveable"')
+    change("crew:Centroids", "crew:Unsaveable")
+    refused(run(), "Unsaveable.trace", "save(folder)")
+    assert list(Path("runs").glob("my/private/vote/*"))
 
 
 def test_teacher_with_bad_params(run):
