@@ -189,7 +189,7 @@ class PrivacyEngine:
         check_choice("loss_reduction", loss_reduction, REDUCTIONS)
         lot_size, dataset = _lot_size(data_loader), _dataset(data_loader)
         records = optional_count("records", records)
-        if getattr(module, "_dpsgd_private", False):
+        if getattr(module, "_dpsgd_private", None) == id(module):
             raise InvalidInput("the module is private already; make a new one")
         inputs = example_inputs
         if inputs is None:

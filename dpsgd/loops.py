@@ -69,7 +69,7 @@ class Run:
 
         step.model.register_forward_pre_hook(enter, prepend=True)
         step.optimizer.register_step_pre_hook(require_noised)
-        object.__setattr__(step.model, "_dpsgd_private", True)
+        object.__setattr__(step.model, "_dpsgd_private", id(step.model))  # a copy is not private
 
     def cost(self, steps: int, *, delta: float | None = None) -> Guarantee:
         delta = self.target.delta if delta is None and self.target is not None else delta
@@ -124,7 +124,13 @@ class Run:
                 return output
             self._step.require_unchanged(before)
             self._uses, self._outputs = uses, []
-            return pytree.tree_map_only(Tensor, self._output, output)
+            wrapped = pytree.tree_map_only(Tensor, self._output, output)
+            if not self._outputs and output is not None:
+                raise InvalidInput(
+                    f"the module returns a {type(output).__name__} without a tensor to train on; "
+                    "return tensors, alone or in tuples, lists or dictionaries"
+                )
+            return wrapped
 
         handle = module.register_forward_hook(leave, always_call=True)
 

@@ -298,7 +298,7 @@ class Trainer:
         evaluate : callable, optional
             Called with the model at the end of every epoch, in evaluation mode and without
             gradients; the number it returns goes into ``history``. Use public test data. With
-            a ledger it is tried once before a charge.
+            a ledger, and no ``prior_events``, it is tried once before a charge.
         report : callable, optional
             Called with each new row of ``history``.
 
@@ -314,11 +314,17 @@ class Trainer:
             If the ledger's budget does not cover the plan; no step is taken.
         """
         request = requested(epochs=epochs, steps=steps, until_epsilon=until_epsilon)
+        if evaluate is not None and not callable(evaluate):
+            raise InvalidInput(
+                f"evaluate is a {type(evaluate).__name__}; give a function of the model that "
+                "returns a number"
+            )
         self._require_unchanged()
         with self._alone():
             plan = self._plans.known(request, steps=self.steps)
             if plan is None:
-                if evaluate is not None and self.ledger is not None:
+                # What comes before the steps, such as a PCA of the inputs, is not paid for yet.
+                if evaluate is not None and self.ledger is not None and not self.spending.prior:
                     with torch.random.fork_rng(devices=[]):
                         self._evaluated(evaluate)  # what it refuses, it refuses before the charge
                 plan = self._plan(request)
@@ -442,11 +448,6 @@ class Trainer:
         return bool(self.history) and self.history[-1].step == self.steps
 
     def _evaluated(self, evaluate: Evaluate) -> float:
-        if not callable(evaluate):
-            raise InvalidInput(
-                f"evaluate is a {type(evaluate).__name__}; give a function of the model that "
-                "returns a number"
-            )
         with mode(self.model, training=False), torch.no_grad():
             result: Any = evaluate(self.model)
         try:

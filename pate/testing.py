@@ -100,6 +100,7 @@ def stored_as(
     seed: int = 0,
     params: dict[str, Any] | None = None,
     inputs: ArrayLike | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the form in which trained teachers of a class are kept between training and voting.
 
@@ -120,7 +121,7 @@ def stored_as(
         factory_or_class,
         classes=classes,
         seed=seed,
-        training=Training(params=params or {}),
+        training=Training(params=params or {}, **(settings or {})),
         inputs=inputs,
     )
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):

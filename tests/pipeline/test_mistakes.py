@@ -819,6 +819,14 @@ def test_teacher(model, run):
     assert not list(Path("runs").glob("my/released/*"))
 
 
+def test_student_that_no_format_stores(run):
+    """As a teacher it is fitted again; as a student it could not be released."""
+    change('[student]\nmodel = "crew:Centroids"', '[student]\nmodel = "crew:Unsaveable"')
+    change("crew:Centroids", "crew:Unsaveable")
+    refused(run(), "Unsaveable.trace", "save(folder)")
+    assert list(Path("runs").glob("my/private/vote/*"))
+
+
 def test_teacher_with_bad_params(run):
     change('model = "crew:Centroids"', 'model = "crew:Centroids"\nparams = { shrnk = 2 }')
     refused(run(), "Centroids", "shrnk")

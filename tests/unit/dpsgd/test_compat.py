@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import types
 
 import pytest
 import torch
@@ -312,7 +313,6 @@ def test_a_loss_that_would_not_be_private(loss, message):
         lambda out, y: cross_entropy(torch.stack([out, out], 2), torch.stack([y, y], 1)),
         lambda out, y: nn.SmoothL1Loss()(out[:, 0], y.float()),
         lambda out, y: out.relu().mean(),
-        lambda out, y: nn.functional.kl_div(out.log_softmax(1), 0 * out + 0.5),
     ],
 )
 def test_means_that_are_over_the_examples(loss):
@@ -329,9 +329,10 @@ def test_steps_and_passes_out_of_order():
     inputs, _ = next(iter(loader))
     with pytest.raises(InvalidInput, match=r"comes before loss\.backward"):
         optimizer.step()
-    model.register_forward_pre_hook(lambda module, args: 1 / 0)
+    failing = model.register_forward_pre_hook(lambda module, args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         model(inputs)
+    failing.remove()
     assert all(each.requires_grad for each in model.parameters())
     with pytest.raises(InvalidInput, match="has a model already"):
         engine.make_private(
@@ -340,6 +341,30 @@ def test_steps_and_passes_out_of_order():
         )  # fmt: skip
     with pytest.raises(InvalidInput, match="private already"):
         private(model)
+    private(copy.deepcopy(model))  # a copy is a model of its own
+
+
+class Boxed(nn.Module):
+    """Returns its output in a dictionary or, in training on demand, in an object."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.box = mlp(), dict
+
+    def forward(self, x):
+        return self.box(logits=self.inside(x))
+
+
+def test_outputs_may_be_in_a_dictionary_but_not_hidden_in_an_object():
+    _, model, optimizer, loader = private(Boxed())
+    for number, (inputs, labels) in enumerate(loader):
+        if number == 2:
+            model.box = types.SimpleNamespace
+            with pytest.raises(InvalidInput, match="returns a SimpleNamespace"):
+                model(inputs)
+            break
+        cross_entropy(model(inputs)["logits"], labels).backward()
+        optimizer.step()
 
 
 class Endless(IterableDataset):

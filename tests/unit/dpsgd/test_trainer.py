@@ -308,7 +308,7 @@ def test_every_fit_is_one_charge_before_its_first_step(ledger):
     assert charged(ledger) == []
     seen = []
     trainer.fit(epochs=2, evaluate=lambda model: seen.append(len(ledger.charges())) or 0.0)
-    assert seen == [0, 1, 1]  # tried before the charge
+    assert seen == [1, 1]  # not tried before what came before is paid for
     trainer.fit(steps=3)
     trainer.step()
     assert charged(ledger) == [

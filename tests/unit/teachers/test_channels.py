@@ -15,7 +15,7 @@ from pate.teachers.channels import ChannelsFirst, shape_problem
 from pate.teachers.persist import restore, save
 from pate.teachers.protocol import train, train_many
 from pate.teachers.spec import ModelSpec, TeachersSpec, Training
-from pate.testing import check_teacher
+from pate.testing import check_teacher, stored_as
 
 
 def convolutions(classes, channels=3):
@@ -95,7 +95,9 @@ def test_the_line_is_all_that_is_shown_of_a_failure():
 
 
 def test_the_contract_holds_with_channels_first():
-    check_teacher(convolutions, inputs=COLOUR, settings={"channels": "first", "epochs": 1})
+    settings = {"channels": "first", "epochs": 1}
+    check_teacher(convolutions, inputs=COLOUR, settings=settings)
+    assert stored_as(convolutions, inputs=COLOUR, settings=settings) == "safetensors"
     with pytest.raises(AssertionError, match='add channels = "first"'):
         check_teacher(convolutions, inputs=COLOUR)
 
