@@ -308,13 +308,8 @@ def aggregate_votes(
         queries=queries,
     )
     with opened_ledger(ledger, plan, budget=budget) as opened:
-        settings = votes_digest(
-            votes,
-            mechanism,
-            queries=plan.queries,
-            answers=plan.answers,
-            key=secret_key(Path(ledger).with_suffix(".key")),
-        )
+        asked = (repr(mechanism), plan.queries, plan.answers)
+        settings = votes_digest(votes, asked, key=secret_key(Path(ledger).with_suffix(".key")))
         pending, statement = place.with_name(f".{place.name}.pending"), place.with_suffix(".json")
         if not pending.exists() and (place.exists() or statement.exists()):
             return _published(place, statement, settings, opened)

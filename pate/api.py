@@ -96,6 +96,7 @@ def make_options(
     sweep_leftovers()
     return Options(
         data_root=default_root(None if data_root is None else Path(data_root)),
+        root_given=data_root is not None or bool(os.environ.get("PATE_DATA")),
         engine=make_engine(engine),
         plugin_path=None if plugins is None else plugins.absolute(),
         insecure_seed=insecure_seed,
@@ -222,21 +223,40 @@ def prepare_run(
 
 
 def planned_charge(run: PipelineRun) -> str:
-    """Return what the labels of a run would cost, in a sentence; only its data are read."""
-    from pate.accounting import Ledger
-    from pate.pipeline.ledger import ledger_of
-    from pate.stages.exactly_once import describe_charge
+    """Return what the labels of a run would cost, in a sentence; nothing is written.
 
-    run.execute(until="data")
-    if any(state.stage == "aggregate" and state.done for state in run.states()):
+    Raises
+    ------
+    BudgetExceeded
+        If the run would be refused for it.
+    """
+    import shutil
+    import tempfile
+    from dataclasses import replace
+
+    from pate.accounting.ledger.data_ledger import charge_line, require_no_earlier
+    from pate.accounting.ledger.data_set import sibling_ledger
+    from pate.datasets.loading import load
+    from pate.pipeline.ledger import ledger_of, open_ledger
+
+    recipe, options = run.recipe, run.options
+    path = ledger_of(recipe, options)
+    require_no_earlier(path)
+    if path.exists() and any(each.stage == "aggregate" and each.done for each in run.states()):
         return f"nothing to charge: the labels in {run.folder} are paid for"
-    inputs = len(run.artifact("data-public").array("features.npy"))
-    events = run.recipe.plan(inputs=inputs).events
-    path = ledger_of(run.recipe, run.options)
-    if not path.exists():
-        return describe_charge(run.recipe, path, events)
-    with Ledger.open(path) as ledger:
-        return describe_charge(run.recipe, ledger, events)
+    data = load(recipe.data, root=options.data_root, plugin_path=options.plugin_path)
+    plan = recipe.plan(inputs=len(data.public.features))
+    with tempfile.TemporaryDirectory() as folder:
+        if not path.exists():  # it is made there, with what the data set's other ledger has
+            options = replace(options, data_root=Path(folder))
+            made, other = ledger_of(recipe, options), sibling_ledger(path)
+            made.parent.mkdir()
+            if other.exists():
+                shutil.copy(other, made.parent)
+        with open_ledger(recipe, options, moment=plan.guarantee.moment) as ledger:
+            relation = recipe.partition.neighbours
+            ledger.require_room(plan.events, records=relation)
+            return charge_line(ledger, plan.events, records=relation, path=path.absolute())
 
 
 def run(

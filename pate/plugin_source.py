@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from pate.artifacts import fingerprint
+from pate.engines.files import modules
 from pate.errors import InvalidInput
 
-# Code that names these may use anything in its module: then all of it counts.
+# Code that uses one of these may reach any code by its name: then the whole folder counts.
 _DYNAMIC = frozenset(
     {"globals", "locals", "eval", "exec", "__import__", "importlib", "sys.modules", "inspect",
-     "__init_subclass__", "__subclasses__", "metaclass"}
+     "__init_subclass__", "__subclasses__", "metaclass", "__globals__"}
 )  # fmt: skip
 _IMPORT_NAME = re.compile(r"([^\W\d][\w.]*):([^\W\d][\w.]*)")
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def source_digest(settings: Any, path: Path | None) -> str | None:
@@ -30,7 +32,7 @@ def source_digest(settings: Any, path: Path | None) -> str | None:
     Every text of the form ``module:attr`` in ``settings`` is an import name. The digest covers the
     named definitions, the definitions they refer to, the statements that run whenever their modules
     are imported, and the same of the local modules that these import. Comments and layout do not
-    count.
+    count, and nor do data files beside a plug-in.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -42,11 +44,18 @@ def source_digest(settings: Any, path: Path | None) -> str | None:
     """
     if path is None:
         return None
-    modules = _Modules(path if path.is_dir() else path.parent)
+    used = _UsedSource(path if path.is_dir() else path.parent)
     for module, attribute in _import_names(settings):
-        modules.use(module, attribute.split(".")[0])
-    used = sorted(modules.statements())
-    return fingerprint(used) if used else None
+        used.add(module, attribute.split(".")[0])
+    if used.dynamic:
+        return whole_folder_digest(path)
+    statements = sorted(used.statements())
+    return fingerprint(statements) if statements else None
+
+
+def whole_folder_digest(path: Path) -> str:
+    """Return a digest of every module in a plug-in folder."""
+    return fingerprint([(name, file.read_bytes().hex()) for name, file in modules(path).items()])
 
 
 def _import_names(settings: Any) -> Iterator[tuple[str, str]]:
@@ -59,10 +68,11 @@ def _import_names(settings: Any) -> Iterator[tuple[str, str]]:
         yield found[1], found[2]
 
 
-class _Modules:
-    """The modules of a folder, parsed on demand, and which of their statements are used."""
+class _UsedSource:
+    """The statements of a folder's modules that some names use; modules are parsed on demand."""
 
     def __init__(self, folder: Path) -> None:
+        self.dynamic = False  # whether what is used cannot be known
         self._folder = folder
         self._parsed: dict[str, list[ast.stmt] | None] = {}
         self._used: dict[str, set[int]] = {}
@@ -73,42 +83,59 @@ class _Modules:
         for module, numbers in self._used.items():
             body = self._body(module) or []
             for place, number in enumerate(sorted(numbers)):
-                yield module, place, ast.dump(body[number])
+                yield module, place, _describe(body[number])
 
-    def use(self, module: str, name: str | None) -> None:
-        """Count a name of a module as used; None is all of it. Other modules are ignored."""
+    def add(self, module: str, name: str | None) -> None:
+        """Count a name of a module as used, "" for importing it, None for all of it.
+
+        Modules that are not in the folder are ignored.
+        """
         body = self._body(module)
         if body is None or (module, name) in self._names:
             return
         self._names.add((module, name))
         package = module.rpartition(".")[0]
         if package:
-            self.use(package, "")  # importing a module runs its package
-        everything = name is None or not _DYNAMIC.isdisjoint(_words(body))
+            self.add(package, "")
+        self.dynamic |= not _DYNAMIC.isdisjoint(_words(body)) or any(
+            isinstance(each, ast.FunctionDef) and each.name == "__getattr__" for each in body
+        )
         for number, statement in enumerate(body):
-            if everything or not _only_binds(statement) or name in _bound(statement):
-                self._use_statement(module, number, statement)
+            bound = _bound(statement)
+            imports = isinstance(statement, ast.Import | ast.ImportFrom)
+            if name is None or name in bound or "*" in bound:
+                self._add_statement(module, number, statement)
+            elif imports:
+                for source, _ in self._imported(module, statement):
+                    self.add(source, "")
+            elif not _only_binds(statement):
+                self._add_statement(module, number, statement)
 
-    def _use_statement(self, module: str, number: int, statement: ast.stmt) -> None:
+    def _add_statement(self, module: str, number: int, statement: ast.stmt) -> None:
         if number in self._used.setdefault(module, set()):
             return
         self._used[module].add(number)
         for node in ast.walk(statement):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    self.use(alias.name, None)
-                    self.use(alias.name.partition(".")[0], None)
-            elif isinstance(node, ast.ImportFrom):
-                source = _absolute(module, node, package=self._is_package(module))
-                for alias in node.names:
-                    self.use(source, None if alias.name == "*" else alias.name)
-                    self.use(f"{source}.{alias.name}", None)  # where it is a module
+            for source, name in self._imported(module, node):
+                self.add(source, name)
         for word in _words([statement]):
-            self.use(module, word)
+            self.add(module, word)
+
+    def _imported(self, module: str, node: ast.AST) -> Iterator[tuple[str, str | None]]:
+        """Yield the modules that an import statement may load, and what of them it names."""
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, None
+                yield alias.name.partition(".")[0], None
+        elif isinstance(node, ast.ImportFrom):
+            source = _absolute(module, node, package=self._is_package(module))
+            for alias in node.names:
+                yield source, None if alias.name == "*" else alias.name
+                yield f"{source}.{alias.name}", None
 
     def _file(self, module: str) -> Path | None:
         place = self._folder.joinpath(*module.split("."))
-        files = (place.with_suffix(".py"), place / "__init__.py")
+        files = (place / "__init__.py", place.with_suffix(".py"))  # as Python looks for them
         return next((file for file in files if file.is_file()), None)
 
     def _is_package(self, module: str) -> bool:
@@ -131,27 +158,48 @@ def _parse(file: Path) -> list[ast.stmt]:
         raise InvalidInput(f"the plug-in {file} is not valid Python: {error}") from None
 
 
-def _only_binds(statement: ast.stmt) -> bool:
-    """Return whether a statement does nothing but bind names: a definition, an import, a constant.
+def _describe(node: Any) -> str:
+    """Return a syntax tree as text that is the same for every version of Python.
 
-    A decorator may register what it decorates, and any other statement may do anything.
+    Fields that are empty are left out: later versions have more of them.
     """
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return not statement.decorator_list
+    if isinstance(node, ast.AST):
+        fields = [(name, getattr(node, name, None)) for name in node._fields if name != "ctx"]
+        parts = [f"{name}={_describe(each)}" for name, each in fields if each not in (None, [])]
+        return f"{type(node).__name__}({', '.join(parts)})"
+    if isinstance(node, list):
+        return f"[{', '.join(map(_describe, node))}]"
+    return repr(node)
+
+
+def _only_binds(statement: ast.stmt) -> bool:
+    """Return whether a statement does nothing but bind names: a definition or a constant.
+
+    A decorator may register what it decorates, a call may do anything.
+    """
+    if isinstance(statement, _Definition):
+        return not statement.decorator_list and not _calls(statement)
     if isinstance(statement, ast.Assign | ast.AnnAssign):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        calls = any(isinstance(node, ast.Call) for node in ast.walk(statement))
-        return not calls and all(isinstance(target, ast.Name) for target in targets)
-    if isinstance(statement, ast.Expr):
-        return isinstance(statement.value, ast.Constant)  # a docstring
-    if isinstance(statement, ast.ImportFrom):
-        return all(alias.name != "*" for alias in statement.names)
-    return isinstance(statement, ast.Import)
+        return not _calls(statement) and all(isinstance(each, ast.Name) for each in targets)
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _calls(node: ast.AST) -> bool:
+    """Return whether running a statement calls something; bodies of functions are not run."""
+    if isinstance(node, ast.Call):
+        return True
+    inside: list[ast.AST] = list(ast.iter_child_nodes(node))
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        arguments = node.args
+        inside = [*arguments.defaults, *(each for each in arguments.kw_defaults if each)]
+        inside += [] if isinstance(node, ast.Lambda) else node.decorator_list
+    return any(map(_calls, inside))
 
 
 def _bound(statement: ast.stmt) -> set[str]:
     """Return the names that a statement binds in its module."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+    if isinstance(statement, _Definition):
         return {statement.name}
     if isinstance(statement, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
@@ -170,10 +218,13 @@ def _words(statements: list[ast.stmt]) -> set[str]:
                 words.add(f"{node.value.id}.{node.attr}")
         elif isinstance(node, ast.keyword) and node.arg is not None:
             words.add(node.arg)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        elif isinstance(node, _Definition):
             words.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            words.update(alias.name for alias in node.names)
+            words.update(alias.name.partition(".")[0] for alias in node.names)
+            if isinstance(node, ast.ImportFrom) and node.module:
+                words.add(node.module.partition(".")[0])
+                words.update(f"{node.module}.{alias.name}" for alias in node.names)
     return words
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from pate._files import create_once, error_reason
 from pate.accounting import Ledger, event_from_json, event_to_json
-from pate.accounting.ledger.data_ledger import secret_key
+from pate.accounting.ledger.data_ledger import make_ledgers_folder, secret_key
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, ReleaseConflict
 from pate.mechanisms.mechanism import Mechanism, Release
 from pate.randomness import secure_generator
@@ -43,13 +44,8 @@ def release_once(
     answers = votes.queries if most_answers is None else most_answers
     events = mechanism.caps(queries=votes.queries, answers=answers)
     file = ledger.path.with_name(f"{ledger.path.name}.answers") / f"{name}.json"
-    digest = votes_digest(
-        votes,
-        mechanism,
-        queries=votes.queries,
-        answers=answers,
-        key=secret_key(ledger.path.with_suffix(".key")),
-    )
+    asked = (mechanism.name, [event_to_json(event) for event in events])
+    digest = votes_digest(votes, asked, key=secret_key(ledger.path.with_suffix(".key")))
     if not file.exists():
         if name in ledger.releases():
             raise LedgerError(
@@ -62,24 +58,27 @@ def release_once(
     stored = _read(file)
     if stored["digest"] != digest:
         raise ReleaseConflict(
-            f"{name!r} was released for other votes or settings; choose another name"
+            f"{name!r} was drawn for other votes or settings; choose another name"
         )
     try:
-        ledger.charge(events, release=name)
+        charge = ledger.charge(events, release=name, family=[stored["draw"]])
     except BudgetExceeded:
         file.unlink(missing_ok=True)  # nobody has seen it
         raise
+    if stored["draw"] not in charge.settings:
+        raise LedgerError(
+            f"the ledger at {ledger.path} has paid for another draw of {name!r} than the one at "
+            f"{file}; restore that one from a backup, or choose another name and pay again"
+        )
     arrays = {each: np.array(stored[each], dtype=np.int64) for each in _ARRAYS}
     happened = tuple(event_from_json(text) for text in stored["events"])
     return Release(events=happened, asked=int(stored["asked"]), **arrays)
 
 
-def votes_digest(
-    votes: Votes, mechanism: Mechanism, *, queries: int, answers: int, key: bytes
-) -> str:
-    """Name votes and settings under the data set's key, so that nobody can try out votes."""
+def votes_digest(votes: Votes, asked: tuple[Any, ...], *, key: bytes) -> str:
+    """Name votes and what is asked of them under the data set's key: nobody can try out votes."""
     total = hashlib.blake2b(key=key, digest_size=20)
-    total.update(repr((votes.counts.shape, repr(mechanism), queries, answers)).encode())
+    total.update(repr((votes.counts.shape, *asked)).encode())
     total.update(np.ascontiguousarray(votes.counts, dtype="<i8").tobytes())
     return total.hexdigest()
 
@@ -87,10 +86,10 @@ def votes_digest(
 def _store(file: Path, drawn: Release, digest: str) -> None:
     """Write an answer; of two processes at once, the first one's is kept."""
     record: dict[str, Any] = {each: getattr(drawn, each).tolist() for each in _ARRAYS}
-    record |= {"digest": digest, "asked": drawn.asked}
+    record |= {"digest": digest, "draw": secrets.token_hex(16), "asked": drawn.asked}
     record["events"] = [event_to_json(event) for event in drawn.events]
     try:
-        file.parent.mkdir(mode=0o700, exist_ok=True)
+        make_ledgers_folder(file.parent)
         create_once(file, json.dumps(record).encode())
     except OSError as error:
         raise LedgerError(f"cannot keep an answer at {file}: {error_reason(error)}") from error
@@ -99,7 +98,7 @@ def _store(file: Path, drawn: Release, digest: str) -> None:
 def _read(file: Path) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(file.read_bytes())
-        if record.keys() >= {*_ARRAYS, "digest", "asked", "events"}:
+        if record.keys() >= {*_ARRAYS, "digest", "draw", "asked", "events"}:
             return record
     except (OSError, ValueError, AttributeError):
         pass

@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pate._files import user_data_folder
-from pate.artifacts import Artifact, Draft, Level, Store, fingerprint
+from pate.artifacts import Artifact, Draft, Level, Store
 from pate.engines import Engine, Show
-from pate.engines.files import modules
 from pate.pipeline.recipe import Recipe
-from pate.plugin_source import source_digest
+from pate.plugin_source import source_digest, whole_folder_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +19,7 @@ class Options:
     """The options of a run; none is part of a fingerprint, except the insecure seed."""
 
     data_root: Path  # of data sets and ledgers
+    root_given: bool = True  # by an option or the environment: a recipe does not change it
     engine: Engine
     plugin_path: Path | None = None  # the user's own modules
     insecure_seed: int | None = None  # of all noise, for tests: the run is then not private
@@ -32,7 +31,7 @@ class Options:
 
     def at_root(self, recipe: str | None) -> Options:
         """Return the options with a recipe's data root, unless another one was given."""
-        if recipe is None or self.data_root != user_data_folder():
+        if recipe is None or self.root_given:
             return self
         return replace(self, data_root=Path(recipe))
 
@@ -41,9 +40,7 @@ class Options:
         path = self.plugin_path
         if path is None or not self.whole_folder:
             return source_digest(settings, path)
-        return fingerprint(
-            [(name, file.read_bytes().hex()) for name, file in modules(path).items()]
-        )
+        return whole_folder_digest(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ def read_recipe(name: str, settings: list[str] | None, model: type[M]) -> tuple[
     _check_kind(name, content, wanted=kind)
     set_by = {_apply(content, setting): printable(setting) for setting in settings or []}
     if isinstance(root := content.get("data_root"), str):
-        content["data_root"] = str((path.parent / root).absolute())
+        content["data_root"] = str((path.parent / Path(root).expanduser()).absolute())
     problem: tuple[KeyPath, str] | None = None
     try:
         recipe = model.model_validate(content)

@@ -13,7 +13,6 @@ is never drawn again.
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -26,16 +25,12 @@ from numpy.typing import NDArray
 
 from pate._files import create_once
 from pate.accounting import (
-    Conversion,
     Event,
-    Guarantee,
     Ledger,
-    compose,
     event_from_json,
     event_to_json,
 )
 from pate.accounting.ledger.data_ledger import charge_line
-from pate.accounting.ledger.terms import moment_for
 from pate.artifacts import Artifact, Draft, Level, Store, StoreError, fingerprint
 from pate.artifacts.results import (
     LABELS,
@@ -129,6 +124,8 @@ def release_once(
             note.save(draft)
             draft.facts["charges"] = _charges_of(context, note)
         answer = context.store.open(f"pending-{kind}", context.made_from)
+    elif extends is None and ChargeNote.load(answer).release not in ledger.releases():
+        require_consent(context, kind, source, ledger, sources=drawn_from)
     _pay(context, answer, ledger)
     with context.draft(Level.RELEASED) as draft:
         publish(answer, draft)
@@ -275,7 +272,7 @@ def _charge(
     events = tuple(events)
     if release not in ledger.releases():
         ledger.require_room(events, records=relation)
-        context.options.report(describe_charge(context.recipe, ledger, events))
+        context.options.report(charge_line(ledger, events, records=relation))
     try:
         for study in studies or (None,):  # charging it again adds the next tag, and costs nothing
             ledger.charge(
@@ -290,25 +287,6 @@ def _charge(
     except ReleaseConflict as error:
         prefix = charge_name(kind, context.made_from)
         raise SpendNeeded(_paid_elsewhere(ledger, prefix)) from error
-
-
-def describe_charge(recipe: Recipe, ledger: Ledger | Path, events: Sequence[Event]) -> str:
-    """Return what events would cost a recipe's data set; a ledger not yet made is its path."""
-    privacy = recipe.privacy
-    conversion = Conversion(privacy.conversion)
-
-    def cost(moments: Sequence[float] | None = None) -> Guarantee:
-        return compose(events, moments).guarantee(delta=privacy.delta, conversion=conversion)
-
-    if isinstance(ledger, Ledger):
-        path, budget = ledger.path, ledger.data_set_budget
-        total = ledger.data_set_total(more=events).epsilon
-    else:
-        path, budget, total = ledger, privacy.budget or math.inf, 0.0
-        if math.isfinite(budget):  # a ledger with a budget adds up at one λ, fixed with it
-            terms = Guarantee(epsilon=budget, delta=privacy.delta, conversion=conversion)
-            total = cost([moment_for(terms)]).epsilon
-    return charge_line(path, cost(), total=total, budget=budget)
 
 
 def _tags(ledger: Ledger, own: str | None, builds_on: Collection[str]) -> list[str]:

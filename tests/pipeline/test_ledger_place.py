@@ -50,7 +50,7 @@ def test_two_folders_spend_from_one_ledger(project: Any, tmp_path: Path) -> None
 
 def test_every_charge_is_printed_before_it_is_made(project: Any) -> None:
     first = project.run()
-    assert "will charge ε 12 (δ 0.001) to " in first.stdout
+    assert "will charge ε 18.43 (δ 0.001) to " in first.stdout
     line = next(each for each in first.stdout.splitlines() if each.startswith("will charge"))
     assert line.endswith(f"{project.ledger}; 11.57 of 30 left after it")
     assert "will charge" not in project.run().stdout
@@ -63,15 +63,17 @@ def test_every_charge_is_printed_before_it_is_made(project: Any) -> None:
 
 def test_a_dry_run_charges_nothing(project: Any) -> None:
     planned = project.run("--dry-run").stdout.splitlines()[-1]
-    assert planned.startswith("will charge ε 12 (δ 0.001) to ")
+    assert planned.startswith("will charge ε 18.43 (δ 0.001) to ")
     assert planned.endswith("; 11.57 of 30 left after it")
     assert not project.ledger.exists()
-    assert not project.artifacts("teacher")
+    assert not project.run_folder.exists()
     project.run()
     assert "nothing to charge" in project.run("--dry-run").stdout
     again = project.run("--dry-run", "--set", "teachers.count=5").stdout.splitlines()[-1]
-    assert again.startswith("will charge ε 12 ")
+    assert again.startswith("will charge ε 10.2 ")
     assert len(project.charges()) == 1
+    refused = project.run("--dry-run", "--set", "aggregate.queries=40", "--out", "more", code=3)
+    assert "past the budget of 30" in refused.stderr
 
 
 def test_a_recipe_may_keep_its_ledger_beside_itself(project: Any, tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_a_ledger_of_an_earlier_version_is_not_forgotten(project: Any) -> None:
     project.run("--data-root", "data")
     shutil.rmtree(project.run_folder)
     refused = project.run(code=2)
-    assert "has the charges of this data set" in refused.stderr
+    assert "has charges of this data set" in refused.stderr
     assert "give --data-root data" in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert not project.ledger.exists()

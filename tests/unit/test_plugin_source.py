@@ -122,3 +122,45 @@ def test_what_cannot_be_parsed_is_named(folder):
     (folder / "deeper.py").write_text("def depth(:\n")
     with pytest.raises(InvalidInput, match=r"deeper.py is not valid Python"):
         source_digest(["mine:Teacher"], folder)
+
+
+@pytest.mark.parametrize(
+    "mine",
+    [
+        "import losses\nfrom base import REG\n\ndef Teacher():\n    return REG['x']\n",
+        "from base import REG\ntry:\n    import losses\nexcept ImportError:\n    pass\n"
+        "class Teacher:\n    x = REG\n",
+        "import importlib\n\nclass Teacher:\n    def fit(self, X, y):\n"
+        "        return importlib.import_module('losses')\n",
+        "from importlib import import_module as load\n\ndef Teacher():\n    load('losses')\n",
+        "from sys import modules\n\ndef Teacher():\n    return modules['losses']\n",
+        "def helper():\n    import losses\n\nclass Teacher:\n    x = helper()\n",
+    ],
+)
+def test_modules_that_are_reached_in_other_ways_count(tmp_path, mine):
+    (tmp_path / "mine.py").write_text(mine)
+    (tmp_path / "base.py").write_text("REG = {}\n\ndef put(f):\n    REG['x'] = f\n    return f\n")
+    losses = "from base import put\n\n@put\ndef loss():\n    return {}\n"
+    (tmp_path / "losses.py").write_text(losses.format(1))
+    before = source_digest(["mine:Teacher"], tmp_path)
+    (tmp_path / "losses.py").write_text(losses.format(2))
+    assert source_digest(["mine:Teacher"], tmp_path) != before
+
+
+def test_a_package_comes_before_a_module_of_its_name(tmp_path):
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets.py").write_text("A = 1\n")
+    (tmp_path / "nets" / "__init__.py").write_text("A = 1\n")
+    before = source_digest(["nets:A"], tmp_path)
+    (tmp_path / "nets.py").write_text("A = 2\n")
+    assert source_digest(["nets:A"], tmp_path) == before
+    (tmp_path / "nets" / "__init__.py").write_text("A = 2\n")
+    assert source_digest(["nets:A"], tmp_path) != before
+
+
+def test_the_digest_is_the_same_for_every_version_of_python(tmp_path):
+    """Later versions have more fields; those that are empty do not count."""
+    (tmp_path / "mine.py").write_text("def f(x: int = 1):\n    return [x, *'a']\n")
+    assert source_digest(["mine:f"], tmp_path) == (
+        "27292d6ecb5e5ab56dca0b851edec3b8dc10322735212a766883b1ec52240390"
+    )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from pate._files import create_once, earlier_data_folders, error_reason, user_data_folder
 from pate._format import describe_neighbours, format_epsilon, format_remaining
+from pate.accounting.events import Event
 from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
 from pate.accounting.ledger.data_set import NOT_PRIVATE, shares_budget, sibling_ledger
@@ -65,8 +67,7 @@ def open_data_ledger(
     budget a new ledger is an odometer, which refuses nothing. Its λ is then ``moment``, the best
     one for the first plan, which must not depend on private data.
     """
-    if not path.exists():
-        require_no_earlier(path)
+    require_no_earlier(path)
     make_ledgers_folder(path.parent)
     agreed, spent = _sibling(path)
     if path.exists():
@@ -98,16 +99,18 @@ def open_data_ledger(
 
 
 def require_no_earlier(path: Path) -> None:
-    """Refuse a new ledger in the user's data folder if an earlier version made one elsewhere."""
+    """Refuse a ledger in the user's data folder while an earlier version's lies elsewhere."""
     if path.parent.parent != user_data_folder():
         return
     for folder in earlier_data_folders():
-        earlier = folder / "ledgers" / path.name
-        if earlier.exists():
-            raise LedgerError(
-                f"{earlier.absolute()} has the charges of this data set, from before ledgers were "
-                f"kept in {path.parent}; move it and its key there, or give --data-root {folder}"
-            )
+        for name in (path.name, sibling_ledger(path).name):
+            earlier = folder / "ledgers" / name
+            if earlier.exists():
+                raise LedgerError(
+                    f"{earlier.absolute()} has charges of this data set, from before ledgers were "
+                    f"kept in {path.parent}; move it and its key there, or give --data-root "
+                    f"{folder}"
+                )
 
 
 def _sibling(path: Path) -> tuple[float, float]:
@@ -168,19 +171,21 @@ def data_set_line(ledger: Ledger) -> str:
     return f"{names[0].removesuffix('.ledger')}, by all ledgers: {total}; {left}"
 
 
-def charge_line(path: Path, cost: Guarantee, *, total: float, budget: float) -> str:
-    """Return a sentence on what a charge will cost, where, and what is left after it.
+def charge_line(
+    ledger: Ledger, events: Sequence[Event], *, records: Neighbours, path: Path | None = None
+) -> str:
+    """Return what charging events will cost a data set, where, and what is left after it.
 
-    ``total`` is what the data set will have spent by then, of ``budget`` (infinite: none).
-
-    >>> cost = Guarantee(epsilon=1.05, delta=1e-5)
-    >>> charge_line(Path("/data/x.ledger"), cost, total=1.05, budget=2)
-    'will charge ε 1.05 (δ 1e-05) to /data/x.ledger; 0.95 of 2 left after it'
+    It is the difference that the charge makes to the data set's total: at the λ of its ledgers,
+    which is not the best one for the events alone. ``path`` is that of a ledger to be made.
     """
-    left = f"{format_remaining(budget - total)} of {budget:g} left after it"
+    before = ledger.data_set_total().epsilon
+    after = ledger.data_set_total(more=events, records=records).epsilon
+    budget = ledger.data_set_budget
+    left = f"{format_remaining(budget - after)} of {budget:g} left after it"
     return (
-        f"will charge ε {format_epsilon(cost.epsilon)} (δ {cost.delta:g}) to {path.absolute()}; "
-        f"{'no budget is set' if math.isinf(budget) else left}"
+        f"will charge ε {format_epsilon(after - before)} (δ {ledger.terms.budget.delta:g}) to "
+        f"{path or ledger.path}; {'no budget is set' if math.isinf(budget) else left}"
     )
 
 

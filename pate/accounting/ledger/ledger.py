@@ -181,7 +181,9 @@ class Ledger:
         BudgetExceeded
             If the budget does not cover the plan.
         """
-        place = Path(path)
+        place = Path(
+            path
+        ).resolve()  # answers and siblings lie beside it, whatever links lead there
         if budget is None and (plan is not None or mode is not Mode.FILTER):
             raise InvalidInput("a plan or a mode is agreed on together with a budget")
         wanted = None if budget is None else agree(budget, mode, plan)
@@ -526,10 +528,13 @@ class Ledger:
             return self._guarantee(self.terms.budget.epsilon, total)
         return self._guarantee(self._share(total).epsilon, total)
 
-    def data_set_total(self, *, more: Iterable[Event] = ()) -> DataSetTotal:
+    def data_set_total(
+        self, *, more: Iterable[Event] = (), records: Neighbours | None = None
+    ) -> DataSetTotal:
         """Return what the data set has spent in both of its ledgers together.
 
-        ``more`` are events to include as if they were charged to this ledger, too.
+        ``more`` are events to include as if they were charged to this ledger, too, under the
+        relation ``records`` (:meth:`charge`).
 
         Guarantees:
             As :func:`pate.accounting.ledger.data_set.total_of`.
@@ -538,7 +543,8 @@ class Ledger:
 
         def total() -> DataSetTotal:
             own = self._running.read()
-            return self._data_set_total(self._running.plus(own, new) if new else own)
+            after = self._running.plus(own, new, records=records) if new else own
+            return self._data_set_total(after)
 
         return self._read(total)
 

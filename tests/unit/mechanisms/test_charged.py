@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_a_name_is_for_one_release(ledger):
     ledger.release(NOISY, VOTES, name="labels-1")
     flipped = pate.Votes(counts=VOTES.counts[:, ::-1])
     for mechanism, votes in ((pate.GaussianNoisyMax(sigma=61.0), VOTES), (NOISY, flipped)):
-        with pytest.raises(ReleaseConflict, match="other votes or settings; choose another name"):
+        with pytest.raises(ReleaseConflict, match="drawn for other votes or settings; choose"):
             ledger.release(mechanism, votes, name="labels-1")
     assert len(ledger.charges()) == 1
 
@@ -90,6 +91,28 @@ def test_an_answer_that_is_gone_is_not_drawn_again(ledger):
     file.unlink()
     with pytest.raises(LedgerError, match="its answer is not at"):
         ledger.release(NOISY, VOTES, name="labels-1")
+
+
+def test_a_charge_pays_for_one_draw(ledger, tmp_path, monkeypatch):
+    """A link to the ledger, another current folder, and an older draw put back in its place."""
+    (tmp_path / "link.ledger").symlink_to(ledger.path)
+    first = ledger.release(NOISY, VOTES, name="labels-1").labels.tolist()
+    monkeypatch.chdir(tmp_path)
+    for path in ("link.ledger", "patients.ledger"):
+        with Ledger.open(path) as other:
+            monkeypatch.chdir("/")
+            assert other.release(NOISY, VOTES, name="labels-1").labels.tolist() == first
+            monkeypatch.chdir(tmp_path)
+    (file,) = (tmp_path / "patients.ledger.answers").iterdir()
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps(record | {"draw": "0" * 32}))
+    with pytest.raises(LedgerError, match="has paid for another draw"):
+        ledger.release(NOISY, VOTES, name="labels-1")
+    file.unlink()
+    ledger.charge(NOISY.caps(queries=100, answers=100), release="by-hand")
+    file.with_name("by-hand.json").write_text(json.dumps(record))
+    with pytest.raises(LedgerError, match="has paid for another draw"):
+        ledger.release(NOISY, VOTES, name="by-hand")
 
 
 def test_past_the_budget_nothing_is_drawn(ledger):
