@@ -23,6 +23,7 @@ from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.queries import Chooser
 from pate.stages.account import order_of, require_computable
+from pate.stages.distill import require_student
 from pate.stages.encode import graph_features, public_features, student_inputs
 from pate.stages.exactly_once import Round, draw_once, paid_answers, release_once
 from pate.students.train import StudentData, train_student
@@ -61,6 +62,7 @@ def _run(context: Context) -> None:
 
     with open_ledger(recipe, options, moment=plan.guarantee.moment) as ledger:
         classes = int(context.inputs["data-public"].facts["classes"])
+        require_student(context, classes=classes)
         require_computable(recipe, plan, classes=classes, order=order_of(ledger))
         # One drawing of all is chosen before the votes are opened; rounds choose as they go.
         rows = _NONE if recipe.aggregate.in_rounds else chooser.first(plan.queries)

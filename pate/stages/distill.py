@@ -10,17 +10,32 @@ import numpy as np
 from pate.artifacts import Level
 from pate.artifacts.results import Labels
 from pate.devices import use_first
-from pate.errors import InvalidInput
+from pate.errors import InvalidInput, TeacherError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.encode import graph_features, student_inputs
 from pate.students.train import StudentData, train_student
+from pate.teachers.adapters import make
 from pate.teachers.persist import save
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
     student = recipe.student.model_dump(mode="json")
     return {"student": student, "plugin": options.source_digest(student)}
+
+
+def require_student(context: Context, *, classes: int) -> None:
+    """Refuse a student that cannot be made: for stages before labels are paid for."""
+    spec = context.recipe.student
+    try:
+        make(
+            spec.as_model(),
+            classes=classes,
+            seed=spec.seed,
+            plugin_path=context.options.plugin_path,
+        )
+    except (TeacherError, InvalidInput) as error:
+        raise type(error)(f"the student cannot be made, so nothing was charged: {error}") from None
 
 
 def _run(context: Context) -> None:

@@ -24,6 +24,7 @@ from pate.stages.dispatch import (
     read_failures,
     work_for,
 )
+from pate.stages.distill import require_student
 from pate.stages.encode import private_features_path
 from pate.teachers.spec import NOT_IN_FINGERPRINT, model_for, seed_for
 
@@ -39,6 +40,7 @@ def _run(context: Context) -> None:
     shards = context.inputs["partition"]
     plugin = _settings(context.recipe, context.options)["plugin"]
     classes = shards.facts["classes"]
+    require_student(context, classes=classes)
     encoder = context.inputs["encoder"].digest
     # Under the data set's key: names of folders turn up in messages, and follow from records.
     key = naming_key(context.recipe, context.options.data_root)

@@ -186,6 +186,28 @@ def test_a_changed_teacher_is_trained_again_and_paid_for_with_consent(project: A
     assert len(project.charges()) > len(charges)
 
 
+@pytest.mark.parametrize(
+    ("student", "words"),
+    [
+        ({"model": "centroids:Centroid"}, "did you mean 'Centroids'?"),
+        ({"params": {"shrnk": 1}}, "unexpected keyword argument"),
+    ],
+)
+def test_a_student_that_cannot_be_made_is_refused_before_the_charge(
+    project: Any, student: Any, words: str
+) -> None:
+    """Before teachers are trained; and where they are, before the labels are paid for."""
+    project.write("other", student=student)
+    refused = project.call_run("--out", "runs/tiny", recipe="other", code=2)
+    assert words in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert not project.artifacts("teacher")
+    project.call_run(stage="vote")
+    refused = project.call_run("--out", "runs/tiny", recipe="other", code=2)
+    assert "the student cannot be made, so nothing was charged" in refused.stderr
+    assert not project.charges()
+
+
 def test_a_run_of_an_earlier_version_with_plugins_is_still_complete(
     project: Any, monkeypatch: Any
 ) -> None:
