@@ -181,9 +181,9 @@ class Ledger:
         BudgetExceeded
             If the budget does not cover the plan.
         """
-        place = Path(
-            path
-        ).resolve()  # answers and siblings lie beside it, whatever links lead there
+        place = Path(path).absolute()
+        if place.exists():
+            place = place.resolve()  # what lies beside it is found whatever links lead there
         if budget is None and (plan is not None or mode is not Mode.FILTER):
             raise InvalidInput("a plan or a mode is agreed on together with a budget")
         wanted = None if budget is None else agree(budget, mode, plan)
