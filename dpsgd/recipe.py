@@ -117,7 +117,7 @@ class NetworkSpec(Section):
         default=None, description="Your own torch module, or what makes one, as `module:attr`."
     )
     params: dict[str, JsonValue] = Field(default={}, description="Arguments of `entry`.")
-    init: int = Field(default=0, ge=0, description="Seed of the initial weights; public.")
+    init: int = Field(default=0, ge=0, lt=2**63, description="Seed of the initial weights; public.")
     fix: bool = Field(
         default=False,
         description="Replace modules that cannot be trained privately where possible, such as "

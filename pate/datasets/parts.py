@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from pate.datasets.table import Table, check_features
 from pate.errors import InvalidInput
+from pate.recipes.read import printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,7 +87,7 @@ def missing_column(column: str, *, role: str, where: str, present: Sequence[str]
     near = get_close_matches(column, present, n=1)
     shown = ", ".join(present[:12]) + (", …" if len(present) > 12 else "")
     hint = f"did you mean {near[0]!r}?" if near else f"it has {shown}"
-    return InvalidInput(f"{where} has no {role} {column!r}; {hint}")
+    return InvalidInput(f"{where} has no {role} {printable(column, longest=60)!r}; {hint}")
 
 
 def to_tables(

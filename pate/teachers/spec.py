@@ -86,7 +86,9 @@ class TeachersSpec(Training):
         never on data: one record still reaches one teacher.
     """
 
-    count: int = Field(ge=2, description="Number of teachers, and of disjoint shards.")
+    count: int = Field(
+        ge=2, le=1_000_000, description="Number of teachers, and of disjoint shards."
+    )
     model: ModelName | None = Field(
         default=None,
         description='"ridge", "logistic", "module:attr" (scikit-learn, torch or your own), or the '
