@@ -586,7 +586,7 @@ class Ledger:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
+            schema.retry_while_busy(lambda: self._connection.execute("BEGIN IMMEDIATE"))
             try:
                 yield
             except BaseException:
@@ -627,7 +627,7 @@ class Ledger:
 
     def _read(self, query: Callable[[], T]) -> T:
         try:
-            return query()
+            return schema.retry_while_busy(query)
         except sqlite3.Error as error:
             raise schema.failed(self.path, error) from error
 

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from pate._files import exclusive_lock, sync
 from pate.accounting.ledger import running_total, studies
@@ -17,6 +18,8 @@ from pate.errors import LedgerError
 
 _APPLICATION_ID = 0x50415445  # "PATE"
 _VERSION = 2
+T = TypeVar("T")
+
 _PATIENCE_SECONDS = 60.0  # to wait for other processes
 _DRAFT = ".ledger-"
 _ROOM = 1 << 20  # bytes: with less left on the disk, a failure is taken for want of room
@@ -144,15 +147,25 @@ def connect(place: Path, *, totals: Callable[[sqlite3.Connection], None]) -> sql
             f"the ledger at {place} has a second name (a hard link); each name would keep "
             "its own journal: remove one"
         )
+    try:
+        return retry_while_busy(lambda: _open(place, totals))
+    except sqlite3.Error as error:
+        raise failed(place, error) from error
+
+
+def retry_while_busy(call: Callable[[], T]) -> T:
+    """Return the result of a call that changes nothing if it fails, once the file is free.
+
+    While the last of several connections closes, SQLite reports "locked" without waiting.
+    """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
-            return _open(place, totals)
+            return call()
         except sqlite3.Error as error:
-            # While the last of several connections closes, SQLite reports "locked" without waiting.
             if not _is_busy(error) or time.monotonic() > deadline:
-                raise failed(place, error) from error
-            time.sleep(0.02)
+                raise
+        time.sleep(0.02)
 
 
 def _open(place: Path, totals: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
