@@ -321,6 +321,7 @@ def test_serial_gives_back_what_was_set_before():
     ],
 )
 @pytest.mark.parametrize("limit", ["retries", "rescues"])
+@pytest.mark.sample(6)
 def test_a_task_that_ends_its_worker(two_workers, tmp_path, how, error, limit):
     hopeless = job("count_tries", "hopeless", file=str(tmp_path / "a"), works_at=99, how=how)
     lucky = job("count_tries", "lucky", file=str(tmp_path / "b"), works_at=3, how=how)

@@ -98,6 +98,7 @@ def test_there_is_no_door_for_other_labels():
 
 
 @methods
+@pytest.mark.sample(3)
 def test_it_learns(method, trained):
     digits = load_digits()
     said = predict_labels(trained(method), digits.images[600:1200] / 16, classes=10)

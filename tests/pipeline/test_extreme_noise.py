@@ -39,6 +39,7 @@ def voted(
 @pytest.mark.parametrize(
     ("mechanism", "noise"), SETTINGS, ids=lambda each: str(each).replace("'", "")
 )
+@pytest.mark.sample(12)
 def test_it_works_or_is_refused_before_the_charge(
     voted: Callable[[Path], Any], tmp_path: Path, mechanism: str, noise: dict[str, float]
 ) -> None:

@@ -51,6 +51,7 @@ def rounds(project: Any) -> list[bytes]:
 
 @pytest.mark.parametrize("choose", CHOICES)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.sample(8)
 def test_every_choice_with_every_mechanism(project: Any, choose: str, mechanism: str) -> None:
     project.write(aggregate={"scale": None, **MECHANISMS[mechanism], "choose": choose})
     project.call_run("--insecure-seed", "1")

@@ -243,6 +243,7 @@ def test_teacher(call, how):
     ("how", "engine"),
     [("InvalidInput", "processes:2"), ("Odd", "processes:2"), ("GeneratorExit", "gpus:cpu,cpu")],
 )
+@pytest.mark.sample(1)
 def test_teacher_in_a_worker(call, how, engine):
     code, said = call(*words("teach", f"teachers.params.how={how}", engine=engine))
     assert code == 2, said
