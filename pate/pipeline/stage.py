@@ -11,7 +11,6 @@ from typing import Any
 from pate.artifacts import Artifact, Draft, Level, Store
 from pate.engines import Engine, Show
 from pate.pipeline.recipe import Recipe
-from pate.plugin_source import source_digest, whole_folder_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +37,11 @@ class Options:
     def source_digest(self, settings: Any) -> str | None:
         """Return a digest of the user's own code that settings use, for a stage's cache key."""
         path = self.plugin_path
-        if path is None or not self.whole_folder:
-            return source_digest(settings, path)
-        return whole_folder_digest(path)
+        if path is None:
+            return None
+        from pate.plugin_source import source_digest, whole_folder_digest
+
+        return whole_folder_digest(path) if self.whole_folder else source_digest(settings, path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from pate.errors import InvalidInput
 from pate.plugins import resolve
-from pate.teachers.boosting import BoostedClassifier, library_of, make_repeatable
 from pate.teachers.placement import isolated_randomness, out_of_memory, short_of_memory
 from pate.teachers.protocol import Teacher
 from pate.teachers.spec import ENTRY_POINTS, ModelSpec, Training
@@ -128,9 +127,12 @@ def build(target: Any, training: Training, *, classes: int, seed: int) -> Teache
         return TorchTeacher(made, training=training, classes=classes, seed=seed)
     if is_sklearn(made):
         _seed_parts(made, seed)
-        make_repeatable(made)
-        estimator = BoostedClassifier(made) if library_of(made) else made
-        return SklearnTeacher(estimator, home=_module_of(target))
+        if {"lightgbm", "xgboost"} & sys.modules.keys():
+            from pate.teachers.boosting import BoostedClassifier, library_of, make_repeatable
+
+            make_repeatable(made)
+            made = BoostedClassifier(made) if library_of(made) else made
+        return SklearnTeacher(made, home=_module_of(target))
     teacher: Teacher = made
     return teacher
 

@@ -219,7 +219,7 @@ def test_a_run_of_an_earlier_version_with_plugins_is_still_complete(
         )
 
     with monkeypatch.context() as earlier:
-        earlier.setattr("pate.pipeline.stage.source_digest", of_folder)
+        earlier.setattr("pate.plugin_source.source_digest", of_folder)
         project.call_run()
         charges = project.charges()
     assert "nothing to do" in project.call_run().stdout
