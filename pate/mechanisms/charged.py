@@ -44,7 +44,9 @@ def release_once(
     answers = votes.queries if most_answers is None else most_answers
     events = mechanism.caps(queries=votes.queries, answers=answers)
     file = ledger.path.with_name(f"{ledger.path.name}.answers") / f"{name}.json"
-    asked = (mechanism.name, [event_to_json(event) for event in events])
+    keys = (*mechanism.required_keys(), *mechanism.optional_keys())
+    settings = [(key, float(getattr(mechanism, key))) for key in keys]  # 20 is 20.0
+    asked = (mechanism.name, settings, [event_to_json(event) for event in events])
     digest = votes_digest(votes, asked, key=secret_key(ledger.path.with_suffix(".key")))
     if not file.exists():
         if name in ledger.releases():

@@ -24,12 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate._files import create_once
-from pate.accounting import (
-    Event,
-    Ledger,
-    event_from_json,
-    event_to_json,
-)
+from pate.accounting import Event, Ledger, event_from_json, event_to_json
 from pate.accounting.ledger.data_ledger import charge_line
 from pate.artifacts import Artifact, Draft, Level, Store, StoreError, fingerprint
 from pate.artifacts.results import (

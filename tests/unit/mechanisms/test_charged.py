@@ -73,6 +73,17 @@ def test_a_check_is_charged_for_all_its_queries(ledger):
     assert pate.compose(answer.events).guarantee(delta=1e-5).epsilon <= ledger.spent().epsilon
 
 
+def test_a_threshold_is_a_setting_too(ledger):
+    """It costs the same, and gives other answers."""
+    settings = {"sigma1": 40.0, "sigma2": 40.0}
+    ledger.release(pate.ConfidentGnmax(threshold=95.0, **settings), VOTES, name="c", most_answers=5)
+    same = pate.ConfidentGnmax(threshold=95, **settings)
+    ledger.release(same, VOTES, name="c", most_answers=5)
+    other = pate.ConfidentGnmax(threshold=60.0, **settings)
+    with pytest.raises(ReleaseConflict):
+        ledger.release(other, VOTES, name="c", most_answers=5)
+
+
 def test_a_name_is_for_one_release(ledger):
     ledger.release(NOISY, VOTES, name="labels-1")
     flipped = pate.Votes(counts=VOTES.counts[:, ::-1])
