@@ -195,7 +195,13 @@ def prepare(order: dict[str, Any], engine: Any) -> tuple[Any, Path]:
     model = {"model": order["model"], **params}
     recipe = Recipe.model_validate(
         {
-            "data": {"name": "many", "source": "data.npz", "public": QUERIES, "test": 50},
+            "data": {
+                "name": "many",
+                "source": "data.npz",
+                "public": QUERIES,
+                "test": 50,
+                "accept_unprotected": True,
+            },
             "partition": {"method": order["partition"]},
             "teachers": {"count": order["teachers"], **model},
             "aggregate": {"scale": 20.0},

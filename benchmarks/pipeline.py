@@ -91,7 +91,13 @@ def measure(teachers: int, *, workers: int, profile: bool) -> dict[str, float]:
         folder=Path("run"),
         recipe=Recipe.model_validate(
             {
-                "data": {"name": "many", "source": "data.npz", "public": QUERIES, "test": 50},
+                "data": {
+                    "name": "many",
+                    "source": "data.npz",
+                    "public": QUERIES,
+                    "test": 50,
+                    "accept_unprotected": True,
+                },
                 "partition": {"method": "shuffle"},  # equal shards
                 "teachers": {"count": teachers, **model},
                 "aggregate": {"scale": 20.0},

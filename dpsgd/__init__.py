@@ -12,7 +12,8 @@
 
 ``guarantee.neighbours`` names the relation for which it holds: ``zero-out`` (one record's
 contribution removed; the number of records is public), or ``add-remove`` where a public
-``Trainer(records=…)`` takes the place of the true number.
+``Trainer(records=…)`` takes the place of the true number. With ``Trainer(groups=…)`` it is about
+all records of one user: ``user-zero-out`` or ``user-add-remove``.
 
 Names are loaded when they are first used: ``import dpsgd`` loads no torch.
 """

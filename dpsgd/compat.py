@@ -384,6 +384,11 @@ class _Collate:
 
 def _refuse_others(more: Mapping[str, Any]) -> None:
     for name, value in more.items():
+        if name in ("groups", "per_user", "users"):  # whose values are private
+            raise InvalidInput(
+                f"{name} cannot be honoured: a loop of one's own protects single records; use "
+                "dpsgd.Trainer(groups=…), which clips the gradients of a user together"
+            )
         if name not in _OF_OPACUS:
             raise InvalidInput(f"make_private has no argument {name!r}; leave it out")
         honoured, remedy = _OF_OPACUS[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,14 +17,15 @@ from dpsgd.models import call_with
 from dpsgd.pca import PrivatePCA
 from dpsgd.public import encode
 from dpsgd.recipe import DpsgdRecipe, FeaturesSpec, PcaSpec
-from pate.datasets.table import Splits, Table
+from pate.artifacts.results import Evaluation
+from pate.datasets.table import Column, Splits, Table
 from pate.encoders.chain import Chain, fit_encoder, load_encoder, save_encoder
 from pate.encoders.spec import EncoderSpec
 from pate.errors import InvalidInput
 from pate.plugins import resolve
 from pate.untrusted import run_untrusted
 
-_FITTED = ("standardise", "pca", "diffusion")  # built-in steps that need public inputs
+_FITTED = ("standardise", "pca", "diffusion", "impute")  # built-in steps that need public inputs
 _LEAST_PUBLIC = 100  # inputs: means and directions of fewer are mostly noise
 _HEADER = "encoder.json"  # written last: the folder is complete if it exists
 
@@ -32,6 +34,7 @@ def make_encoder(
     spec: FeaturesSpec,
     public: NDArray[np.float32],
     *,
+    categories: Sequence[int] = (),
     folder: Path | None = None,
     plugin_path: Path | None = None,
 ) -> Chain | None:
@@ -43,9 +46,15 @@ def make_encoder(
         read, data sets that differ by one record differ by one row of features (up to rounding),
         and nothing is charged: Dwork & Roth 2014, Proposition 2.1.
     """
+    steps = EncoderSpec(steps=spec.steps)
+    steps.require_categories(categories)
+    if any(categories) and spec.scale != 1:
+        raise InvalidInput(
+            f"features.scale is {spec.scale:g}, and columns hold categories, whose codes it would "
+            'change; leave it out, and put the step "standardise" after "one-hot"'
+        )
     if not spec.steps:
         return None
-    steps = EncoderSpec(steps=spec.steps)
     if folder is not None and (folder / _HEADER).exists():
         return load_encoder(steps, folder, plugin_path=plugin_path)
     fitted = [step.name for step in spec.steps if step.name in _FITTED]
@@ -55,13 +64,14 @@ def make_encoder(
             f"them are too few to fit it; raise data.public to {_LEAST_PUBLIC} or more, or take "
             '"groupnorm" or "normalise", which look at each record alone'
         )
-    chain = fit_encoder(steps, public, plugin_path=plugin_path)
+    chain = fit_encoder(steps, public, categories=categories, plugin_path=plugin_path)
     if folder is not None:
         save_encoder(chain, folder)
     return chain
 
 
 _TEST_BATCH = 2048
+MOST_EXAMPLES = 500  # public records that are kept with a model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,9 +82,16 @@ class Inputs:
     labels: Tensor
     test_features: Tensor
     test_labels: Tensor
-    classes: int
+    class_names: tuple[str, ...]
+    examples: NDArray[Any]  # public records as they are, to try an exported model on
     pca: PrivatePCA | None
     encoder: Chain | None  # of [features] steps; public
+    groups: tuple[str, ...] | None = None  # the user of each training record
+    columns: tuple[Column, ...] | None = None  # of a table; public
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
 
     @property
     def records(self) -> int:
@@ -84,15 +101,24 @@ class Inputs:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.features.shape[1:])
 
+    def predictions(self, model: nn.Module) -> NDArray[np.int64]:
+        """Return the class that a model predicts for each test record."""
+        with torch.no_grad():
+            starts = range(0, len(self.test_labels), _TEST_BATCH)
+            parts = [
+                model(self.test_features[start : start + _TEST_BATCH]).argmax(dim=1)
+                for start in starts
+            ]
+        return np.asarray(torch.cat(parts).numpy(), dtype=np.int64)
+
     def accuracy(self, model: nn.Module) -> float:
         """Return the share of test records, which are public, that a model classifies right."""
-        right = 0
-        with torch.no_grad():
-            for start in range(0, len(self.test_labels), _TEST_BATCH):
-                rows = slice(start, start + _TEST_BATCH)
-                labels = model(self.test_features[rows]).argmax(dim=1)
-                right += int((labels == self.test_labels[rows]).sum())
-        return right / len(self.test_labels)
+        return float((self.predictions(model) == self.test_labels.numpy()).mean())
+
+    def evaluation(self, model: nn.Module) -> Evaluation:
+        """Return the accuracy of a model on the test records, by class."""
+        truth = np.asarray(self.test_labels.numpy())
+        return Evaluation.of(self.predictions(model), truth, class_names=self.class_names)
 
 
 def prepare(
@@ -121,50 +147,73 @@ def prepare(
     """
     spec = recipe.features
     chain = make_encoder(
-        spec, _scaled(splits.public, spec), folder=encoder_folder, plugin_path=plugin_path
+        spec,
+        _scaled(splits.public.features, spec),
+        categories=splits.categories,
+        folder=encoder_folder,
+        plugin_path=plugin_path,
     )
-    encoder = _user_encoder(spec, plugin_path)
-
-    def each(table: Table) -> NDArray[np.float32]:
-        """Encode records one by one."""
-        records = _scaled(table, spec)
-        if chain is not None:
-            records = chain.transform(records)
-        if encoder is not None:
-            records = run_untrusted(
-                f"the encoder {spec.encoder}",
-                partial(encode, encoder, records),
-                private=True,
-                error=InvalidInput,
-            )
-        if recipe.model.kind == "cnn" and spec.pca is None:  # torch's order: (n, c, h, w)
-            records = records[:, None] if records.ndim == 3 else np.moveaxis(records, -1, 1)
-        return np.ascontiguousarray(records, dtype=np.float32)
-
-    private, test = each(splits.private), each(splits.test)
+    encoder = user_encoder(spec, plugin_path)
+    private, test = (
+        encode_records(spec, table.features, chain=chain, encoder=encoder)
+        for table in (splits.private, splits.test)
+    )
     pca = None
     if spec.pca is not None:
         pca = _fitted_pca(
             spec.pca, private, file=pca_file, begun=begun, insecure_seed=insecure_seed
         )
         private, test = pca.transform(private), pca.transform(test)
+    elif recipe.model.kind == "cnn":
+        private, test = in_torch_order(private), in_torch_order(test)
     return Inputs(
         features=torch.from_numpy(private),
         labels=torch.from_numpy(_labels(splits.private)),
         test_features=torch.from_numpy(test),
         test_labels=torch.from_numpy(_labels(splits.test)),
-        classes=splits.classes,
+        class_names=splits.class_names,
+        examples=np.asarray(splits.public.features[:MOST_EXAMPLES]),
         pca=pca,
         encoder=chain,
+        groups=splits.private.groups,
+        columns=splits.columns,
     )
 
 
-def _scaled(table: Table, spec: FeaturesSpec) -> NDArray[np.float32]:
-    records: NDArray[np.float32] = np.multiply(table.features, spec.scale, dtype=np.float32)
+def encode_records(
+    spec: FeaturesSpec, features: NDArray[Any], *, chain: Chain | None, encoder: Any
+) -> NDArray[np.float32]:
+    """Return records as they are before a PCA: scaled, and encoded one by one."""
+    records = _scaled(features, spec)
+    if chain is not None:
+        records = chain.transform(records)
+    if encoder is not None:
+        records = run_untrusted(
+            f"the encoder {spec.encoder}",
+            partial(encode, encoder, records),
+            private=True,
+            error=InvalidInput,
+        )
+    if np.isnan(records).any():
+        raise InvalidInput(
+            'records have missing values, and the model takes none; add the step "impute" to '
+            "[features]"
+        )
+    return np.ascontiguousarray(records, dtype=np.float32)
+
+
+def in_torch_order(images: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return images (n, h, w) or (n, h, w, c) as (n, c, h, w)."""
+    return np.ascontiguousarray(images[:, None] if images.ndim == 3 else np.moveaxis(images, -1, 1))
+
+
+def _scaled(features: NDArray[Any], spec: FeaturesSpec) -> NDArray[np.float32]:
+    records: NDArray[np.float32] = np.multiply(features, spec.scale, dtype=np.float32)
     return records
 
 
-def _user_encoder(spec: FeaturesSpec, plugin_path: Path | None) -> Any:
+def user_encoder(spec: FeaturesSpec, plugin_path: Path | None) -> Any:
+    """Return the encoder of the user's own that a recipe names; None if it names none."""
     if spec.encoder is None:
         return None
     found = resolve(spec.encoder, path=plugin_path)

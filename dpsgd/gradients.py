@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import final
 
@@ -30,6 +30,9 @@ from dpsgd.layers import Materialised, Site, Trace, UnsuitableModel
 from dpsgd.layers.trace import added
 from dpsgd.losses import Loss
 from dpsgd.noise import torch_seed
+
+_Laid = dict[nn.Parameter, Tensor]  # the gradients of users, (users, …)
+_UserBatch = tuple[Tensor, Tensor, Tensor]  # inputs, targets, and the user of each example
 
 COMPARED = 3  # examples
 _ROUNDING = 1e-3  # float32 through a deep network; a wrong gradient is far off
@@ -102,6 +105,68 @@ class ClippedGradients:
         traces, norms = self._run(inputs, targets, per_layer=clipper.per_layer)
         self._add(traces, norms, clipper, step=step, scale=scale)
 
+    def add_by_user(
+        self,
+        batches: Iterable[_UserBatch],
+        *,
+        clipper: Clipper,
+        step: int,
+        scale: float,
+    ) -> None:
+        """Add scale · Σ clipped gradients, where those of a user are added up and then clipped.
+
+        A batch is inputs, targets and the number of each example's user. The examples of a user
+        follow one another, and may go on in the next batch.
+
+        Guarantees:
+            What one user adds to a group's sum is at most the clipper's bound long, however many
+            examples they have (McMahan, Ramage, Talwar & Zhang 2018, Algorithm 1, with one step of
+            gradient descent for each user). Where the length of a sum is in doubt it is laid out,
+            so that what is measured is what is added.
+        """
+        held: tuple[int, _Laid] | None = None  # the last user of a batch, who goes on in the next
+        for (inputs, targets, owners), after in _with_next(batches):
+            self._exact = self._exact or self.check(inputs, targets)
+            found = trace_pass(self._model, self._sites, self._loss, inputs, targets)
+            users, rows = torch.unique_consecutive(owners, return_inverse=True)
+            rows = rows.to(targets.device)
+            if held is None and (after is None or int(after[2][0]) != int(users[-1])):
+                with torch.no_grad():
+                    found = [each and each.by_user(rows, len(users)) for each in found]
+                traces, norms = self._measured(found, per_layer=clipper.per_layer)
+                self._add(traces, norms, clipper, step=step, scale=scale)
+                continue
+            sums = self._summed(found, rows, users=len(users))
+            if held is not None:
+                last, laid = held
+                if last == int(users[0]):
+                    for parameter, each in laid.items():
+                        sums[parameter][:1] += each
+                else:
+                    self._add_laid(laid, clipper=clipper, step=step, scale=scale)
+            complete = {p: each[:-1] for p, each in sums.items()}
+            self._add_laid(complete, clipper=clipper, step=step, scale=scale)
+            held = int(users[-1]), {p: each[-1:].clone() for p, each in sums.items()}
+        if held is not None:
+            self._add_laid(held[1], clipper=clipper, step=step, scale=scale)
+
+    @torch.no_grad()
+    def _summed(self, found: list[Trace | None], rows: Tensor, *, users: int) -> _Laid:
+        """Return the sum of each user's gradients; ``rows`` has the user of each example."""
+        every = (each for group in self.groups for each in group)
+        sums = {each: each.new_zeros(users, *each.shape) for each in every}
+        for trace in found:
+            for parameter, laid in ({} if trace is None else trace.materialised()).items():
+                sums[parameter].index_add_(0, rows, laid)
+        return sums
+
+    def _add_laid(self, laid: _Laid, *, clipper: Clipper, step: int, scale: float) -> None:
+        """Clip and add the sums of users that are complete."""
+        if len(next(iter(laid.values()))):
+            traces = [Materialised({each: laid[each] for each in group}) for group in self.groups]
+            norms = _lengths(traces, per_layer=clipper.per_layer)
+            self._add(traces, norms, clipper, step=step, scale=scale)
+
     def recording(self) -> contextlib.AbstractContextManager[list[Use]]:
         """Record a forward pass inside the block, for :meth:`add_recorded`."""
         return recording(self._model, self._sites)
@@ -124,7 +189,7 @@ class ClippedGradients:
 
     def _add(
         self,
-        traces: list[Trace | None],
+        traces: Sequence[Trace | None],
         norms: Tensor,
         clipper: Clipper,
         *,
@@ -155,13 +220,7 @@ class ClippedGradients:
         by_site = dict(zip(map(id, self._sites), found, strict=True))
         with torch.no_grad():
             traces = [_merge([by_site[id(site)] for site in group]) for group in self._merged]
-            squares = [None if trace is None else trace.norms_squared() for trace in traces]
-            known = [each for each in squares if each is not None]
-            if not per_layer:
-                return traces, added(known).sqrt_().unsqueeze(0)
-            nothing = torch.zeros_like(known[0])
-            rows = [nothing if each is None else each for each in squares]
-            return traces, torch.stack(rows).sqrt_()
+            return traces, _lengths(traces, per_layer=per_layer)
 
     def fits(self, model: nn.Module) -> bool:
         """Return True if a model still has the layers and the trained parameters it had."""
@@ -262,6 +321,27 @@ def _share_parameters(sites: list[Site]) -> list[list[Site]]:
         else:
             groups.append([site])
     return groups
+
+
+def _lengths(traces: Sequence[Trace | None], *, per_layer: bool) -> Tensor:
+    """Return the lengths of the gradients, (groups or 1, examples)."""
+    squares = [None if trace is None else trace.norms_squared() for trace in traces]
+    known = [each for each in squares if each is not None]
+    if not per_layer:
+        return added(known).sqrt_().unsqueeze(0)
+    nothing = torch.zeros_like(known[0])
+    return torch.stack([nothing if each is None else each for each in squares]).sqrt_()
+
+
+def _with_next(batches: Iterable[_UserBatch]) -> Iterator[tuple[_UserBatch, _UserBatch | None]]:
+    """Yield each batch with the one after it."""
+    before: _UserBatch | None = None
+    for batch in batches:
+        if before is not None:
+            yield before, batch
+        before = batch
+    if before is not None:
+        yield before, None
 
 
 def _merge(traces: list[Trace | None]) -> Trace | None:

@@ -93,7 +93,7 @@ class Run:
                     needed=needed,
                     spent=self.cost(self.steps).epsilon,
                     budget=self.target.epsilon,
-                    why=f"one more lot would bring ε to {format_epsilon(needed, 6)}, past the "
+                    why=f"one more lot would bring ε to {format_epsilon(needed)}, past the "
                     f"target {self.target.epsilon:.6g}; it was not returned",
                 )
         self.end_lot()

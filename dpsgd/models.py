@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from dpsgd.recipe import NetworkSpec, TrainingSpec
+from dpsgd.recipe import DpsgdRecipe, NetworkSpec, TrainingSpec
 from dpsgd.validation import fix
 from pate._validate import check_finite, check_positive
 from pate.errors import InvalidInput
@@ -71,8 +71,18 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 _HIDDEN = (1000,)
+_LEAST_CHANCE = 1e-6  # of a class, by least squares
 _COPIES, _BYTES = 3, 4  # weights, their gradient and the noise, in float32
 _SMALLEST_IMAGE = 14  # pixels a side that the convolutional network needs
+
+
+def model_of(
+    recipe: DpsgdRecipe, *, shape: tuple[int, ...], classes: int, plugin_path: Path | None = None
+) -> nn.Module:
+    """Return the model of a recipe, before it is trained."""
+    if recipe.least_squares:
+        return BoundedLinear(math.prod(shape), classes, norm=recipe.clipping.max_norm[0])
+    return build_model(recipe.model, shape=shape, classes=classes, plugin_path=plugin_path)
 
 
 def build_model(
@@ -103,10 +113,37 @@ def _built(
 def build_optimizer(spec: TrainingSpec, model: nn.Module) -> torch.optim.Optimizer:
     """Return the recipe's optimiser of the model's trainable weights."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
+    assert spec.learning_rate is not None  # the recipe was checked
     rate = spec.learning_rate.start
     if spec.optimizer == "adam":
         return torch.optim.Adam(weights, lr=rate)
     return torch.optim.SGD(weights, lr=rate, momentum=spec.momentum)
+
+
+@final
+class BoundedLinear(nn.Module):
+    """The linear model of least squares: rows longer than ``norm`` are scaled to it.
+
+    Scores plus 1/K, cut at a millionth, are probabilities of the K classes; outputs are their
+    logarithms, of which a softmax makes the same again.
+
+    >>> model = BoundedLinear(2, 4, norm=1.0)
+    >>> model(torch.tensor([[3.0, 4.0]])).exp()
+    tensor([[0.2500, 0.2500, 0.2500, 0.2500]], grad_fn=<ExpBackward0>)
+    """
+
+    def __init__(self, features: int, classes: int, *, norm: float) -> None:
+        super().__init__()
+        self.norm = norm
+        self.weight = nn.Parameter(torch.zeros(classes, features))
+        self.bias = nn.Parameter(torch.zeros(classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.flatten(1)
+        length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        rows = rows * (self.norm / length.clamp(min=self.norm))
+        scores = nn.functional.linear(rows, self.weight, self.bias)
+        return (scores + 1 / len(self.bias)).clamp(min=_LEAST_CHANCE).log()
 
 
 def linear(shape: tuple[int, ...], classes: int) -> nn.Module:

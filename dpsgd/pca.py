@@ -78,8 +78,8 @@ class PrivatePCA:
 
     >>> rows = np.random.default_rng(0).normal(size=(5000, 20)) * np.linspace(3.0, 0.1, 20)
     >>> pca = PrivatePCA(4, noise_multiplier=7.0).fit(rows)
-    >>> pca.transform(rows).shape, pca.events
-    ((5000, 4), (SampledGaussian(sample_rate=1.0, noise_multiplier=7.0, public_rate=True),))
+    >>> pca.transform(rows).shape, [event.noise_multiplier for event in pca.events]
+    ((5000, 4), [7.0])
     """
 
     def __init__(

@@ -36,10 +36,6 @@ _FINE = math.log(1.01)  # the grid of a noise multiplier that changes at every s
 MOST_STEPS = 10_000_000
 BARE = "step"  # the request behind Trainer.step()
 
-# Relative tolerance of calibrated noise: never too small, and at most this much too large. Loss
-# distributions take half a second for each guess.
-_TOLERANCE = {Method.MOMENTS: 1e-4, Method.ABADI: 1e-4, Method.PLD: 1e-3}
-
 
 def method_named(accountant: str) -> Method:
     """Return the accountant of this name."""
@@ -72,6 +68,7 @@ class Spending:
     caveats: tuple[str, ...] = ()  # of every guarantee
     moment: float | None = None  # λ of the odometer, fixed in advance; None: the best for ε = 1
     public_rate: bool = False  # True: costs are for one record added or removed; else zero-out
+    per_user: bool = False  # True: costs are for all records of one user
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
@@ -99,7 +96,8 @@ class Spending:
         return tuple(Repeated(self._step(value), count) for value, count in runs if count)
 
     def _step(self, noise_multiplier: float) -> Event:
-        return dpsgd_step(self.sample_rate, public_rate=self.public_rate)(noise_multiplier)
+        make = dpsgd_step(self.sample_rate, public_rate=self.public_rate, per_user=self.per_user)
+        return make(noise_multiplier)
 
     def guarantee(self, steps: int) -> Guarantee:
         """Return (ε, δ) of the first ``steps`` steps and of ``prior``."""
@@ -120,7 +118,7 @@ class Spending:
         if not epsilon > 0:
             raise InvalidInput(f"the epsilon to stay within is {epsilon}; it must be above zero")
         start = 1
-        if self.accountant == Method.PLD and at_most > 1:
+        if self.accountant in (Method.PLD, Method.TIGHTEST) and at_most > 1:
             # A quick start: the moments accountant allows slightly fewer steps.
             near = dataclasses.replace(self, accountant=Method.MOMENTS.value)
             start = max(1, near.most_steps(epsilon, at_most=at_most))
@@ -183,11 +181,15 @@ def noise_for(
     steps: int,
     accountant: str = "moments",
     prior: tuple[Event, ...] = (),
-    tolerance: float | None = None,
+    tolerance: float = 1e-4,
 ) -> float:
-    """Return the smallest noise multiplier with which steps and prior events meet a target ε."""
+    """Return the smallest noise multiplier with which steps and prior events meet a target ε.
+
+    It is never too small, and too large by ``tolerance`` of itself at most.
+    """
     steps = check_whole("the number of steps", steps, least=1)
     account = DpsgdAccountant(delta=delta, method=method_named(accountant))
+    rough = account.rough
     before = account.epsilon(list(prior)) if prior else 0.0
     if prior and before >= target_epsilon:
         raise InvalidInput(
@@ -200,7 +202,8 @@ def noise_for(
         count=steps,
         target=target_epsilon,
         epsilon=lambda events: account.epsilon([*prior, *events]),
-        tolerance=_TOLERANCE[account.method] if tolerance is None else tolerance,
+        tolerance=max(tolerance, account.tolerance),
+        rough=None if rough is None else lambda events: rough([*prior, *events]),
     )
 
 
@@ -351,11 +354,12 @@ class FitPlans:
         study: str | None = None,
         settings: Iterable[str] = (),
         again: bool = False,
+        group: str | None = None,
     ) -> None:
         """Charge every plan under its name; one that was charged before is not charged again.
 
-        ``prior`` events and the digests of ``settings`` go with the first charge, ``study`` with
-        each.
+        ``prior`` events and the digests of ``settings`` go with the first charge, ``study`` and
+        ``group``, the column of the users, with each.
         """
         for index, plan in enumerate(self._all):
             prior = () if index else spending.prior
@@ -366,4 +370,5 @@ class FitPlans:
                 study=study,
                 settings=() if index else settings,
                 again=again,
+                group=group,
             )

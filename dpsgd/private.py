@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
@@ -14,6 +15,7 @@ from dpsgd.plan import noise_for
 from dpsgd.sampling import rate_of
 from dpsgd.schedules import Schedule
 from dpsgd.trainer import Trainer
+from dpsgd.users import as_users
 from pate.accounting import Event
 from pate.errors import InvalidInput
 
@@ -30,6 +32,9 @@ def make_private(
     noise_multiplier: float | Schedule | None = None,
     lot_size: float | None = None,
     records: int | None = None,
+    groups: Sequence[Any] | NDArray[Any] | None = None,
+    per_user: int | None = None,
+    users: int | None = None,
     accountant: str = "moments",
     prior_events: Iterable[Event] = (),
     **more: Any,
@@ -58,9 +63,12 @@ def make_private(
     noise_multiplier : float or Schedule, optional
         The noise over the clipping norm.
     lot_size : float, optional
-        The expected size of a lot; by default √examples (Abadi et al. 2016, Section 5.3).
+        The expected size of a lot; by default √examples, or √users (Abadi et al. 2016, Section
+        5.3).
     records : int, optional
         An agreed, public number of examples, as in :class:`dpsgd.Trainer`.
+    groups, per_user, users : optional
+        The user of each example, and more on users, as in :class:`dpsgd.Trainer`.
     accountant : {"moments", "pld", "abadi"}, default="moments"
         The accountant.
     prior_events : iterable of Event, optional
@@ -84,7 +92,9 @@ def make_private(
     if (target_epsilon is None) == (noise_multiplier is None):
         raise InvalidInput("give exactly one of target_epsilon and noise_multiplier")
     records = optional_count("records", records)
-    count = len(as_records(dataset)) if records is None else records
+    size = len(as_records(dataset))
+    owners = as_users(groups, records=size, per_user=per_user, users=users)
+    count = (records or size) if owners is None else (users or len(owners))
     if lot_size is None:
         lot_size = max(1, round(math.sqrt(count)))
     prior = tuple(prior_events)
@@ -104,6 +114,9 @@ def make_private(
         dataset=dataset,
         lot_size=lot_size,
         records=records,
+        groups=groups,
+        per_user=per_user,
+        users=users,
         noise_multiplier=noise_multiplier,
         delta=target_delta,
         max_grad_norm=max_grad_norm,

@@ -20,7 +20,8 @@ from pydantic import (
 
 from pate.datasets.spec import DataSpec
 from pate.encoders.spec import StepSpec
-from pate.recipes.read import DataRoot, Notes
+from pate.recipes.paths import PluginsSpec
+from pate.recipes.read import DataRoot, Notes, Plugins
 
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1e30)]  # beyond it steps leave what a float32 can hold
@@ -29,7 +30,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 Optimizer = Literal["sgd", "adam"]
 Rule = Literal["flat", "per-layer", "automatic", "adaptive"]
-Accountant = Literal["moments", "abadi", "pld"]
+Accountant = Literal["tightest", "moments", "abadi", "pld"]
 Activation = Literal[
     "relu", "leaky-relu", "elu", "selu", "gelu", "silu", "softplus", "sigmoid", "tanh",
     "tempered-sigmoid",
@@ -100,21 +101,29 @@ class FeaturesSpec(Section):
         return self
 
 
+_MODEL_KEYS: dict[str, Any] = {"also": ["model", "name", "module", "network"]}  # in PATE's sections
+
+
 class NetworkSpec(Section):
     """``[model]``: a multilayer perceptron, a small convolutional network, or your own module."""
 
     kind: Literal["mlp", "cnn"] = Field(
         default="mlp",
         description="Multilayer perceptron, or small convolutional network for images.",
+        json_schema_extra=_MODEL_KEYS,
     )
     hidden: list[AtLeastOne] | None = Field(
-        default=None, description="Units of each hidden layer (mlp); default: [1000]."
+        default=None,
+        max_length=100,
+        description="Units of each hidden layer (mlp), 100 at most; default: [1000].",
     )
     activation: Activation | None = Field(
         default=None, description="Activation; default: relu (mlp) or tanh (cnn)."
     )
     entry: Entry | None = Field(
-        default=None, description="Your own torch module, or what makes one, as `module:attr`."
+        default=None,
+        description="Your own torch module, or what makes one, as `module:attr`.",
+        json_schema_extra=_MODEL_KEYS,
     )
     params: dict[str, JsonValue] = Field(default={}, description="Arguments of `entry`.")
     init: int = Field(default=0, ge=0, lt=2**63, description="Seed of the initial weights; public.")
@@ -163,7 +172,7 @@ class RateSpec(Section):
 
 
 def _rate(value: Any) -> Any:
-    if isinstance(value, (dict, RateSpec)):
+    if value is None or isinstance(value, (dict, RateSpec)):
         return value
     number = _positive(value)
     if number is None:
@@ -177,14 +186,49 @@ class TrainingSpec(Section):
     With ``records``, a public number such as a rounded one, the sampling rate and the steps of an
     epoch follow from it, and ε is for one record added or removed. Without, they follow from the
     true number, which then counts as public, and ε is for one record's contribution removed.
+
+    Where ``data.group`` names the person of each record, all of this is about people: lots are
+    drawn of them, and the summed gradient of all records of one is clipped. ``by = "record"``
+    protects single records even so.
+
+    ``method = "least-squares"`` takes no steps: sums of products of features and classes are
+    released once, with noise, and a linear model follows from them. Rows of features are scaled to
+    ``clipping.max_norm`` at most; of a user, the mean over their records counts. Nothing follows
+    from the number of records, and ε is for one record (or user) added or removed.
     """
 
+    method: Literal["sgd", "least-squares"] = Field(
+        default="sgd",
+        description="DP-SGD, or a linear model by least squares from noised sums, which takes no "
+        "other keys but `intercept`, `by` and `per_user`: better at small ε.",
+    )
+    intercept: Annotated[float, Field(ge=0)] | None = Field(
+        default=None,
+        description="Constant beside the features (least-squares), over `clipping.max_norm`; 0 "
+        "where classes are about as frequent. Default: 0.3.",
+    )
     epochs: AtLeastOne | None = Field(
         default=None, description="Length in epochs; or give `steps`."
     )
     steps: AtLeastOne | None = Field(default=None, description="Length in steps.")
     lot_size: AtLeastOne | None = Field(
-        default=None, description="Expected number of records in a lot; default: √records."
+        default=None,
+        description="Expected number of records (or users) in a lot; default: the root of their "
+        "number.",
+    )
+    by: Literal["record", "group"] | None = Field(
+        default=None,
+        description="Protect single records, or all records of a user together. Default: users "
+        "where `data.group` names them, else records.",
+    )
+    per_user: AtLeastOne | None = Field(
+        default=None,
+        description="Most records of a user; the others are not used. Default: all.",
+    )
+    users: AtLeastOne | None = Field(
+        default=None,
+        description="Agreed, public number of users, in place of `records` where users are "
+        "protected: ε is then for one user added or removed.",
     )
     records: AtLeastOne | None = Field(
         default=None,
@@ -196,8 +240,12 @@ class TrainingSpec(Section):
     )
     optimizer: Optimizer = Field(default="sgd", description="Optimiser.")
     momentum: float = Field(default=0.0, ge=0, lt=1, description="Momentum of sgd.")
-    learning_rate: Annotated[RateSpec, BeforeValidator(_rate)] = Field(
-        description="A number, or a line: `{ start = 0.1, end = 0.05, epochs = 10 }`."
+    learning_rate: Annotated[
+        RateSpec | None, BeforeValidator(_rate, json_schema_input_type=float | RateSpec)
+    ] = Field(
+        default=None,
+        description="A number, or a line: `{ start = 0.1, end = 0.05, epochs = 10 }`; `sgd` needs "
+        "one.",
     )
     sampling: Literal["poisson", "shuffle"] = Field(
         default="poisson",
@@ -206,11 +254,31 @@ class TrainingSpec(Section):
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
+        if self.method == "least-squares":
+            return self._without_steps()
+        if self.intercept is not None:
+            raise ValueError('intercept is for method = "least-squares"; remove it')
+        if self.learning_rate is None:
+            raise ValueError("learning_rate is missing; set it")
         if (self.epochs is None) == (self.steps is None):
             both = "are both set; keep one of them" if self.epochs else "are both missing; set one"
             raise ValueError(f"epochs and steps {both}")
+        for key in ("per_user", "users"):
+            if self.by == "record" and getattr(self, key) is not None:
+                raise ValueError(f'{key} is for users, and by is "record"; remove one of them')
         if self.momentum and self.optimizer != "sgd":
             raise ValueError('momentum is for optimizer = "sgd"; remove it')
+        return self
+
+    def _without_steps(self) -> Self:
+        for key, field in type(self).model_fields.items():
+            used = key in ("method", "intercept", "by", "per_user")
+            if not used and getattr(self, key) != field.default:
+                raise ValueError(
+                    f'{key} is for steps, and method = "least-squares" takes none; remove it'
+                )
+        if self.by == "record" and self.per_user is not None:
+            raise ValueError('per_user is for users, and by is "record"; remove one of them')
         return self
 
 
@@ -227,7 +295,11 @@ class ClippingSpec(Section):
     """``[clipping]``: the bound on the influence of one record."""
 
     rule: Rule = Field(default="flat", description="Clipping rule.")
-    max_norm: Annotated[list[Positive], Field(min_length=1), BeforeValidator(_norms)] = Field(
+    max_norm: Annotated[
+        list[Positive],
+        Field(min_length=1),
+        BeforeValidator(_norms, json_schema_input_type=Positive | list[Positive]),
+    ] = Field(
         default=[1.0], description="Clipping norm; a list with one for each layer for `per-layer`."
     )
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = Field(
@@ -259,7 +331,8 @@ class DpsgdPrivacySpec(Section):
     )
     delta: float = Field(default=1e-5, gt=0, lt=1, description="δ of the run and of the ledger.")
     accountant: Accountant = Field(
-        default="moments", description="Accountant; pld is the tightest."
+        default="tightest",
+        description="Accountant: the smaller of moments and pld, or one of them, or abadi.",
     )
     budget: Positive | None = Field(
         default=None,
@@ -301,18 +374,83 @@ class DpsgdRecipe(BaseModel):
     clipping: ClippingSpec = ClippingSpec()
     privacy: DpsgdPrivacySpec
     evaluate: DpsgdEvaluateSpec = DpsgdEvaluateSpec()
+    plugins: Plugins = PluginsSpec()
 
     @model_validator(mode="after")
     def _the_guarantee_holds(self) -> Self:
-        """It is about one record, whatever else is in the data."""
+        """It is about one record or one user, whatever else is in the data."""
         if isinstance(self.data.private, int):
             raise ValueError(
                 "data.private is a number of records, and one that leaves would pull another one "
                 "in; give a share between 0 and 1, or leave it out"
             )
-        if self.data.group is not None:
+        training = self.training
+        if self.least_squares:
+            self._require_sums()
+        if training.by == "group" and not self.data.own:
             raise ValueError(
-                "data.group is set, and DP-SGD protects single records, not all of a group; "
-                "leave it out"
+                f'training.by is "group", and {self.data.name} is a named set without groups; '
+                "remove it"
             )
+        if self.data.unit and self.data.group and not self.by_user:
+            raise ValueError(
+                f'data.unit is "{self.data.unit}", and training.by = "record" protects single '
+                "records, of which one group may have several; leave unit out, or protect groups: "
+                'training.by = "group"'
+            )
+        if self.by_user:
+            if training.records is not None:
+                raise ValueError(
+                    "training.records counts records, and all records of a user are protected "
+                    'together; give training.users, or by = "record"'
+                )
+            if self.features.pca is not None:
+                raise ValueError(
+                    "features.pca protects single records, and training all records of a user; "
+                    'remove it, or set by = "record" in [training]'
+                )
+            return self
+        for key in ("per_user", "users"):
+            if getattr(training, key) is not None:
+                raise ValueError(
+                    f"training.{key} is for users, and no column names them; set data.group"
+                )
         return self
+
+    def _require_sums(self) -> None:
+        """Refuse what only steps have."""
+        if self.model != NetworkSpec(init=self.model.init):
+            raise ValueError(
+                '[model] is for steps, and training.method = "least-squares" has a linear model of '
+                "its own; remove it"
+            )
+        if self.clipping.rule != "flat":
+            raise ValueError(
+                f'clipping.rule "{self.clipping.rule}" is for gradients, and training.method = '
+                '"least-squares" scales rows to one max_norm; remove it'
+            )
+        if self.privacy.noise != "secure":
+            raise ValueError(
+                'privacy.noise "fast" is for steps, and training.method = "least-squares" draws '
+                "once; remove it"
+            )
+
+    @property
+    def least_squares(self) -> bool:
+        """Whether a linear model follows from noised sums, without steps."""
+        return self.training.method == "least-squares"
+
+    @property
+    def unit(self) -> str:
+        """The noun of the guarantee: what one record is, or one user where those are protected."""
+        return self.data.unit or ("user" if self.by_user else "record")
+
+    @property
+    def record_unit(self) -> str:
+        """The noun for one record."""
+        return "record" if self.by_user else self.unit
+
+    @property
+    def by_user(self) -> bool:
+        """Whether all records of a user are protected together."""
+        return (self.training.by or ("group" if self.data.group else "record")) == "group"

@@ -140,7 +140,8 @@ def rate_of(records: int, lot_size: float) -> float:
     check_positive("lot_size", lot_size)
     if lot_size > records:
         raise InvalidInput(
-            f"lot_size is {lot_size:g}; it must not be larger than the number of records"
+            f"lot_size is {lot_size:g}; it must not be larger than the number of records, or of "
+            "users where these are sampled"
         )
     return lot_size / records
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -20,11 +20,14 @@ from dpsgd.gradients import COMPARED, ClippedGradients, mode
 from dpsgd.layers import UnsuitableModel
 from dpsgd.losses import Loss, cross_entropy
 from dpsgd.noise import Noise
-from dpsgd.sampling import Lots, generator_state, restore_generator
+from dpsgd.sampling import IntArray, Lots, generator_state, restore_generator
 from dpsgd.schedules import Schedule
+from dpsgd.users import Users
 from dpsgd.validation.probe import same_values
 from pate.errors import InvalidInput, PateError
 from pate.randomness import Randomness
+
+_LAID_OUT = 1 << 26  # numbers in the gradients of the records in a batch of users: 256 MiB
 
 
 @final
@@ -53,6 +56,7 @@ class PrivateStep:
     learning_rate: Schedule | None
     batch_size: int | None
     device: torch.device
+    users: Users | None = None  # of whom lots are drawn; None: lots of records
 
     def __post_init__(self) -> None:
         self._parameters = [each for group in self.gradients.groups for each in group]
@@ -67,8 +71,23 @@ class PrivateStep:
         """Draw a lot, sum its clipped gradients onto the noise, and let the optimiser step."""
         lot = self.lots.lot()
         self.fill_with_noise(step, noise_multiplier=noise_multiplier)
-        size = self.batch_size or max(1, len(lot))
         before = self.copies()
+        if self.users is None:
+            self._add_records(lot, step)
+        elif self.users.per_user == 1:  # by the short cuts of layers
+            self._add_records(self.users.records_of(lot)[0], step)
+        else:
+            self._add_users(lot, step)
+        self.require_unchanged(before)
+        self.clipper.end_lot(step, lot_size=self.lot_size, normal=self.noise.normal)
+        if self.learning_rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.learning_rate(step)
+        remedy = "begin a new run with a smaller one, which costs again"
+        _apply(self.optimizer, f"fails at step {step}", remedy)
+
+    def _add_records(self, lot: IntArray, step: int) -> None:
+        size = self.batch_size or max(1, len(lot))
         for start in range(0, len(lot), size):
             inputs, targets = self.records.take(lot[start : start + size])
             self.gradients.add(
@@ -78,13 +97,28 @@ class PrivateStep:
                 step=step,
                 scale=1 / self.lot_size,
             )
-        self.require_unchanged(before)
-        self.clipper.end_lot(step, lot_size=self.lot_size, normal=self.noise.normal)
-        if self.learning_rate is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.learning_rate(step)
-        remedy = "begin a new run with a smaller one, which costs again"
-        _apply(self.optimizer, f"fails at step {step}", remedy)
+
+    def _add_users(self, lot: IntArray, step: int) -> None:
+        assert self.users is not None
+        records, places = self.users.records_of(lot)
+        numbers = sum(each.numel() for each in self._parameters)
+        size = self.batch_size or max(1, _LAID_OUT // numbers)
+
+        def batches() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+            start = 0
+            while start < len(records):
+                stop = min(start + size, len(records))
+                if stop < len(records):  # not in the midst of a user, if that can be
+                    first = int(np.searchsorted(places, places[stop]))
+                    stop = first if first > start else stop
+                inputs, targets = self.records.take(records[start:stop])
+                owners = torch.from_numpy(places[start:stop])
+                yield inputs.to(self.device), targets.to(self.device), owners
+                start = stop
+
+        self.gradients.add_by_user(
+            batches(), clipper=self.clipper, step=step, scale=1 / self.lot_size
+        )
 
     def fill_with_noise(self, step: int, *, noise_multiplier: float) -> None:
         """Replace every gradient by the noise of a step, to which clipped gradients are added."""

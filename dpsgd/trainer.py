@@ -7,12 +7,13 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self, final
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -28,6 +29,7 @@ from dpsgd.plan import BARE, FitPlan, FitPlans, Spending, make_plan, requested
 from dpsgd.sampling import choose_lots, largest_batch
 from dpsgd.schedules import Schedule, as_schedule
 from dpsgd.step import PrivateStep, check_first_examples, float_type, require_fitting
+from dpsgd.users import as_users, require_user_level
 from dpsgd.validation import validate
 from pate._format import format_epsilon
 from pate.accounting import Event, Guarantee, Ledger, compose, event_to_json
@@ -57,13 +59,25 @@ class Trainer:
     dataset : pair of arrays or tensors, or torch.utils.data.Dataset
         The private examples: (inputs, targets), or a map-style data set of such pairs.
     lot_size : float
-        The expected number of examples in a lot. Each example is drawn with probability
-        ``lot_size`` / ``records``.
+        The expected number of examples in a lot (of users, with ``groups``). Each example is drawn
+        with probability ``lot_size`` / ``records``.
     records : int, optional
         An agreed, public number of examples, such as a rounded one. Sampling rate and steps follow
         from it, and nothing that is shown depends on the true number: guarantees are for one
         example added or removed. Without it the true number of examples is used and counts as
         public: guarantees are for one example's contribution removed (zero-out).
+    groups : sequence, optional
+        The user of each example, as a name or a number. Lots are then drawn of users: each is in a
+        lot with probability ``lot_size`` / number of users, the gradients of all of their examples
+        are added up, and the sum is clipped. Guarantees are for all examples of one user.
+    per_user : int, optional
+        With ``groups``, the most examples of a user; of those who have more, the others are never
+        used. By default all are. 1 takes as long as without groups.
+    users : int, optional
+        With ``groups``, the agreed, public number of users, in place of ``records``.
+    grouped_by : str, default="groups"
+        The name of the column of ``groups``, for the ledger: totals over users of different columns
+        are stated for single records.
     noise_multiplier : float, Schedule or None
         The standard deviation of the noise over the clipping norm; None if ``clipping`` fixes it.
     delta : float
@@ -115,7 +129,7 @@ class Trainer:
     steps : int
         The number of steps taken.
     steps_per_epoch : int
-        ⌈records / lot_size⌉.
+        ⌈records / lot_size⌉, or of users.
     history : list of Row
         One row for each epoch.
     stopped_because : str or None
@@ -129,6 +143,9 @@ class Trainer:
           removed. Without, one more example would change the sampling rate of all others, so it
           holds where one example's contribution is removed and their number stays (zero-out:
           Kairouz et al. 2021, Definition 1.1). Every guarantee names its relation.
+        * With ``groups`` both are about users: one user, with all of their examples, is in a lot or
+          not, and adds a vector of bounded length (McMahan, Ramage, Talwar & Zhang 2018). Nothing
+          is claimed for *some* examples of a user, whose absence can turn the clipped sum round.
         * Noise hides one draw: a plan is written down, charged under a random name of its own, and
           carried out. Whatever a fit shows (``history``, what ``evaluate`` returns and sees) is
           shown after the checkpoint that contains it is on disk. A killed run therefore never
@@ -163,6 +180,10 @@ class Trainer:
         dataset: Any,
         lot_size: float,
         records: int | None = None,
+        groups: Sequence[Any] | NDArray[Any] | None = None,
+        per_user: int | None = None,
+        users: int | None = None,
+        grouped_by: str = "groups",
         noise_multiplier: float | Schedule | None,
         delta: float,
         loss: str | Loss = "cross_entropy",
@@ -186,15 +207,22 @@ class Trainer:
     ) -> None:
         data = as_records(dataset, dtype=float_type(model))
         records = optional_count("records", records)
+        owners = as_users(groups, records=len(data), per_user=per_user, users=users)
+        prior_events = tuple(prior_events)
+        if owners is not None:
+            require_user_level(records, prior_events)
+        units, agreed = (len(data), records) if owners is None else (len(owners), users)
         batch_size = optional_count("batch_size", batch_size)
         checkpoint_every = optional_count("checkpoint_every", checkpoint_every)
-        largest = largest_batch(lot_size, batch_size)
+        each = 1 if owners is None else owners.records / max(1, len(owners))
+        largest = largest_batch(lot_size * each, batch_size)
         validate(model, example_inputs=first_inputs(data, size=largest))
         require_fitting(model, optimizer)
         self.model = model.to(device)
         self.optimizer = optimizer
         self.ledger = ledger
         self.study = study
+        self._group = None if owners is None else grouped_by
         self._digests, self._again = tuple(settings), again
         self.max_epsilon = max_epsilon
         self.history: list[Row] = []
@@ -205,8 +233,8 @@ class Trainer:
         randomness = Randomness.open(insecure_seed=insecure_seed)
         lots = choose_lots(
             sampling,
-            records=len(data),
-            public_records=records,
+            records=units,
+            public_records=agreed,
             lot_size=lot_size,
             generator=randomness.generator,
         )
@@ -225,9 +253,10 @@ class Trainer:
             learning_rate=None if learning_rate is None else as_schedule(learning_rate),
             batch_size=batch_size,
             device=torch.device(device),
+            users=owners,
         )
         self._step.rehearse()
-        self.steps_per_epoch = math.ceil((records or len(data)) / lot_size)
+        self.steps_per_epoch = math.ceil((agreed or units) / lot_size)
         caveats = (lots.caveat, self._step.noise.caveat)
         goal = Guarantee(epsilon=1.0 if max_epsilon is None else max_epsilon, delta=delta)
         self.spending = Spending(
@@ -235,10 +264,11 @@ class Trainer:
             noise_multiplier=choose_multiplier(noise_multiplier, rule),
             delta=delta,
             accountant=accountant,
-            prior=tuple(prior_events) if records else tuple(map(as_zero_out, prior_events)),
+            prior=prior_events if agreed else tuple(map(as_zero_out, prior_events)),
             caveats=tuple(each for each in caveats if each),
             moment=moment_for(goal),
-            public_rate=records is not None,
+            public_rate=agreed is not None,
+            per_user=owners is not None,
         )
         check_first_examples(
             self.model,
@@ -261,7 +291,11 @@ class Trainer:
             "max_epsilon": max_epsilon,
             "prior_events": [event_to_json(event) for event in self.spending.prior],
         }
-        self._settings |= {"data set": len(data)} if records is None else {"records": records}
+        if owners is None:
+            self._settings |= {"data set": len(data)} if records is None else {"records": records}
+        else:
+            self._settings |= {"per_user": per_user}
+            self._settings |= {"groups": len(owners)} if users is None else {"users": users}
         self._plans = FitPlans()
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._checkpoint_every = checkpoint_every or self.steps_per_epoch
@@ -379,7 +413,7 @@ class Trainer:
                     needed=needed,
                     spent=self.epsilon().epsilon,
                     budget=self.max_epsilon,
-                    why=f"one more step would bring ε to {format_epsilon(needed, 6)}, past "
+                    why=f"one more step would bring ε to {format_epsilon(needed)}, past "
                     f"max_epsilon {self.max_epsilon:.6g}; the step was not taken",
                 )
         return self._plans.one_more_step(self.steps, join=self.ledger is None)
@@ -404,6 +438,7 @@ class Trainer:
                 study=self.study,
                 settings=self._digests,
                 again=self._again,
+                group=self._group,
             )
         except (BudgetExceeded, ReleaseConflict):
             last = self._plans.last

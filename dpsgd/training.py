@@ -1,7 +1,7 @@
 """From a recipe to a released model: prepare in private → charge → train → publish.
 
     FOLDER/private/NAME/             encoder, PCA and checkpoint of a run; its owner's alone
-    FOLDER/released/training/NAME/   model, guarantee, curve and recipe, once it has ended
+    FOLDER/released/training/NAME/   model, guarantee, evaluation and recipe, once it has ended
 
 NAME is a fingerprint of the recipe alone: nothing of the private records goes into it.
 """
@@ -23,10 +23,13 @@ from dpsgd.checkpoint import releases
 from dpsgd.clipping import AdaptiveQuantile, Automatic, Clipping, Flat, PerLayer
 from dpsgd.curves import Row, write_curve
 from dpsgd.features import Inputs, prepare
-from dpsgd.models import build_model, build_optimizer
+from dpsgd.least_squares import LeastSquaresTrainer
+from dpsgd.models import BoundedLinear, build_model, build_optimizer, model_of
 from dpsgd.recipe import ClippingSpec, DpsgdRecipe
 from dpsgd.runs import (
     CHECKPOINT,
+    COLUMNS,
+    EXAMPLES,
     STAGE,
     RunPlan,
     TrainingOutcome,
@@ -38,15 +41,21 @@ from dpsgd.runs import (
     locked_folder,
     name_of_run,
     open_ledger,
+    paid_before,
     plan_run,
     private_folder,
     require_consent,
+    require_ledger,
+    require_unpaid,
 )
 from dpsgd.trainer import Trainer
 from dpsgd.validation import UnsuitableModel, problems
 from pate.accounting import Ledger, event_to_json
+from pate.accounting.ledger.data_ledger import PlannedCharge, Preview, trial_ledger
 from pate.artifacts import Level, Store
+from pate.datasets.content import require_own_ledger
 from pate.datasets.loading import load
+from pate.datasets.roles import require_accepted, require_apart, require_named_groups
 from pate.datasets.table import Splits
 from pate.errors import BudgetExceeded, InvalidInput, ReleaseConflict, SpendNeeded
 from pate.untrusted import contained, run_untrusted
@@ -88,11 +97,13 @@ def train(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Traini
     private = private_folder(folder, name)
     if not options.spend and options.study is None:  # a study was asked for as a whole
         require_consent(recipe, folder, private)
-    splits = load(recipe.data, root=root, plugin_path=options.plugin_path)
-    plan = plan_run(recipe, records=splits.private.records)
+    splits, plan = _planned(recipe, private, options)
     path = ledger_path(recipe, root, seed)
+    require_ledger(private, path)
+    if options.study is None:  # a study has asked before its first run
+        _require_own_ledger(recipe, splits, path, options)
     with locked_folder(private, folder):
-        bind_to_ledger(private, recipe, path)
+        bind_to_ledger(private, recipe, path, plugin_path=options.plugin_path)
         store = Store(root=folder)
         store.sweep()
         inputs = prepare(
@@ -104,8 +115,8 @@ def train(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Traini
             plugin_path=options.plugin_path,
             insecure_seed=seed,
         )
-        model = build_model(
-            recipe.model,
+        model = model_of(
+            recipe,
             shape=inputs.shape,
             classes=inputs.classes,
             plugin_path=options.plugin_path,
@@ -122,21 +133,18 @@ def train(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Traini
 
                     return put_out
 
-                _require_trainable(model)  # before a ledger is created, whose terms never change
+                if not recipe.least_squares:
+                    _require_trainable(model)  # before a ledger is created: its terms never change
                 with open_ledger(recipe, plan, path) as ledger:
                     trainer = training.trainer(model, ledger)
-                    training.announce(trainer, audible(options.report))
                     try:
+                        training.announce(trainer, ledger, audible(options.report))
                         training.fit(trainer, audible(options.show))
-                    except (BudgetExceeded, ReleaseConflict) as error:
+                    except (BudgetExceeded, ReleaseConflict, SpendNeeded) as error:
                         if trainer.steps == 0:
                             discard(private)
                         if isinstance(error, ReleaseConflict):
-                            raise SpendNeeded(
-                                f"the ledger at {path} has already paid for training with these "
-                                "settings; resume in the folder where that was begun, or, to "
-                                "train another model and pay again, add --spend"
-                            ) from error
+                            raise paid_before(path) from error
                         raise
                     training.release(trainer, ledger, store, name)
 
@@ -144,6 +152,80 @@ def train(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Traini
     outcome = find_outcome(recipe, folder, data_root=root, insecure_seed=seed, new=True)
     assert outcome is not None
     return outcome
+
+
+def _planned(
+    recipe: DpsgdRecipe, private: Path, options: TrainingOptions
+) -> tuple[Splits, RunPlan]:
+    """Return the data and what they are trained with; refuse a new run that mixes up people."""
+    new = not (private / CHECKPOINT).exists()
+    if new:
+        require_accepted(recipe.data)
+    splits = load(recipe.data, root=options.data_root, plugin_path=options.plugin_path)
+    if new:
+        require_named_groups(recipe.data, splits, protected=recipe.by_user, section="training")
+        require_apart(recipe.data, splits)
+    return splits, plan_run(recipe, records=splits.private.records, groups=splits.private.groups)
+
+
+def preview(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Preview:
+    """Return what training would be charged with; nothing is trained or written.
+
+    Raises
+    ------
+    BudgetExceeded
+        If training would be refused for it.
+    """
+    seed, root = options.insecure_seed, options.data_root
+    paid = Preview(charges=(), notes=(f"nothing to charge: training in {folder} is paid for",))
+    if find_outcome(recipe, folder, data_root=root, insecure_seed=seed) is not None:
+        return paid
+    private, notes = private_folder(folder, name_of_run(recipe, seed)), list[str]()
+    path = ledger_path(recipe, root, seed)
+    require_ledger(private, path)
+    splits, plan = _planned(recipe, private, options)
+    try:
+        _require_own_ledger(recipe, splits, path, replace(options, report=notes.append), trial=True)
+    except SpendNeeded as error:
+        notes.append(str(error))
+    with trial_ledger(path, lambda place: open_ledger(recipe, plan, place)) as ledger:
+        if _is_charged(private, ledger):
+            return paid
+        try:
+            if not options.spend:
+                require_consent(recipe, folder, private)
+                require_unpaid(ledger, recipe, seed)
+        except SpendNeeded as error:
+            notes.append(str(error))
+        ledger.require_room(plan.events)
+        charge = PlannedCharge.make(ledger, plan.events, path=path.absolute())
+    return Preview(charges=(charge,), notes=tuple(notes))
+
+
+def _require_own_ledger(
+    recipe: DpsgdRecipe,
+    splits: Splits,
+    ledger: Path,
+    options: TrainingOptions,
+    *,
+    trial: bool = False,
+) -> None:
+    require_own_ledger(
+        recipe.data,
+        splits,
+        root=options.data_root,
+        ledger=ledger,
+        spend=options.spend,
+        report=options.report,
+        remember=not trial,
+    )
+
+
+def _is_charged(private: Path, ledger: Ledger) -> bool:
+    """Return whether a run was begun in this folder, and paid for."""
+    begun = private / CHECKPOINT
+    names = releases(begun) if begun.exists() else set()
+    return bool(names) and names <= ledger.releases()
 
 
 def check_model(
@@ -162,6 +244,8 @@ def check_model(
             recipe, replace(splits, private=few, test=few), pca_file=Path(), plugin_path=plugin_path
         )
         features = inputs.test_features
+    if recipe.least_squares:  # the model is ours
+        return
     model = build_model(
         recipe.model,
         shape=tuple(features.shape[1:]),
@@ -207,14 +291,33 @@ class _Training:
     options: TrainingOptions
     private: Path
 
-    def trainer(self, model: nn.Module, ledger: Ledger) -> Trainer:
+    def trainer(self, model: nn.Module, ledger: Ledger) -> Trainer | LeastSquaresTrainer:
         recipe, plan, options = self.recipe, self.plan, self.options
+        settings = [digest_of_settings(recipe, options.insecure_seed)]
+        again = options.spend or options.study is not None  # a study asked for all its settings
+        if isinstance(model, BoundedLinear):
+            return LeastSquaresTrainer(
+                model,
+                recipe=recipe,
+                plan=plan,
+                inputs=self.inputs,
+                ledger=ledger,
+                checkpoint=self.private / CHECKPOINT,
+                study=options.study,
+                settings=settings,
+                again=again,
+                insecure_seed=options.insecure_seed,
+            )
         return Trainer(
             model,
             build_optimizer(recipe.training, model),
             dataset=(self.inputs.features, self.inputs.labels),
             lot_size=plan.lot_size,
             records=recipe.training.records,
+            groups=self.inputs.groups if plan.by_user else None,
+            grouped_by=recipe.data.group or "groups",
+            per_user=recipe.training.per_user,
+            users=recipe.training.users,
             noise_multiplier=plan.noise_multiplier,
             delta=recipe.privacy.delta,
             clipping=_clipping(recipe.clipping),
@@ -227,13 +330,15 @@ class _Training:
             prior_events=plan.prior,
             ledger=ledger,
             study=options.study,
-            settings=[digest_of_settings(recipe, options.insecure_seed)],
-            again=options.spend or options.study is not None,  # a study asked for all its settings
+            settings=settings,
+            again=again,
             checkpoint=self.private / CHECKPOINT,
         )
 
-    def announce(self, trainer: Trainer, report: Callable[[str], None]) -> None:
-        """Report what is about to be done and spent."""
+    def announce(
+        self, trainer: Trainer | LeastSquaresTrainer, ledger: Ledger, report: Callable[[str], None]
+    ) -> None:
+        """Report what is about to be done and spent; refuse what the budget does not cover."""
         other = self.options.data_root / "ledgers" / f"{self.recipe.data.name}.ledger"
         if other.exists():
             report(
@@ -243,24 +348,35 @@ class _Training:
         if trainer.steps:
             report(f"resuming after step {trainer.steps} of {self.plan.steps}")
             return
-        report(
-            f"{self.plan.steps} steps in lots of {self.plan.lot_size} on average, noise multiplier "
-            f"{self.plan.noise_multiplier:.4g}"
-        )
+        report(self.plan.describe(self.recipe.unit))
+        if _is_charged(self.private, ledger):
+            return
+        if not (self.options.spend or self.options.study is not None):
+            require_unpaid(ledger, self.recipe, self.options.insecure_seed)
+        ledger.require_room(self.plan.events)
+        report(str(PlannedCharge.make(ledger, self.plan.events)))
 
-    def fit(self, trainer: Trainer, show: Callable[[dict[str, Any]], None]) -> None:
+    def fit(
+        self, trainer: Trainer | LeastSquaresTrainer, show: Callable[[dict[str, Any]], None]
+    ) -> None:
         """Train to the end of the plan; show each epoch's row once a checkpoint holds it."""
+        evaluate = self.inputs.accuracy if self.recipe.evaluate.each_epoch else None
+        if isinstance(trainer, LeastSquaresTrainer):
+            trainer.fit(evaluate=evaluate, report=lambda row: show(_public(row)))
+            return
         for row in trainer.history:  # of the killed run: these are on disk
             show(_public(row))
         epochs = self.recipe.training.epochs
         trainer.fit(
             epochs=epochs,
             steps=self.plan.steps if epochs is None else None,
-            evaluate=self.inputs.accuracy if self.recipe.evaluate.each_epoch else None,
+            evaluate=evaluate,
             report=lambda row: show(_public(row)),
         )
 
-    def release(self, trainer: Trainer, ledger: Ledger, store: Store, name: str) -> None:
+    def release(
+        self, trainer: Trainer | LeastSquaresTrainer, ledger: Ledger, store: Store, name: str
+    ) -> None:
         """Publish what was paid for: the model, its guarantee, its curve, and the recipe.
 
         The guarantee of a run of a study is that of this run alone, and the file names the study.
@@ -271,6 +387,7 @@ class _Training:
         """
         recipe, plan, inputs = self.recipe, self.plan, self.inputs
         model, guarantee = trainer.model.eval(), trainer.planned()
+        evaluation = inputs.evaluation(model)
         caveats = [*guarantee.caveats, *(inputs.pca.caveats if inputs.pca is not None else ())]
         guarantee = replace(guarantee, caveats=tuple(dict.fromkeys(caveats)))
         charges = releases(self.private / CHECKPOINT)
@@ -284,8 +401,8 @@ class _Training:
             "lot_size": plan.lot_size,
             "steps": plan.steps,
             "events": [event_to_json(event) for event in plan.events],
-            "accuracy": inputs.accuracy(model),
-            "test_records": len(inputs.test_labels),
+            "accuracy": evaluation.student.accuracy,
+            "test_records": evaluation.student.records,
             "epochs": [_public(row) for row in trainer.history],
             "pca": inputs.pca is not None,
         }
@@ -302,6 +419,10 @@ class _Training:
             draft.facts["charges"] = sorted(charges)  # random names in the ledger
             draft.save_json("guarantee.json", report)
             draft.save_json("recipe.json", recipe.model_dump(mode="json"))
+            evaluation.save(draft)
+            draft.save_array(EXAMPLES, inputs.examples)
+            if inputs.columns is not None:
+                draft.save_json(COLUMNS, [asdict(each) for each in inputs.columns])
             write_curve([replace(row, seconds=0.0) for row in trainer.history], draft.path)
 
 

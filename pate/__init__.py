@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pate.aggregation import AggregatedVotes as AggregatedVotes
     from pate.aggregation import aggregate_votes as aggregate_votes
     from pate.api import Run as Run
+    from pate.api import TrainedRun as TrainedRun
+    from pate.api import audit as audit
     from pate.api import compare as compare
     from pate.api import open_run as open_run
     from pate.api import release as release
@@ -28,13 +30,20 @@ if TYPE_CHECKING:
     from pate.errors import PateError as PateError
     from pate.estimator import PATEClassifier as PATEClassifier
     from pate.mechanisms import ConfidentGnmax as ConfidentGnmax
+    from pate.mechanisms import GaussianCounts as GaussianCounts
     from pate.mechanisms import GaussianNoisyMax as GaussianNoisyMax
+    from pate.mechanisms import GumbelNoisyMax as GumbelNoisyMax
     from pate.mechanisms import InteractiveGnmax as InteractiveGnmax
+    from pate.mechanisms import LaplaceCounts as LaplaceCounts
     from pate.mechanisms import LaplaceNoisyMax as LaplaceNoisyMax
     from pate.planner.plan import plan as plan
     from pate.randomness import secure_generator as secure_generator
+    from pate.record_votes import RecordVotes as RecordVotes
+    from pate.record_votes import count_record_votes as count_record_votes
+    from pate.record_votes import make_cells as make_cells
     from pate.releases.student import load_student as load_student
     from pate.releases.verify import verify as verify
+    from pate.students.count_smoothing import smooth_counts as smooth_counts
     from pate.votes import Votes as Votes
 
 __version__ = "0.1.0"
@@ -45,14 +54,19 @@ _HOMES = {
     "BudgetExceeded": "pate.errors",
     "ConfidentGnmax": "pate.mechanisms",
     "Ensemble": "pate.ensemble",
+    "GaussianCounts": "pate.mechanisms",
     "GaussianNoisyMax": "pate.mechanisms",
     "Guarantee": "pate.accounting",
     "InteractiveGnmax": "pate.mechanisms",
     "InvalidInput": "pate.errors",
+    "GumbelNoisyMax": "pate.mechanisms",
+    "LaplaceCounts": "pate.mechanisms",
     "LaplaceNoisyMax": "pate.mechanisms",
     "Ledger": "pate.accounting",
     "PATEClassifier": "pate.estimator",
+    "RecordVotes": "pate.record_votes",
     "Run": "pate.api",
+    "TrainedRun": "pate.api",
     "aggregate_votes": "pate.aggregation",
     "open_run": "pate.api",
     "plan": "pate.planner.plan",
@@ -60,10 +74,14 @@ _HOMES = {
     "run": "pate.api",
     "PateError": "pate.errors",
     "Votes": "pate.votes",
+    "audit": "pate.api",
     "compare": "pate.api",
     "compose": "pate.accounting",
+    "count_record_votes": "pate.record_votes",
     "load_student": "pate.releases.student",
+    "make_cells": "pate.record_votes",
     "secure_generator": "pate.randomness",
+    "smooth_counts": "pate.students.count_smoothing",
     "sweep": "pate.api",
     "train_teachers": "pate.ensemble",
     "verify": "pate.releases.verify",

@@ -1,11 +1,18 @@
-"""Numbers and relations as people read them: an ε is never shown smaller than it is."""
+"""Numbers and relations as people read them: an ε is never shown smaller than it is.
+
+One rule for every ε that is shown (summary, page, card, ledger, calculator, plots): three
+significant digits, rounded up, so that one cost is one value wherever it stands. Files for machines
+hold it in full.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-_STRONG, _MODERATE = 1.0, 10.0  # the limits of common practice
+_DIGITS = 3  # of an ε
+_STRONG, _MODERATE = 1.0, 8.0  # the limits of common practice
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _NARROW = "\u202f"  # a narrow space that does not break
 
@@ -14,7 +21,25 @@ _NEIGHBOURS = {
     "add-remove": "one record added or removed",
     "replace-one": "one record replaced by another",
     "zero-out": "one record's contribution removed (zero-out; the number of records is public)",
+    "user-add-remove": "all records of one user added or removed",
+    "user-zero-out": "all contributions of one user removed (zero-out; the number of users is "
+    "public)",
+    "lone-record": "one record's contribution removed (zero-out) where its user has no other; "
+    "costs for one record and for one user are added up",
     "as-stated": "data sets as the sensitivity was stated",
+}
+_USERS = {"add-remove": "all records of one user added or removed"}
+# By the values of pate.accounting.Accountant; log-moments are described where they are used.
+COMPOSITION_RULES = {
+    "gaussian": "the plan's Gaussian noise composes exactly (Dong, Roth & Su 2022, Corollary 3.3; "
+    "Balle & Wang 2018, Theorem 8)",
+    "bounded-range": "the plan's exponential mechanisms, all fixed in advance, compose optimally "
+    "(Dong, Durfee & Rogers 2020, Theorem 3)",
+    "adaptive-bounded-range": "the plan's exponential mechanisms compose optimally for queries "
+    "that follow answers (Dong, Durfee & Rogers 2020)",
+    "pure": "the ε of all parts of the plan add up (Dwork et al. 2006)",
+    "pld": "the plan's privacy loss distributions compose, rounded up (Koskela et al. 2020; "
+    "Doroshenko et al. 2022)",
 }
 SAME_AT_PUBLIC_RATE = (
     "the same ε holds for one record added or removed where the sample rate does not depend on the "
@@ -22,13 +47,13 @@ SAME_AT_PUBLIC_RATE = (
 )
 
 
-def round_up(value: float, *, digits: int = 4, places: int | None = None) -> Decimal:
+def round_up(value: float, *, digits: int = _DIGITS, places: int | None = None) -> Decimal:
     """Round a finite cost up to so many significant digits, or so many decimal places.
 
     One part in 10¹² is taken off first: that much is below the precision of the computed value.
 
     >>> round_up(14.37841), round_up(3.2501, places=2), round_up(3.0000000000000004, places=0)
-    (Decimal('14.38'), Decimal('3.26'), Decimal('3'))
+    (Decimal('14.4'), Decimal('3.26'), Decimal('3'))
     """
     exact = Decimal(value) * (1 - Decimal("1e-12"))
     if places is not None:
@@ -36,13 +61,15 @@ def round_up(value: float, *, digits: int = 4, places: int | None = None) -> Dec
     return Context(prec=digits, rounding=ROUND_CEILING).create_decimal(exact)
 
 
-def format_epsilon(epsilon: float, digits: int = 4) -> str:
+def format_epsilon(epsilon: float, digits: int = _DIGITS) -> str:
     """Format an ε for running text: rounded up, without trailing zeros.
 
-    >>> [format_epsilon(each) for each in (14.37841, 19.2443, 12.000000000000002, 0.00123411)]
-    ['14.38', '19.25', '12', '0.001235']
+    ``digits`` is for texts of earlier formats alone.
+
+    >>> [format_epsilon(each) for each in (3.1811, 14.37841, 12.000000000000002, 0.00123411)]
+    ['3.19', '14.4', '12', '0.00124']
     >>> format_epsilon(12345.6), format_epsilon(1.00001e-5), format_epsilon(math.inf)
-    ('12350', '1.001e-05', '∞')
+    ('12400', '1.01e-05', '∞')
     """
     if not math.isfinite(epsilon):
         return "∞"
@@ -53,34 +80,36 @@ def _plain(rounded: Decimal, digits: int) -> str:
     return f"{float(rounded):.{digits}g}" if rounded < 10**digits else f"{rounded:f}"
 
 
-def format_remaining(epsilon: float, digits: int = 4) -> str:
+def format_remaining(epsilon: float) -> str:
     """Format what is left of a budget: rounded down, and never below zero.
 
     >>> format_remaining(1.99999), format_remaining(0.30000000000000004), format_remaining(-0.5)
-    ('1.999', '0.3', '0')
+    ('1.99', '0.3', '0')
     """
     if not math.isfinite(epsilon):
         return "∞"
     exact = Decimal(max(0.0, epsilon)) * (1 + Decimal("1e-12"))
-    return _plain(Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(exact), digits)
+    return _plain(Context(prec=_DIGITS, rounding=ROUND_FLOOR).create_decimal(exact), _DIGITS)
 
 
-def format_epsilon_fixed(epsilon: float, *, places: int | None = None) -> str:
+def format_epsilon_fixed(
+    epsilon: float, *, places: int | None = None, digits: int = _DIGITS
+) -> str:
     """Format an ε for a column: rounded up, with trailing zeros.
 
-    It has four significant digits, or as many decimal places as ``places``.
+    It has as many significant digits as :func:`format_epsilon`, or ``places`` decimal places.
 
     >>> [format_epsilon_fixed(each) for each in (14.37841, 0.123412, 25.0, 12345.6, math.inf, 0.0)]
-    ['14.38', '0.1235', '25.00', '12350', '∞', '0']
-    >>> format_epsilon_fixed(3.2501, places=2), format_epsilon_fixed(12.000000000000002)
-    ('3.26', '12.00')
+    ['14.4', '0.124', '25.0', '12400', '∞', '0']
+    >>> format_epsilon_fixed(3.2501, places=1), format_epsilon_fixed(12.000000000000002)
+    ('3.3', '12.0')
     """
     if not math.isfinite(epsilon):
         return "∞"
-    up = round_up(epsilon, places=places)
+    up = round_up(epsilon, digits=digits, places=places)
     if places is not None:
         return f"{up:f}"
-    return f"{up.quantize(Decimal(1).scaleb(up.adjusted() - 3)):f}" if up else "0"
+    return f"{up.quantize(Decimal(1).scaleb(up.adjusted() - digits + 1)):f}" if up else "0"
 
 
 def format_factor(exponent: float) -> str:
@@ -141,7 +170,7 @@ def format_percent(share: float, digits: int = 1) -> str:
 def strength(epsilon: float) -> tuple[str, str]:
     """Return one word for the strength of an ε, and a sentence that explains it.
 
-    >>> [strength(each)[0] for each in (0.5, 1.0, 3.0, 14.4)]
+    >>> [strength(each)[0] for each in (0.5, 1.0, 8.0, 8.01)]
     ['strong', 'strong', 'moderate', 'weak']
     """
     if epsilon <= _STRONG:
@@ -151,40 +180,112 @@ def strength(epsilon: float) -> tuple[str, str]:
         )
     if epsilon <= _MODERATE:
         return "moderate", (
-            "By common practice an ε above 1 and up to 10 counts as moderate: it bounds what can be"
+            "By common practice an ε above 1 and up to 8 counts as moderate: it bounds what can be"
             " learnt of one record, and real attacks do worse than the bound; the smaller the "
             "better."
         )
     return "weak", (
-        "By common practice an ε above 10 counts as weak: the bound holds, but on paper it rules "
+        "By common practice an ε above 8 counts as weak: the bound holds, but on paper it rules "
         "out little. More teachers, more noise or fewer queries make it stronger."
     )
 
 
-def describe_neighbours(neighbours: str) -> str:
+def describe_neighbours(neighbours: str, unit: str = "record", *, users: bool = False) -> str:
     """Return how two neighbouring data sets differ, as a phrase after "for".
 
-    >>> describe_neighbours("add-remove")
-    'one record added or removed'
+    ``unit`` is the owner's noun for whoever is protected; "record" renames no user. With ``users``
+    they differ in all records of one user, under a relation that is known for that. A relation that
+    is about a record *and* its user has no noun of the owner's.
+
+    >>> describe_neighbours("add-remove"), describe_neighbours("add-remove", "patient")
+    ('one record added or removed', 'one patient added or removed')
+    >>> describe_neighbours("user-add-remove"), describe_neighbours("user-add-remove", "patient")
+    ('all records of one user added or removed', 'all records of one patient added or removed')
     """
-    return _NEIGHBOURS.get(neighbours, neighbours)
+    described = _NEIGHBOURS.get(neighbours, neighbours)
+    return in_units(_USERS.get(neighbours, described) if users else described, unit)
 
 
-def compare_neighbours(pate: str, dpsgd: str) -> str:
+def in_units(phrase: str, unit: str) -> str:
+    """Return a phrase on one record, or on all records of one user, with the owner's noun for it.
+
+    A phrase on both stays as it is: one noun cannot stand for either.
+
+    >>> in_units("one record added or removed, or replaced under the same id", "patient")
+    'one patient added or removed, or replaced under the same id'
+    >>> in_units("all records of one user added, removed or replaced", "patient")
+    'all records of one patient added, removed or replaced'
+    >>> in_units("all contributions of one user removed (the number of users is public)", "person")
+    'all contributions of one person removed (the number of people is public)'
+    >>> in_units("all records of one user added or removed", "record")
+    'all records of one user added or removed'
+    """
+    named = set(re.findall(r"\bone (record|user)\b", phrase))
+    if unit == "record" or len(named) > 1:
+        return phrase
+    phrase = re.sub(r"\bnumber of (record|user)s\b", f"number of {plural(unit)}", phrase)
+    return re.sub(r"\bone (record|user)\b", f"one {unit}", phrase)
+
+
+def plural(unit: str) -> str:
+    """Return the plural of a noun for whoever is protected.
+
+    >>> plural("record"), plural("person"), plural("company"), plural("survey"), plural("address")
+    ('records', 'people', 'companies', 'surveys', 'addresses')
+    """
+    if unit == "person":
+        return "people"
+    if re.search(r"[^aeiou]y$", unit):
+        return f"{unit[:-1]}ies"
+    return f"{unit}{'es' if re.search(r'(s|x|z|ch|sh)$', unit) else 's'}"
+
+
+def format_delta(delta: float) -> str:
+    """Format a δ: rounded up, and a power of ten as people write it.
+
+    >>> format_delta(1e-5), format_delta(0.0001), format_delta(2.00001e-10)
+    ('1e-5', '0.0001', '2.001e-10')
+    """
+    return re.sub(r"e-0*", "e-", format_epsilon(delta, digits=4))
+
+
+def format_cost(epsilon: float, delta: float) -> str:
+    """Format an ε with its δ.
+
+    >>> format_cost(3.1811, 1e-5)
+    'ε = 3.19 at δ = 1e-5'
+    """
+    return f"ε = {format_epsilon(epsilon)} at δ = {format_delta(delta)}"
+
+
+def compare_neighbours(pate: str, dpsgd: str, *, users: bool = False) -> str:
     """Return a sentence on comparing an ε of PATE with one of DP-SGD, given both relations.
+
+    With ``users`` PATE protects all records of one user.
 
     >>> compare_neighbours("add-remove", "add-remove")
     'Both ε are for one record added or removed and can be compared directly.'
     """
+    if users:
+        pate = f"user-{pate.removeprefix('user-')}"
     if pate == dpsgd:
         return f"Both ε are for {describe_neighbours(pate)} and can be compared directly."
     each = f"PATE's ε is for {describe_neighbours(pate)}, DP-SGD's for {describe_neighbours(dpsgd)}"
-    if (pate, dpsgd) == ("add-remove", "zero-out"):
+    for prefix, unit in (("", "record"), ("user-", "user")):
+        if (pate, dpsgd) == (f"{prefix}add-remove", f"{prefix}zero-out"):
+            return (
+                f"{each}, since its sampling rate follows from that number. A guarantee for one "
+                f"{unit} added or removed also holds where one {unit}'s contribution is removed, "
+                f"so the two ε can be compared; PATE's hides the number of {unit}s too, DP-SGD's "
+                "does not."
+            )
+    if users and not dpsgd.startswith("user-"):
         return (
-            f"{each}, since its sampling rate follows from that number. A guarantee for one record "
-            "added or removed also holds where one record's contribution is removed, so the two ε "
-            "can be compared; PATE's hides the number of records too, DP-SGD's does not."
+            f"{each}: PATE protects more at the same ε, and a sum of both covers single records "
+            "only."
         )
+    if dpsgd.startswith("user-"):
+        return f"{each}, all records of one user: these are different guarantees."
     return (
         f"{each}: these are different guarantees. Restated for one record replaced, DP-SGD's ε is "
         "up to twice as large, and its δ 1 + e^ε times."

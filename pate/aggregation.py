@@ -11,7 +11,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate._files import create_once, error_reason, write_atomically
-from pate._format import format_epsilon
+from pate._format import format_cost
 from pate._validate import check_delta, check_positive, check_whole
 from pate.accounting import (
     Conversion,
@@ -29,13 +29,15 @@ from pate.accounting import (
     Guarantee,
     Ledger,
     Neighbours,
-    compose,
+    Repeated,
     event_from_json,
     event_to_json,
 )
-from pate.accounting.calibrate import largest_count, moments_epsilon, smallest_noise
-from pate.accounting.ledger.data_ledger import secret_key
+from pate.accounting.calibrate import largest_count, least_noise
+from pate.accounting.ledger.data_ledger import PlannedCharge, secret_key
 from pate.accounting.ledger.terms import Mode
+from pate.accounting.plan_guarantee import guarantee_of_plan, plan_fits
+from pate.artifacts.results import StatedGuarantee
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, ReleaseConflict, SpendNeeded
 from pate.mechanisms import MECHANISMS, Mechanism, Plan
 from pate.mechanisms.charged import votes_digest
@@ -44,6 +46,7 @@ from pate.votes import Votes
 
 _PER_TEACHER = 5  # default noise is the number of teachers over this
 _HOPELESS = 10  # times the teachers: with such noise an answer is chance
+_LEDGER_DELTA = 1e-5  # of a new ledger whose first release is pure: one of log-moments needs some
 _PER_CLASS = 10  # labels of each class that default noise leaves room for
 
 
@@ -60,7 +63,7 @@ def plan_release(
 ) -> tuple[Mechanism, Plan]:
     """Fix the noise and the most that will be asked, from public numbers alone.
 
-    ``mechanism`` is the name of one with one noise ("gnmax", "lnmax"), or one with its settings.
+    ``mechanism`` is the name of one with one noise ("gnmax", "lnmax", "gumbel"), or an object.
     Without ``epsilon`` there is no limit on a mechanism whose noise is given. Without ``queries``
     as many are asked as fit. Without ``noise`` it is the smallest with which ``queries`` fit;
     without ``queries``, a fifth of the teachers, and more only where that leaves fewer than ten
@@ -68,13 +71,13 @@ def plan_release(
 
     Guarantees:
         Nothing here reads a vote, so the caps' guarantee holds whatever is answered
-        (log-moments add up: Abadi et al. 2016, Theorem 2.1).
+        (:func:`pate.accounting.guarantee_of_plan`).
 
     >>> chosen, plan = plan_release(
     ...     "gnmax", epsilon=1.0, delta=1e-5, inputs=1000, teachers=250, classes=2
     ... )
     >>> chosen.sigma, plan.queries, plan.guarantee.epsilon <= 1
-    (50.0, 76, True)
+    (50.0, 118, True)
     """
     check_delta(delta)
     epsilon = None if epsilon is None else check_positive("epsilon", epsilon)
@@ -126,12 +129,14 @@ def _noise(
     assert key is not None
 
     def least(count: int) -> float:
-        return smallest_noise(
-            lambda noise: kind.from_keys({key: noise}).answer_event,
-            count=count,
-            target=epsilon,
-            epsilon=moments_epsilon(delta=delta),
-        )
+        def meets(noise: float) -> bool:
+            answers = Repeated(kind.from_keys({key: noise}).answer_event, count)
+            return plan_fits([answers], epsilon=epsilon, delta=delta)
+
+        found = least_noise(meets)
+        if found is None:
+            raise InvalidInput(f"no noise reaches epsilon {epsilon:g}; raise it, or delta")
+        return found
 
     if queries is not None:
         return least(most)
@@ -140,23 +145,35 @@ def _noise(
 
 
 def _plan(mechanism: Mechanism, most: int, epsilon: float | None, delta: float) -> Plan:
+    """Return the largest caps within ``epsilon``."""
+
     def plan(queries: int) -> Plan:
         events = mechanism.caps(queries=queries, answers=queries)
-        cost = compose(events).guarantee(delta=delta, conversion=Conversion.IMPROVED)
-        return Plan(queries=queries, answers=queries, events=events, guarantee=cost)
+        return Plan(
+            queries=queries,
+            answers=queries,
+            events=events,
+            guarantee=guarantee_of_plan(events, delta=delta),
+        )
 
     if epsilon is None:
         return plan(most)
-    one = plan(1).guarantee.epsilon
-    if one > epsilon:
+
+    def fits(queries: int) -> bool:
+        events = mechanism.caps(queries=queries, answers=queries)
+        return plan_fits(events, epsilon=epsilon, delta=delta)
+
+    if not fits(1):
+        one = plan(1).guarantee.epsilon
         raise BudgetExceeded(
             needed=one,
             spent=0.0,
             budget=epsilon,
-            why=f"one answer of {mechanism!r} costs ε {format_epsilon(one, 6)} at δ {delta:g}, "
+            why=f"one answer of {mechanism!r} costs {format_cost(one, delta)}, "
             f"past epsilon {epsilon:.6g}; raise the noise or epsilon",
         )
-    return plan(largest_count(lambda n: plan(n).guarantee.epsilon <= epsilon, most=most))
+
+    return plan(largest_count(fits, most=most))
 
 
 @contextmanager
@@ -186,8 +203,8 @@ def opened_ledger(
     limited = budget is not None
     terms = Guarantee(
         epsilon=check_positive("budget", budget) if limited else math.inf,
-        delta=plan.guarantee.delta,
-        moment=None if limited else plan.guarantee.moment,
+        delta=plan.guarantee.delta or _LEDGER_DELTA,
+        moment=None if limited else plan.moment,
         neighbours=Neighbours.REPLACE_ONE,
         conversion=Conversion.IMPROVED,
     )
@@ -235,6 +252,7 @@ def aggregate_votes(
     queries: int | None = None,
     budget: float | None = None,
     spend: bool = False,
+    report: Callable[[str], None] | None = None,
 ) -> AggregatedVotes:
     """Release labels from votes that were counted elsewhere, exactly once.
 
@@ -258,6 +276,8 @@ def aggregate_votes(
         The budget of a ledger that is created.
     spend : bool
         Pay again for a release with the same votes and settings, whose labels were lost.
+    report : callable, optional
+        Called with a line on the charge and its ledger, before it is made.
 
     Returns
     -------
@@ -290,7 +310,7 @@ def aggregate_votes(
     ...     ledger=f"{folder.name}/x.ledger", out=f"{folder.name}/labels.npy",
     ... )
     >>> answer.labels, round(answer.guarantee.epsilon, 2)
-    (array([0, 1]), 0.38)
+    (array([0, 1]), 0.32)
     >>> folder.cleanup()
     """
     place = Path(out)
@@ -309,7 +329,9 @@ def aggregate_votes(
     )
     with opened_ledger(ledger, plan, budget=budget) as opened:
         asked = (repr(mechanism), plan.queries, plan.answers)
-        settings = votes_digest(votes, asked, key=secret_key(Path(ledger).with_suffix(".key")))
+        settings = votes_digest(
+            votes.counts, asked, key=secret_key(Path(ledger).with_suffix(".key"))
+        )
         pending, statement = place.with_name(f".{place.name}.pending"), place.with_suffix(".json")
         if not pending.exists() and (place.exists() or statement.exists()):
             return _published(place, statement, settings, opened)
@@ -318,6 +340,8 @@ def aggregate_votes(
             opened.require_room(plan.events)
             if not spend:
                 _require_unpaid(opened, settings)
+            if report is not None:
+                report(str(PlannedCharge.make(opened, plan.events, path=opened.path.absolute())))
             _draw(votes, mechanism, plan, pending, settings)
         return _finish(place, statement, pending, settings, plan, opened, spend=spend, drawn=drawn)
 
@@ -412,13 +436,7 @@ def _published(place: Path, statement: Path, settings: str, ledger: Ledger) -> A
     stated = record["guarantee"]
     return AggregatedVotes(
         labels=np.load(place, allow_pickle=False),
-        guarantee=Guarantee(
-            epsilon=stated["epsilon"],
-            delta=stated["delta"],
-            moment=stated["moment"],
-            neighbours=Neighbours(stated["neighbours"]),
-            conversion=Conversion(stated["conversion"]),
-        ),
+        guarantee=StatedGuarantee.from_json(stated).guarantee,
         release=record["release"],
         drawn=False,
     )

@@ -7,24 +7,31 @@ Each command of ``pate`` is a thin layer over one function of this module. All a
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, final
 
-from pate.accounting import Conversion, Guarantee, Neighbours
+from pate._format import format_delta
+from pate.accounting import Guarantee
 from pate.artifacts.results import Costs, Evaluation, Labels
 from pate.errors import InvalidInput
+from pate.recipes.paths import PluginsSpec
 from pate.recipes.read import as_settings
 
 if TYPE_CHECKING:
+    from pate.audits.results import Audit
+    from pate.dpsgd_runs import FinishedTraining
     from pate.engines import Progress
+    from pate.pipeline.recipe import Recipe
     from pate.pipeline.runner import PipelineRun
     from pate.pipeline.stage import Options
+    from pate.releases.student import ReleasedStudent
     from pate.releases.write import Release
     from pate.studies.compare import Comparison
     from pate.studies.sweep import Sweep
-    from pate.teachers.protocol import Teacher
 
 Settings = Mapping[str, Any] | Sequence[str] | None
 PathLike = str | os.PathLike[str]
@@ -82,10 +89,6 @@ def make_options(
     from pate.engines.files import sweep_leftovers
     from pate.pipeline.stage import Options
 
-    plugins = None if plugin_path is None else Path(plugin_path)
-    if plugins is not None and not plugins.exists():
-        raise InvalidInput(f"there is nothing at --plugin-path {plugins}")
-
     def progress(
         title: str, total: int, done: int, slots: int | None = None, /
     ) -> AbstractContextManager[Progress]:
@@ -98,7 +101,7 @@ def make_options(
         data_root=default_root(None if data_root is None else Path(data_root)),
         root_given=data_root is not None or bool(os.environ.get("PATE_DATA")),
         engine=make_engine(engine),
-        plugin_path=None if plugins is None else plugins.absolute(),
+        plugin_path=PluginsSpec().chosen(None if plugin_path is None else Path(plugin_path)),
         insecure_seed=insecure_seed,
         spend=spend,
         report=report or (print if verbose else lambda text: None),
@@ -109,30 +112,38 @@ def make_options(
 # --- runs -----------------------------------------------------------------------------------------
 
 
+class _InFolder:
+    """The folder and the recipe of a run, whichever method made it."""
+
+    def __init__(self, source: PipelineRun | FinishedTraining) -> None:
+        self._source = source
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self._source.folder
+
+    @property
+    def recipe(self) -> Any:
+        """The recipe, with every default spelt out."""
+        return self._source.recipe
+
+
 @final
-class Run:
+class Run(_InFolder):
     """A run in its folder: what it released, and what that costs.
 
     Returned by :func:`run` and :func:`open_run`. Everything on it is RELEASED.
     """
 
     def __init__(self, pipeline: PipelineRun) -> None:
+        super().__init__(pipeline)
         self.pipeline = pipeline  # for the layers of this package
 
     def __repr__(self) -> str:
         seeded = self.pipeline.options.insecure_seed is not None
         private = ", NOT PRIVATE" if seeded else ""
         return f"<Run of {self.pipeline.recipe.asked} in {self.folder}{private}>"
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the run."""
-        return self.pipeline.folder
-
-    @property
-    def recipe(self) -> Any:
-        """The recipe, with every default spelt out."""
-        return self.pipeline.recipe
 
     @property
     def guarantee(self) -> Guarantee:
@@ -148,15 +159,8 @@ class Run:
         costs = Costs.load(self.pipeline.artifact("account"))
         stated = costs.guarantee
         seeded = "the noise was drawn from a seed: this run is not private"
-        return Guarantee(
-            epsilon=stated.epsilon,
-            delta=stated.delta,
-            moment=stated.moment,
-            neighbours=Neighbours(stated.neighbours),
-            conversion=None if stated.conversion is None else Conversion(stated.conversion),
-            caveats=(*stated.caveats, *([seeded] if costs.seeded else [])),
-            notes=notes,
-        )
+        caveats = (*stated.caveats, *([seeded] if costs.seeded else []))
+        return replace(stated.guarantee, caveats=caveats, notes=notes)
 
     @property
     def labels(self) -> Labels:
@@ -169,20 +173,54 @@ class Run:
         return Evaluation.load(self.pipeline.artifact("evaluate"))
 
     @property
-    def student(self) -> Teacher:
-        """The trained student: ``predict`` returns class numbers."""
-        from pate.teachers.persist import load
+    def student(self) -> ReleasedStudent:
+        """The trained student with its encoder, as :func:`load_student` returns it.
 
-        made, recipe = self.pipeline.artifact("distill"), self.pipeline.recipe
-        return load(
-            made.path,
-            recipe.student.as_model(),
-            classes=int(made.facts["classes"]),
-            seed=recipe.student.seed,
-            plugin_path=self.pipeline.options.plugin_path,
-        )
+        It takes the records of the data set: ``predict`` returns classes by name,
+        ``predict_labels`` their numbers. Of a table it knows the columns by name.
+        """
+        from pate.releases.export import own_student
 
-    def report(self, file: PathLike | None = None, *, private: bool = False) -> Path:
+        return own_student(self.pipeline)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the results of a finished run as plain values: those of ``pate run --json``."""
+        from pate.accounting.ledger.data_ledger import ledger_report
+        from pate.pipeline.ledger import open_ledger
+
+        recipe, labels, guarantee = self.recipe, self.labels, self.guarantee
+        costs = Costs.load(self.pipeline.artifact("account"))
+        with open_ledger(recipe, self.pipeline.options) as ledger:
+            ledgers = ledger_report(ledger)
+        evaluation = self.evaluation
+        return {
+            "format": 1,
+            "folder": str(self.folder),
+            "data": recipe.data.name,
+            "teachers": None if recipe.by_records else recipe.teachers.count,
+            "aggregate": recipe.aggregate.model_dump(mode="json", exclude_none=True),
+            "seeded": costs.seeded,
+            "guarantee": guarantee.as_json() | {"notes": list(guarantee.notes)},
+            "protects": costs.protects,
+            "plan": {"queries": labels.plan.queries, "answers": labels.plan.answers},
+            "asked": len(labels.asked),
+            "answered": len(labels.answered),
+            "kept": len(labels.kept),
+            "labels_right": None if evaluation.labels is None else asdict(evaluation.labels),
+            "student_right": asdict(evaluation.student),
+            "sanitised": None if costs.sanitised is None else costs.sanitised.as_json(),
+            "why_not_sanitised": costs.why_not,
+            "student": str(self.pipeline.artifact("distill").path),
+            "ledger": ledgers,
+        }
+
+    def report(
+        self,
+        file: PathLike | None = None,
+        *,
+        private: bool = False,
+        with_confusion: bool = False,
+    ) -> Path:
         """Write the run as one HTML page and return its path.
 
         Parameters
@@ -191,10 +229,77 @@ class Run:
             By default ``report.html`` in the run's folder.
         private : bool
             Add raw votes and the data-dependent ε: a page that may NOT be published.
+        with_confusion : bool
+            Show errors by class also on test records of your own, whose people are not protected.
         """
         from pate.report.page import write_report
 
-        return write_report(self.pipeline, None if file is None else Path(file), private=private)
+        place = None if file is None else Path(file)
+        return write_report(self.pipeline, place, private=private, with_confusion=with_confusion)
+
+
+@final
+class TrainedRun(_InFolder):
+    """A finished run of ``dpsgd train`` in its folder: the model it released, and what that costs.
+
+    Returned by :func:`open_run`. Everything on it is RELEASED.
+    """
+
+    def __init__(self, training: FinishedTraining) -> None:
+        super().__init__(training)
+        self.training = training  # for the layers of this package
+
+    def __repr__(self) -> str:
+        private = "" if self.training.is_private else ", NOT PRIVATE"
+        return f"<TrainedRun of {self.training.asked} in {self.folder}{private}>"
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The cost of everything the run released, and between whom it holds.
+
+        Its notes state what this ε does not cover: other releases of the data set, a study.
+        """
+        return self.training.guarantee
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The accuracy of the model (``student``) on test records, by class."""
+        return self.training.evaluation
+
+    @property
+    def student(self) -> ReleasedStudent:
+        """The trained model with all that records go through before it, as a :class:`Run` has it.
+
+        ``predict`` returns classes by name, ``predict_labels`` their numbers.
+        """
+        from pate.releases.training import own_model
+
+        return own_model(self.training)
+
+    def report(
+        self,
+        file: PathLike | None = None,
+        *,
+        private: bool = False,
+        with_confusion: bool = False,
+    ) -> Path:
+        """Write the run as one HTML page and return its path: see :meth:`Run.report`.
+
+        There is no ``private`` page: all that is known of a model was paid for.
+        """
+        if private:
+            raise InvalidInput(
+                f"{self.folder} is a run of dpsgd, which has no votes to show: there is no private "
+                "page of it; omit --private"
+            )
+        from pate.report.training import write_training_report
+
+        place = None if file is None else Path(file)
+        return write_training_report(self.training, place, with_confusion=with_confusion)
+
+
+def _asked_of(recipe: Recipe) -> str:
+    return "record votes" if recipe.by_records else f"{recipe.aggregate.queries} queries"
 
 
 def prepare_run(
@@ -202,17 +307,25 @@ def prepare_run(
 ) -> PipelineRun:
     """Return a run that has not been executed; what its folder holds must be in the ledger."""
     from pate.pipeline.recipe import Recipe
-    from pate.pipeline.runner import PipelineRun
+    from pate.pipeline.runner import PipelineRun, with_recorded_noise
     from pate.recipes.read import read_recipe
-    from pate.stages.catalogue import STAGES
+    from pate.stages.catalogue import stages_of
     from pate.stages.exactly_once import require_paid
 
-    name, checked = read_recipe(recipe, as_settings(set), Recipe)
+    name, read = read_recipe(recipe, as_settings(set), Recipe)
+    folder = Path("runs") / name if out is None else Path(out)
+    checked = with_recorded_noise(read, folder)
+    if (found := checked.found_noise) is not None:
+        key, noise = found
+        options.report(
+            f"aggregate.{key} = {noise!r}, found for {_asked_of(checked)} at "
+            f"ε {checked.privacy.epsilon:g}, δ {format_delta(checked.privacy.delta)}"
+        )
     made = PipelineRun(
-        folder=Path("runs") / name if out is None else Path(out),
+        folder=folder,
         recipe=checked,
-        stages=STAGES,
-        options=options.at_root(checked.data_root),
+        stages=stages_of(checked),
+        options=options.with_recipe(data_root=checked.data_root, plugins=checked.plugins),
     )
     if made.recipe.selection is not None:
         from pate.stages.selection import require_made
@@ -220,43 +333,6 @@ def prepare_run(
         require_made(made.recipe, made.store)
     require_paid(made)
     return made
-
-
-def planned_charge(run: PipelineRun) -> str:
-    """Return what the labels of a run would cost, in a sentence; nothing is written.
-
-    Raises
-    ------
-    BudgetExceeded
-        If the run would be refused for it.
-    """
-    import shutil
-    import tempfile
-    from dataclasses import replace
-
-    from pate.accounting.ledger.data_ledger import charge_line, require_no_earlier
-    from pate.accounting.ledger.data_set import sibling_ledger
-    from pate.datasets.loading import load
-    from pate.pipeline.ledger import ledger_of, open_ledger
-
-    recipe, options = run.recipe, run.options
-    path = ledger_of(recipe, options)
-    require_no_earlier(path)
-    if path.exists() and any(each.stage == "aggregate" and each.done for each in run.states()):
-        return f"nothing to charge: the labels in {run.folder} are paid for"
-    data = load(recipe.data, root=options.data_root, plugin_path=options.plugin_path)
-    plan = recipe.plan(inputs=len(data.public.features))
-    with tempfile.TemporaryDirectory() as folder:
-        if not path.exists():  # it is made there, with what the data set's other ledger has
-            options = replace(options, data_root=Path(folder))
-            made, other = ledger_of(recipe, options), sibling_ledger(path)
-            made.parent.mkdir()
-            if other.exists():
-                shutil.copy(other, made.parent)
-        with open_ledger(recipe, options, moment=plan.guarantee.moment) as ledger:
-            relation = recipe.partition.neighbours
-            ledger.require_room(plan.events, records=relation)
-            return charge_line(ledger, plan.events, records=relation, path=path.absolute())
 
 
 def run(
@@ -301,7 +377,7 @@ def run(
     >>> import pate, tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> run = pate.run(
-    ...     "digits", set={"teachers.count": 20, "privacy.sanitise": False}, engine="serial",
+    ...     "digits-teachers", set={"teachers.count": 20}, engine="serial",
     ...     data_root=folder.name, out=folder.name + "/d", insecure_seed=0,
     ... )
     >>> run.guarantee.publishable  # the noise is seeded here, so that the example repeats
@@ -325,8 +401,8 @@ def open_run(
     data_root: PathLike | None = None,
     plugin_path: PathLike | None = None,
     insecure_seed: int | None = None,
-) -> Run:
-    """Open a run by its folder; no stage is run.
+) -> Run | TrainedRun:
+    """Open a run of ``pate run`` or ``dpsgd train`` by its folder; nothing is run.
 
     Parameters
     ----------
@@ -337,18 +413,19 @@ def open_run(
 
     Returns
     -------
-    Run
-        The run.
+    Run or TrainedRun
+        The run; a :class:`TrainedRun` if it is one of ``dpsgd train``. Both have
+        ``folder``, ``recipe``, ``guarantee``, ``evaluation``, ``student`` and ``report()``.
     """
+    from pate.dpsgd_runs import is_dpsgd_run, open_training
     from pate.stages.catalogue import open_run as opened
 
+    root = None if data_root is None else Path(data_root)
+    plugins = None if plugin_path is None else Path(plugin_path)
+    if is_dpsgd_run(Path(folder)):
+        return TrainedRun(open_training(Path(folder), data_root=root, plugin_path=plugins))
     return Run(
-        opened(
-            Path(folder),
-            data_root=None if data_root is None else Path(data_root),
-            plugin_path=None if plugin_path is None else Path(plugin_path),
-            insecure_seed=insecure_seed,
-        )
+        opened(Path(folder), data_root=root, plugin_path=plugins, insecure_seed=insecure_seed)
     )
 
 
@@ -389,8 +466,8 @@ def sweep(
     >>> import pate, tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> swept = pate.sweep(
-    ...     "digits", over={"aggregate.scale": [10.0, 20.0]},
-    ...     set={"teachers.count": 10, "student.params": {"n_estimators": 5}},
+    ...     "digits-teachers", over={"aggregate.scale": [10.0, 20.0]},
+    ...     set={"teachers.count": 10, "aggregate.queries": 20},
     ...     out=folder.name + "/s", engine="serial", data_root=folder.name, insecure_seed=0,
     ... )
     >>> len(swept.rows)
@@ -414,7 +491,7 @@ def compare(
     out: PathLike | None = None,
     **options: Unpack[RunOptions],
 ) -> Comparison:
-    """Compare PATE with DP-SGD on the same data at the same (ε, δ).
+    """Compare PATE, by teachers or record votes, with DP-SGD on the same data at the same (ε, δ).
 
     Parameters
     ----------
@@ -423,7 +500,7 @@ def compare(
     epsilons : sequence of float, optional
         The ε to compare at. By default the recipe's.
     seeds : int, optional
-        Repetitions of either method. By default the recipe's.
+        Repetitions of each method. By default the recipe's.
     set : mapping or sequence of str, optional
         Overrides.
     out : str or path, optional
@@ -449,15 +526,137 @@ def compare(
     )
 
 
+# --- audits ---------------------------------------------------------------------------------------
+
+
+def audit(
+    target: Any,
+    members: Any = None,
+    others: Any = None,
+    *,
+    population: Any = None,
+    fit: Any = None,
+    guarantee: Guarantee | None = None,
+    attacks: Sequence[str] | None = None,
+    records: int | None = None,
+    canaries: int | None = None,
+    shadows: int | None = None,
+    seed: int = 0,
+    data_root: PathLike | None = None,
+    plugin_path: PathLike | None = None,
+    insecure_seed: int | None = None,
+    verbose: bool = False,
+) -> Audit:
+    """Attack a run, or any fitted model, and return how far attacks get. PRIVATE.
+
+    Nothing is charged: models that are trained for an audit are thrown away, and its results are
+    for the owner of the data alone.
+
+    Parameters
+    ----------
+    target : Run, TrainedRun, str, path, or model
+        A finished run of ``pate run`` or ``dpsgd train``, or its folder; or any fitted model: an
+        object with ``predict_proba`` (or ``predict`` alone), or that function.
+    members, others : pair of arrays, optional
+        Of a model: records it was trained on, with labels 0, 1, …, and records of the same
+        population that it was not trained on. A run has its own.
+    population : pair of arrays, optional
+        Of a model: further records it was not trained on, for RMIA.
+    fit : callable or object with ``fit_many``, optional
+        Of a model: its training, ``fit(X, y, seed)`` → ``predict_proba``, for shadow models.
+    guarantee : Guarantee, optional
+        Of a model: the guarantee that it claims.
+    attacks : sequence of str, optional
+        Of a run: which of ``"leave-one-out"``, ``"membership"`` and ``"canaries"``; default all.
+    records : int, optional
+        The most records to leave out, sampled by class; default all.
+    canaries : int, optional
+        The number of canaries; by default as many as suit the run.
+    shadows : int, optional
+        Shadow models for each target, 0 for none; by default 16, where they are affordable.
+    seed : int
+        Seeds samples, coins and throwaway trainings.
+    data_root, plugin_path, insecure_seed
+        As the run was made with.
+    verbose : bool
+        Print parts as they begin, and show progress.
+
+    Returns
+    -------
+    Audit
+        ``findings``, ``verdict``, ``contradictions``, ``realised``; ``write(folder)`` writes the
+        page. For a run nothing is written but what an interrupted audit resumes from.
+
+    Raises
+    ------
+    InvalidInput
+        If a run is not finished, or its private records are not at hand.
+
+    Examples
+    --------
+    >>> import numpy as np, pate
+    >>> from sklearn.tree import DecisionTreeClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> X, y = rng.normal(size=(400, 5)), rng.integers(0, 2, size=400)
+    >>> tree = DecisionTreeClassifier(random_state=0).fit(X[:200], y[:200])
+    >>> found = pate.audit(tree, members=(X[:200], y[:200]), others=(X[200:], y[200:]))
+    >>> found.findings[0].attack, bool(found.findings[0].values["advantage"] > 0.4)
+    ('threshold on the loss', True)
+    """
+    from pate.audits.options import ATTACKS, AuditOptions
+    from pate.audits.run import audit_model, audit_pate, require_run
+    from pate.engines import terminal_progress
+    from pate.untrusted import seeing_records
+
+    def progress(
+        title: str, total: int, done: int, slots: int | None = None, /
+    ) -> AbstractContextManager[Progress]:
+        return terminal_progress(
+            title, total, quiet=not verbose, json_logs=False, done=done, slots=slots
+        )
+
+    options = AuditOptions(
+        attacks=ATTACKS if attacks is None else tuple(attacks),
+        records=records,
+        canaries=canaries,
+        shadows=shadows,
+        seed=seed,
+        report=_to_stderr if verbose else lambda text: None,
+        progress=progress,
+    )
+    if isinstance(target, (str, os.PathLike)):
+        require_run(Path(target))
+        target = open_run(
+            target, data_root=data_root, plugin_path=plugin_path, insecure_seed=insecure_seed
+        )
+    with seeing_records():
+        if isinstance(target, Run):
+            return audit_pate(target.pipeline, options)
+        if isinstance(target, TrainedRun):
+            from pate.audits.training import audit_training
+
+            return audit_training(target.training, options)
+        return audit_model(
+            target, members, others, population=population, fit=fit, guarantee=guarantee,
+            options=options,
+        )  # fmt: skip
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 # --- releases -------------------------------------------------------------------------------------
 
 
 def release(
-    run: Run | PathLike,
+    run: Run | TrainedRun | PathLike,
     out: PathLike,
     *,
     labels: bool = False,
     chosen_beforehand: bool = False,
+    with_confusion: bool = False,
+    column_names: bool = False,
     data_root: PathLike | None = None,
     plugin_path: PathLike | None = None,
 ) -> Release:
@@ -465,8 +664,8 @@ def release(
 
     Parameters
     ----------
-    run : Run, str or path
-        A finished run, or its folder.
+    run : Run, TrainedRun, str or path
+        A finished run of ``pate run`` or ``dpsgd train``, or its folder.
     out : str or path
         The folder to write; new, or empty.
     labels : bool
@@ -475,6 +674,12 @@ def release(
         State on the card that a run of a sweep or comparison was chosen before any of its results
         was seen. Such a run is refused otherwise: whoever chose it by results has spent the cost
         of the whole study.
+    with_confusion : bool
+        Include errors by class on test records of your own, whose people are not protected. Those
+        of named sets, which are public, are always included.
+    column_names : bool
+        Publish the names of a table's columns with the student, so that it takes DataFrames.
+        Otherwise it takes arrays, with the columns in their order.
     data_root, plugin_path : str or path, optional
         As the run was made with. Those of a :class:`Run` are taken from it.
 
@@ -498,6 +703,10 @@ def release(
         folder = run.folder
         data_root = own.data_root if data_root is None else data_root
         plugin_path = own.plugin_path if plugin_path is None else plugin_path
+    elif isinstance(run, TrainedRun):
+        folder = run.folder
+        data_root = run.training.ledger_path.parent.parent if data_root is None else data_root
+        plugin_path = run.training.plugin_path if plugin_path is None else plugin_path
     else:
         folder = run
     return write_release(
@@ -505,6 +714,8 @@ def release(
         Path(out),
         labels=labels,
         chosen_beforehand=chosen_beforehand,
+        with_confusion=with_confusion,
+        column_names=column_names,
         data_root=None if data_root is None else Path(data_root),
         plugin_path=None if plugin_path is None else Path(plugin_path),
     )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pate._format import printable
+from pate._format import format_epsilon, printable
 from pate.devices import is_out_of_memory
 from pate.errors import PateError
 from pate.untrusted import (
@@ -71,6 +74,34 @@ def wide_console(width: int = 110) -> Console:
     from rich.console import Console
 
     return Console(width=None if Console().is_terminal else width, markup=False, highlight=False)
+
+
+def print_json(report: Mapping[str, Any]) -> None:
+    """Print a report for machines: one JSON object, the only line on standard output.
+
+    Each ``epsilon`` is exact; beside it, ``epsilon_printed`` is as people read it, rounded up.
+    """
+    sys.stdout.write(json.dumps(_plain(report), ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value for JSON.
+
+    >>> _plain({"epsilon": 3.18801, "budgets": [math.inf], "at": Path("runs")})
+    {'epsilon': 3.18801, 'epsilon_printed': '3.19', 'budgets': ['inf'], 'at': 'runs'}
+    """
+    if isinstance(value, Mapping):
+        found: dict[str, Any] = {}
+        for key, each in value.items():
+            found[str(key)] = _plain(each)
+            if key == "epsilon" and isinstance(each, (int, float)):
+                found["epsilon_printed"] = format_epsilon(each)
+        return found
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    return str(value) if isinstance(value, Path) else value
 
 
 def set_debugging(wanted: bool) -> None:

@@ -25,6 +25,7 @@ from pate.datasets.table import Table, record_ids
 from pate.engines.progress import terminal_progress
 from pate.errors import InvalidInput, PateError, TeacherError
 from pate.partition import PartitionSpec, partition
+from pate.record_votes import group_names
 from pate.students.spec import NETWORKS
 from pate.teachers.adapters import build, is_sklearn, is_torch_module, make
 from pate.teachers.protocol import Teacher, group_families, predict_many_labels, train_many
@@ -213,13 +214,12 @@ def train_teachers(
     made = Model.of(model, settings)
     records = Records.of(X)
     names, labels = encode_labels(y, classes, records=len(records.array))
-    owners = None if groups is None else _group_names(groups, len(labels))
+    owners = None if groups is None else group_names(groups, len(labels))
     made = records.fitting(made)
     seed = secrets.randbits(32) if random_state is None else int(random_state)
     spec = PartitionSpec(
-        by="record" if owners is None else "group",
         key=secrets.token_hex(32) if random_state is None else f"random state {seed}",
-    )
+    ).settled(grouped=owners is not None)
     shards = partition(_ids(records.array, labels), teachers=teachers, spec=spec, groups=owners)
     own = TeachersSpec(count=teachers, model="ridge", seed=seed)  # for the seeds alone
     seeds = tuple(seed_for(own, number) for number in range(own.count))
@@ -462,21 +462,6 @@ def encode_labels(
             "a label is not among the given classes; add it to classes=, or remove those records"
         )
     return names, places.astype(np.int64)
-
-
-def _group_names(groups: Any, records: int) -> list[str]:
-    """Return the owners' names, each by its own value: 1 and 1.0 are one owner."""
-    owners = groups.tolist() if hasattr(groups, "tolist") else list(groups)
-    if len(owners) != records or any(isinstance(each, list) for each in owners):
-        raise InvalidInput(
-            f"groups hold {len(owners)} entries for {records} records; give one for each record"
-        )
-    if any(each is None or each != each for each in owners):
-        raise InvalidInput("groups have missing values; give each record its owner")
-    return [
-        f"{each:.17g}" if isinstance(each, (int, float, np.number)) else str(each)
-        for each in owners
-    ]
 
 
 def _ids(array: NDArray[Any], labels: NDArray[np.int64]) -> list[str]:

@@ -2,6 +2,7 @@
 
 PateError
 ├── InvalidInput        a value, a file or an option that breaks a stated rule
+│   └── MissingFile         a file that a recipe names is not there
 ├── UnsupportedEvent    an event the chosen accountant has no theorem for
 ├── ConditionsFail      a theorem's conditions do not hold, so its number is not given
 ├── StoreError          a file or artifact is missing, damaged, or cannot be read or written
@@ -27,6 +28,10 @@ class PateError(Exception):
 
 class InvalidInput(PateError, ValueError):
     """A value, a file or an option breaks a stated rule."""
+
+
+class MissingFile(InvalidInput):
+    """A file that a recipe names is not there."""
 
 
 class UnsupportedEvent(PateError, TypeError):
@@ -83,8 +88,8 @@ class BudgetExceeded(LedgerError):
     def excess(self) -> str:
         """The values in words, to follow "would"."""
         return (
-            f"bring ε to {format_epsilon(self.needed, 6)}, past the budget of {self.budget:.6g} "
-            f"(spent {format_epsilon(self.spent, 6)}, left {format_remaining(self.left, 6)})"
+            f"bring ε to {format_epsilon(self.needed)}, past the budget of {self.budget:.6g} "
+            f"(spent {format_epsilon(self.spent)}, left {format_remaining(self.left)})"
         )
 
     def with_reason(self, why: str) -> BudgetExceeded:

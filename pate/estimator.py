@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -19,9 +19,11 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from pate._format import format_epsilon
-from pate.accounting import Neighbours
+from pate._format import describe_neighbours, format_cost
+from pate.accounting import Guarantee, Neighbours
 from pate.aggregation import opened_ledger, plan_release
+from pate.datasets.roles import shared_rows
+from pate.datasets.table import Table
 from pate.ensemble import (
     Model,
     Records,
@@ -32,8 +34,10 @@ from pate.ensemble import (
     vote,
 )
 from pate.errors import InvalidInput
-from pate.mechanisms import Mechanism
+from pate.mechanisms import COUNT_MECHANISMS, BaseMechanism, CountMechanism, Mechanism, plan_table
 from pate.randomness import Randomness
+from pate.record_votes import column_name, count_record_votes, make_cells, unnamed_group
+from pate.students.count_smoothing import smooth_counts
 from pate.students.spec import StudentSpec
 from pate.students.train import METHODS, StudentData, train_student
 from pate.teachers.protocol import predict_labels, probabilities
@@ -49,6 +53,21 @@ _NO_LEDGER = (
 _CLASSES_FROM_Y = (
     "the set of classes was read from the private labels; name all classes with classes="
 )
+
+
+def _shared(records: Records, inputs: Records) -> int:
+    """Return how many public inputs equal a private record; a gap equals another."""
+    private, public = np.asarray(records), np.asarray(inputs)
+    if all(each.dtype.kind in "biuf" for each in (private, public)):
+        tables = (Table(features=each, labels=None) for each in (private, public))
+        return shared_rows(*tables)
+
+    def rows(values: NDArray[Any]) -> Iterator[tuple[Any, ...]]:
+        flat = values.reshape(len(values), -1).tolist()
+        return (tuple(None if cell != cell else cell for cell in row) for row in flat)  # NaN
+
+    known = set(rows(private))
+    return sum(row in known for row in rows(public))
 
 
 def _standard_student() -> Any:
@@ -71,6 +90,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     student, the labels and the guarantee are kept: they may be published. Teachers and votes are
     dropped.
 
+    With ``votes="records"`` there are no teachers: every record votes for its own class at the
+    public inputs nearest to it, and the table of these votes is released once, with noise on every
+    count. That is pure differential privacy (δ = 0), and better where near records share a class.
+
     The plan (noise, and the most queries) is fixed from public numbers before any vote is counted.
     The guarantee is the one of the plan, so it does not depend on the data, and holds for one
     record added or removed (with ``groups``: for all records of one person).
@@ -82,21 +105,33 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     teacher : str, class, callable, estimator or torch.nn.Module, default="ridge"
         The teachers' model: "ridge", "logistic", an import name "module:attr", a class or factory,
         or an object, of which every teacher trains its own copy.
-    mechanism : {"gnmax", "lnmax"} or Mechanism, default="gnmax"
-        How votes become labels: Gaussian or Laplace noisy-max, or an object such as
-        ``pate.ConfidentGnmax(threshold=…, sigma1=…, sigma2=…)``.
+    mechanism : str, Mechanism or CountMechanism, optional
+        How votes become labels: "gnmax" (the default), "lnmax" or "gumbel", Gaussian, Laplace or
+        Gumbel noisy-max, or an object such as
+        ``pate.ConfidentGnmax(threshold=…, sigma1=…, sigma2=…)``. With ``votes="records"``:
+        "laplace-counts" (the default) or "gaussian-counts", or an object of these.
     epsilon : float or None, default=1.0
         What one call of ``fit`` may cost. None sets no limit where the noise is given.
     delta : float, default=1e-5
-        δ of the guarantee: well below one over the number of records.
+        δ of the guarantee: well below one over the number of records. That of "laplace-counts" is
+        0, whatever is given here.
     student : str, class, callable, estimator or torch.nn.Module, default="self-training"
         A method ("supervised", "self-training", "fixmatch", "mixmatch", "gan") with its standard
         model, or a model, which is fitted to the released labels.
+    votes : {"teachers", "records"}, default="teachers"
+        Who votes on the public inputs.
+    cells : int, optional
+        Clusters of public inputs at which records vote; by default at every public input.
+    reach : int, default=1
+        Nearest cells among which a record splits its one vote. Nearness is the Euclidean distance
+        of features as they are given: scale them first.
+    per_user : int, default=1
+        With ``groups`` and ``votes="records"``, the most records of a person that vote.
     queries : int, optional
         The most public inputs to ask about. By default as many as the noise allows.
     noise : float, optional
-        σ ("gnmax") or scale ("lnmax") in votes. By default the least noise with which ``queries``
-        fit ``epsilon``; without ``queries`` a fifth of the teachers.
+        σ ("gnmax", "gaussian-counts") or scale (the others) in votes. By default the least noise
+        with which ``queries`` fit ``epsilon``; without ``queries`` a fifth of the teachers.
     classes : array-like, optional
         All labels that exist. By default those in ``y``; the guarantee then carries a caveat and
         is not publishable, because one record can add a class.
@@ -127,12 +162,14 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The released labels.
     labelled_ : ndarray of shape (n_labels,)
         The rows of ``public`` that they belong to.
-    mechanism_ : Mechanism
+    mechanism_ : Mechanism or CountMechanism
         The mechanism with the noise that was used.
     plan_ : Plan
         The most queries and answers, fixed before votes were counted.
     student_ : object
         The trained student; it predicts places in ``classes_``.
+    table_ : NoisedCounts
+        With ``votes="records"``, the noised counts; they may be published and used again.
     protects_ : str
         In words, between which data sets the guarantee holds.
     n_features_in_ : int
@@ -162,11 +199,15 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         teachers: int = 250,
         teacher: Any = "ridge",
-        mechanism: str | Mechanism = "gnmax",
+        mechanism: str | Mechanism | CountMechanism | None = None,
         epsilon: float | None = 1.0,
         delta: float = 1e-5,
         student: Any = "self-training",
         *,
+        votes: str = "teachers",
+        cells: int | None = None,
+        reach: int = 1,
+        per_user: int = 1,
         queries: int | None = None,
         noise: float | None = None,
         classes: Any = None,
@@ -184,6 +225,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.epsilon = epsilon
         self.delta = delta
         self.student = student
+        self.votes = votes
+        self.cells = cells
+        self.reach = reach
+        self.per_user = per_user
         self.queries = queries
         self.noise = noise
         self.classes = classes
@@ -202,6 +247,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         public: Any = None,
         groups: Any = None,
         ledger: str | os.PathLike[str] | Ledger | None = None,
+        accept_overlap: bool = False,
     ) -> Self:
         """Train teachers on private records, release labels of public inputs, train the student.
 
@@ -214,10 +260,15 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         public : array-like of shape (n_inputs, n_features) or DataFrame
             Public inputs without labels. Required.
         groups : array-like of shape (n_records,), optional
-            The person each record belongs to; the guarantee then protects persons.
+            The person each record belongs to; the guarantee then protects persons. Releases in a
+            ledger add up for the same persons where this is a Series of the same name.
         ledger : str, path or Ledger, optional
             The ledger of the private data set. It is charged before noise is drawn, and a charge
             past its budget is refused. A file that does not exist is created without a budget.
+        accept_overlap : bool, default=False
+            Take public inputs that equal private records. They are refused otherwise: nobody in a
+            public input is protected. Set it where equal rows are different people, as in tables of
+            few values.
 
         Returns
         -------
@@ -227,7 +278,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Raises
         ------
         InvalidInput
-            If an argument breaks a rule, such as a missing ``public``.
+            If an argument breaks a rule, such as a missing ``public``, or if public inputs are
+            among the private records. That message has their number, a fact about private records.
         BudgetExceeded
             If ``epsilon`` does not cover one answer, or the ledger's budget does not cover the
             plan. Nothing is charged then.
@@ -252,6 +304,16 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise InvalidInput(
                 "a column holds numbers in X or in public only; give each column one type in both"
             )
+        if not accept_overlap and (shared := _shared(records, inputs)):
+            raise InvalidInput(
+                f"{shared} of {len(inputs)} public inputs are among the private records too; "
+                "remove them there, or, if equal rows are different people, give "
+                "accept_overlap=True"
+            )
+        if self.votes not in ("teachers", "records"):
+            raise InvalidInput(f"votes is {self.votes!r}; it is 'teachers' or 'records'")
+        if self.votes == "records":
+            return self._fit_by_records(records, y, inputs, names, groups, ledger)
         if isinstance(self.teachers, int | np.integer) and self.teachers > len(y):
             warnings.warn(
                 f"{self.teachers} teachers are more than the records: most have one record or "
@@ -261,7 +323,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         student, spec = self._student(records, inputs, seed)
         mechanism, plan = plan_release(
-            self.mechanism,
+            "gnmax" if self.mechanism is None else self.mechanism,  # type: ignore[arg-type]
             epsilon=self.epsilon,
             delta=self.delta,
             inputs=len(inputs),
@@ -298,18 +360,18 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if ledger is not None:
             with opened_ledger(ledger, plan) as opened:
                 release = f"labels {secrets.token_hex(12)}"
-                opened.charge(plan.events, release=release, records=ensemble.neighbours)
+                opened.charge(
+                    plan.events,
+                    release=release,
+                    records=ensemble.neighbours,
+                    group=_column(groups, release),
+                )
         drawn = mechanism.release(votes, rng=randomness.generator, most_answers=plan.answers)
         self.classes_, self.protects_ = names, ensemble.protects
-        self.mechanism_, self.plan_ = mechanism, plan
-        self.guarantee_ = replace(
-            plan.guarantee,
-            neighbours=ensemble.neighbours,
-            caveats=(
-                *(() if randomness.secure else (_SEEDED,)),
-                *(() if self.classes is not None else (_CLASSES_FROM_Y,)),
-            ),
-            notes=(_NO_LEDGER,) if ledger is None else (),
+        self.mechanism_: BaseMechanism = mechanism
+        self.plan_ = plan
+        self.guarantee_ = self._stated(
+            replace(plan.guarantee, neighbours=ensemble.neighbours), randomness, ledger
         )
         self.labels_, self.labelled_ = names[drawn.labels], rows[drawn.answered]
         if not len(drawn.labels):
@@ -325,6 +387,111 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         self.student_ = train_student(spec, data, factory=student.factory)
         return self
+
+    def _stated(self, guarantee: Guarantee, randomness: Randomness, ledger: Any) -> Guarantee:
+        """Return the guarantee with what limits it, and what to read with it."""
+        return replace(
+            guarantee,
+            caveats=(
+                *(() if randomness.secure else (_SEEDED,)),
+                *(() if self.classes is not None else (_CLASSES_FROM_Y,)),
+            ),
+            notes=(_NO_LEDGER,) if ledger is None else (),
+        )
+
+    def _fit_by_records(
+        self,
+        records: Any,
+        y: NDArray[Any],
+        inputs: Any,
+        names: NDArray[Any],
+        groups: Any,
+        ledger: str | os.PathLike[str] | Ledger | None,
+    ) -> Self:
+        """Fit where every record votes itself."""
+        points, public = (Records.of(each).array for each in (records, inputs))
+        if points.dtype.kind != "f" or public.dtype.kind != "f":
+            raise InvalidInput(
+                "a column does not hold numbers, and records vote by the distance of features; "
+                "encode it, or leave it out"
+            )
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        student, spec = self._student(records, inputs, seed)
+        per_user = None if groups is None else self.per_user
+        mechanism = self._count_mechanism(per_user)
+        plan = plan_table(
+            mechanism,
+            epsilon=self.epsilon,
+            delta=0.0 if mechanism.pure else self.delta,
+            inputs=len(public),
+            reach=self.reach,
+            per_user=per_user,
+        )
+        cells = make_cells(public, cells=self.cells, seed=seed)
+        _, labels = encode_labels(y, self.classes, records=len(y))
+        votes = count_record_votes(
+            points,
+            labels,
+            cells=cells,
+            classes=len(names),
+            reach=self.reach,
+            groups=groups,
+            per_user=self.per_user,
+        )
+        randomness = Randomness.open(insecure_seed=self.insecure_seed)
+        if ledger is not None:
+            with opened_ledger(ledger, plan) as opened:
+                release = f"table {secrets.token_hex(12)}"
+                opened.charge(
+                    plan.events,
+                    release=release,
+                    records=votes.neighbours,
+                    group=_column(groups, release),
+                )
+        self.table_ = mechanism.release(votes, rng=randomness.generator).table
+        soft = smooth_counts(
+            self.table_.counts,
+            units=self.table_.units,
+            features=public,
+            cells=cells.members,
+            variance=self.table_.variance,
+        )
+        self.classes_, self.protects_ = names, describe_neighbours(votes.neighbours)
+        self.mechanism_, self.plan_ = mechanism, plan
+        self.guarantee_ = self._stated(plan.guarantee, randomness, ledger)
+        self.labels_, self.labelled_ = names[soft.labels], np.arange(len(public))
+        data = StudentData(
+            inputs=np.asarray(inputs),
+            rows=self.labelled_,
+            labels=soft.labels,
+            classes=len(names),
+            soft=soft.probabilities,
+            weights=soft.confidence,
+        )
+        self.student_ = train_student(spec, data, factory=student.factory)
+        return self
+
+    def _count_mechanism(self, per_user: int | None) -> CountMechanism:
+        """Return the mechanism of a table, with the noise that is given or fits ``epsilon``."""
+        if isinstance(self.mechanism, CountMechanism):
+            if self.noise is not None:
+                raise InvalidInput("the mechanism has its own noise; leave noise= out")
+            return self.mechanism
+        name = "laplace-counts" if self.mechanism is None else self.mechanism
+        kind = COUNT_MECHANISMS.get(name) if isinstance(name, str) else None
+        if kind is None:
+            known = ", ".join(map(repr, COUNT_MECHANISMS))
+            raise InvalidInput(f"mechanism is {name!r}; with votes='records' it is one of {known}")
+        if self.queries is not None:
+            raise InvalidInput("votes='records' labels all public inputs; leave queries= out")
+        noise = self.noise
+        if noise is None:
+            if self.epsilon is None:
+                raise InvalidInput("give epsilon=, or noise=, which decides it")
+            noise = kind.least_noise(
+                epsilon=self.epsilon, delta=self.delta, reach=self.reach, per_user=per_user
+            )
+        return kind.from_keys({str(kind.calibrated): noise})
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Predict labels with the student.
@@ -457,6 +624,11 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return made, spec
 
 
+def _column(groups: Any, release: str) -> str | None:
+    """Return the column of whose groups a release protects all records, for its charge."""
+    return None if groups is None else column_name(groups) or unnamed_group(release)
+
+
 def _kinds(frame: Any) -> list[bool]:
     """Return which columns hold numbers. Column types are the schema of a table, and public."""
     return [is_number(kind) for kind in frame.dtypes]
@@ -472,15 +644,25 @@ def _page(clf: PATEClassifier) -> str:
     from pate.report.templates import template
 
     plan = clf.plan_
-    rows = [
+    voters = [
         ("Teachers", f"{clf.teachers} × {Model.of(clf.teacher, clf.teacher_params).name}"),
-        ("Mechanism", repr(clf.mechanism_)),
         ("Plan", f"at most {plan.queries} queries and {plan.answers} answers"),
+    ]
+    if clf.votes == "records":
+        cells, classes = clf.table_.counts.shape
+        voters = [
+            ("Votes", "one of every private record, at the nearest public inputs"),
+            ("Plan", f"one table of {cells} × {classes} noised counts"),
+        ]
+    rows = [
+        voters[0],
+        ("Mechanism", repr(clf.mechanism_)),
+        voters[1],
         ("Student", clf.student if isinstance(clf.student, str) else Model.of(clf.student).name),
     ]
     return template("pate.report", "classifier.html.j2").render(
         guarantee=clf.guarantee_,
-        epsilon=format_epsilon(clf.guarantee_.epsilon),
+        cost=format_cost(clf.guarantee_.epsilon, clf.guarantee_.delta),
         protects=clf.protects_,
         rows=rows,
         counts=[(name, int((clf.labels_ == name).sum())) for name in clf.classes_],

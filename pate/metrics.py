@@ -24,6 +24,21 @@ class Share:
         """Return the share that the stage ``evaluate`` recorded."""
         return cls(**{name: recorded[name] for name in cls.__slots__})
 
+    @classmethod
+    def counted(cls, right: int, records: int) -> Self:
+        """Return the share of right ones among records, with its interval (Wilson 1927).
+
+        >>> Share.counted(90, 100).accuracy
+        0.9
+        """
+        low, high = wilson(right, records)
+        return cls(accuracy=right / records, low=low, high=high, records=records)
+
+
+def no_better(low: float, majority: float) -> bool:
+    """Return whether an accuracy with this lower end does not beat always predicting one class."""
+    return low <= majority
+
 
 def wilson(right: float, records: int) -> tuple[float, float]:
     """Return the 95 % interval of a share (Wilson 1927); ``right`` may be a mean of counts.

@@ -13,6 +13,7 @@ A shuffled equal split assigns a record by its place in the data. It is valid on
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -22,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pate.accounting import Neighbours
 from pate.errors import InvalidInput
+from pate.record_votes import capped
 
 
 class PartitionSpec(BaseModel):
@@ -34,9 +36,10 @@ class PartitionSpec(BaseModel):
         description="By a keyed hash of the record's id, which protects a record added or removed; "
         "or a shuffled equal split, which protects a record replaced.",
     )
-    by: Literal["record", "group"] = Field(
-        default="record",
-        description="Protect single records, or all records of a group: they go to one teacher.",
+    by: Literal["record", "group"] | None = Field(
+        default=None,
+        description="Protect single records, or all records of a group: they go to one teacher. "
+        "Default: groups where `data.group` names them, else records.",
     )
     key: str = Field(
         default="pate", min_length=1, description="Key of the hash or the shuffle; public."
@@ -44,11 +47,26 @@ class PartitionSpec(BaseModel):
 
     @model_validator(mode="after")
     def _users_keep_their_teacher(self) -> Self:
+        return self._hashed_users()
+
+    def _hashed_users(self) -> Self:
         if self.method == "shuffle" and self.by == "group":
             raise ValueError(
-                'by = "group" needs method = "hash": a shuffle of users would move others along'
+                'by = "group", which data.group implies, needs method = "hash": a shuffle of users '
+                'would move others along; to protect single records only, set by = "record"'
             )
         return self
+
+    def settled(self, *, grouped: bool) -> Self:
+        """Return the section with ``by`` decided: where data have groups, groups are protected.
+
+        >>> [PartitionSpec(by=by).settled(grouped=True).by for by in (None, "record")]
+        ['group', 'record']
+        """
+        if self.by is not None:
+            return self
+        by = "group" if grouped else "record"
+        return self.model_copy(update={"by": by})._hashed_users()
 
     @property
     def neighbours(self) -> Neighbours:
@@ -99,6 +117,7 @@ def partition(
     >>> sorted(shards.order.tolist()) == list(range(100))
     True
     """
+    spec = spec.settled(grouped=groups is not None)
     if spec.method == "shuffle" and teachers > len(ids):  # their number is public there
         raise InvalidInput(
             f"{teachers} teachers are more than the private records; lower teachers.count"
@@ -112,6 +131,47 @@ def partition(
     sizes = np.bincount(assigned, minlength=teachers)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return Shards(order=order.astype(np.int64), offsets=offsets)
+
+
+RECORD_SHARDS = 32  # of records that vote themselves: they only share the work
+PLACES = 256  # of records in a batch of the encoder
+# A record's name by its content, with the number of a copy (pate.datasets.table.record_ids).
+_COPY = re.compile(r"([0-9a-f]{64})-[0-9]+")
+
+
+def record_shards(
+    ids: list[str],
+    *,
+    spec: PartitionSpec,
+    groups: list[str] | None = None,
+    per_user: int | None = None,
+) -> tuple[Shards, NDArray[np.int64]]:
+    """Split records that vote themselves, and give each a place in its batch, in the same order.
+
+    With ``per_user`` only so many records of each group are in a shard: the first ones by a keyed
+    hash of their ids. Exact copies may share an id.
+
+    Guarantees:
+        Shard, place and, within a group, whether a record votes are functions of the key and of the
+        ids of its group alone: other records influence none of them. The number of a copy is left
+        out of a name by content: it would follow from other people's equal records.
+    """
+    ids = [_COPY.sub(r"\1", name) if _COPY.fullmatch(name) else name for name in ids]
+    spec = spec.settled(grouped=groups is not None)
+    owners = groups if spec.by == "group" else None
+    if spec.by == "group" and owners is None:
+        raise InvalidInput("partition.by is group, and the data has no group column")
+    shards = partition(ids, teachers=RECORD_SHARDS, spec=spec, groups=groups)
+    if owners is not None and per_user is not None:
+        voting = np.zeros(len(ids), dtype=bool)
+        voting[capped(_hashed(ids, f"{spec.key}/order"), owners, per_user)] = True
+        kept = voting[shards.order]
+        owner = np.repeat(np.arange(shards.count), shards.sizes())[kept]
+        sizes = np.bincount(owner, minlength=shards.count)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        shards = Shards(order=shards.order[kept], offsets=offsets)
+    places = (_hashed(ids, f"{spec.key}/place") % np.uint64(PLACES)).astype(np.int64)
+    return shards, places[shards.order]
 
 
 Assigned = tuple[NDArray[np.int64], NDArray[Any]]  # each record's teacher, and its turn there

@@ -5,22 +5,28 @@ Noise that can be predicted can be subtracted again, so a statistical generator 
 
 Floating point: Laplace and Gaussian noise in doubles is not the noise of the theorems to the last
 bit, and the least significant bits of a *published* noised number can give the number away
-(Mironov 2012). No mechanism of :mod:`pate.mechanisms` publishes one; code that does documents its
-countermeasure. What leaves a voting mechanism is which class was largest and whether a threshold
-was passed, which depend on those bits with a probability around 2⁻⁵⁰; the far tails that doubles
-cannot reach (Laplace noise ends at some 37 scales) weigh about as little. Both vanish beside any δ
-in use. Counts are whole numbers, and a tie after noise has a probability of the same order.
+(Mironov 2012). Noised counts of record votes are published: their noise is drawn in whole numbers
+(:func:`discrete_laplace`, :func:`discrete_gaussian`). Other code that publishes a noised number
+documents its countermeasure. What leaves a voting mechanism is which class was largest and whether
+a threshold was passed, which depend on those bits with a probability of about 2⁻⁵² times the
+largest count over the noise; the far tails that doubles cannot reach (Laplace noise ends at some 37
+scales) weigh about as little. Both vanish beside any δ in use. Counts are whole numbers, and a tie
+after noise has a probability of the same order.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Self, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pate._validate import check_whole
+from pate.errors import InvalidInput
 
 _KEY_BYTES = 32
 _ROUNDS = 20
@@ -57,6 +63,182 @@ def insecure_generator(seed: int) -> np.random.Generator:
     np.True_
     """
     return np.random.default_rng(check_whole("the insecure seed", seed, most=None))
+
+
+def bernoulli_exp(
+    numerators: NDArray[np.int64], denominator: int, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Return True with the exact chance e^{−numerator/denominator}, by whole random numbers alone.
+
+    Guarantees:
+        Canonne, Kamath & Steinke 2020, Algorithm 1. For γ ≤ 1 the first k at which a coin of chance
+        γ/k falls on tails is odd with chance Σ (−γ)^k/k! = e^{−γ}; a larger γ is split into ones
+        and a rest. ``Generator.integers`` is uniform (it rejects what would bias it).
+
+    >>> drawn = bernoulli_exp(np.full(100_000, 2), 3, insecure_generator(0))
+    >>> round(float(drawn.mean()), 2), round(float(np.exp(-2 / 3)), 2)
+    (0.51, 0.51)
+    """
+    ones, rest = np.divmod(numerators, denominator)
+    held = _bernoulli_exp_to_one(rest, denominator, rng)
+    while (going := np.flatnonzero(held & (ones > 0))).size:
+        held[going] = _bernoulli_exp_to_one(np.ones_like(going), 1, rng)
+        ones[going] -= 1
+    return held
+
+
+def _bernoulli_exp_to_one(
+    numerators: NDArray[np.int64], denominator: int, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    odd = np.zeros(len(numerators), dtype=bool)
+    going, k = np.arange(len(numerators)), 1
+    while going.size:
+        heads = rng.integers(k * denominator, size=going.size) < numerators[going]
+        odd[going[~heads]] = k % 2 == 1
+        going, k = going[heads], k + 1
+    return odd
+
+
+def discrete_laplace(
+    scale: Fraction, shape: tuple[int, ...], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return whole numbers z with chances in exact proportion to e^{−|z|/scale}.
+
+    Parameters
+    ----------
+    scale
+        The b of the noise: a ratio of whole numbers above zero, both below 2⁵⁰.
+    shape
+        The shape of the array of independent draws.
+    rng
+        The source of randomness; whole numbers alone are drawn from it.
+
+    Guarantees:
+        Canonne, Kamath & Steinke 2020, Algorithm 2 with s/t = 1/scale: exact, but for the far tail
+        beyond 2⁶² (a chance below e^{−2¹²}), where 64 bits end.
+
+    >>> drawn = discrete_laplace(Fraction(3, 2), (100_000,), insecure_generator(0))
+    >>> p = float(np.exp(-2 / 3))
+    >>> round(float(drawn.var()), 1), round(2 * p / (1 - p) ** 2, 1)
+    (4.3, 4.3)
+    """
+    t, s = _ratio(scale)
+    if max(t, s) >= _LARGEST_TERM:
+        raise InvalidInput(f"the scale is {scale}; round it by representable_scale")
+    draws = np.zeros(int(np.prod(shape)), dtype=np.int64)
+    going = np.arange(draws.size)
+    while going.size:
+        low = rng.integers(t, size=going.size)
+        size = low + t * _geometric(going.size, rng)
+        negative = rng.integers(2, size=going.size).astype(bool)
+        whole = size // s
+        kept = bernoulli_exp(low, t, rng) & ~(negative & (whole == 0))
+        draws[going[kept]] = np.where(negative, -whole, whole)[kept]
+        going = going[~kept]
+    return draws.reshape(shape)
+
+
+def discrete_gaussian(
+    variance: Fraction, shape: tuple[int, ...], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return whole numbers z with chances in exact proportion to e^{−z²/(2·variance)}.
+
+    Parameters
+    ----------
+    variance
+        The σ² of the noise: a ratio that :func:`representable_variance` returns.
+    shape
+        The shape of the array of independent draws.
+    rng
+        The source of randomness; whole numbers alone are drawn from it.
+
+    Guarantees:
+        Canonne, Kamath & Steinke 2020, Algorithm 3: a discrete Laplace draw y of scale
+        t = ⌊σ⌋ + 1 is kept with the exact chance e^{−(|y| − σ²/t)²/(2σ²)}. Where |y| is beyond
+        64·t, proposed with a chance below e^{−63}, it is never kept: its chance is below e^{−1000}.
+
+    >>> drawn = discrete_gaussian(Fraction(9, 4), (100_000,), insecure_generator(0))
+    >>> round(float(drawn.var()), 1)
+    2.3
+    """
+    a, b = _ratio(variance)
+    if representable_variance(variance) != variance:
+        raise InvalidInput(f"the variance is {variance}; round it by representable_variance")
+    t = math.isqrt(a // b) + 1
+    if variance >= _LARGE_VARIANCE:  # of a whole σ, which is as good a t
+        t, a, b = t - 1, t - 1, 1
+        part, whole = 1, 2 * t * t  # (|y| − σ)²/(2σ²)
+    else:
+        part, whole = t * b, 2 * a * b * t * t  # (|y|·t·b − a)²/(2abt²), in 63 bits
+    draws = np.zeros(int(np.prod(shape)), dtype=np.int64)
+    going = np.arange(draws.size)
+    while going.size:
+        y = discrete_laplace(Fraction(t), (going.size,), rng)
+        near = np.minimum(np.abs(y), 64 * t)
+        kept = bernoulli_exp((near * part - a) ** 2, whole, rng)
+        kept &= np.abs(y) <= 64 * t
+        draws[going[kept]] = y[kept]
+        going = going[~kept]
+    return draws.reshape(shape)
+
+
+def representable_scale(scale: float | Fraction) -> Fraction:
+    """Return the next scale, never below, whose ratio :func:`discrete_laplace` can take.
+
+    A multiple of 2⁻²⁰, or of 2⁻³⁸ below one; above 2³⁰ a coarser one, of which there are 2⁵⁰.
+
+    >>> representable_scale(2.5), float(representable_scale(0.1)) >= 0.1
+    (Fraction(5, 2), True)
+    """
+    exact = Fraction(scale)
+    unit = 1 << (20 if exact >= 1 else 38)
+    while unit > 1 and math.ceil(exact * unit) >= _LARGEST_TERM:
+        unit //= 2
+    rounded = Fraction(math.ceil(exact * unit), unit)
+    if rounded >= _LARGEST_TERM:
+        raise InvalidInput(f"the scale of the noise is {float(exact):g} units; it is below 2⁵⁰")
+    return rounded
+
+
+def representable_variance(variance: float | Fraction) -> Fraction:
+    """Return the next variance, never below, whose ratio :func:`discrete_gaussian` can take.
+
+    Below 2²² a multiple of a power of two, of at least 2⁻²⁴, that leaves 21 bits; above it the
+    square of a whole σ, up to 2²⁵.
+
+    >>> representable_variance(2.25), representable_variance(10.0**8 + 1)
+    (Fraction(9, 4), Fraction(100020001, 1))
+    """
+    exact = Fraction(variance)
+    if exact >= _LARGE_VARIANCE:
+        root = math.isqrt(math.ceil(exact) - 1) + 1
+        if root > _LARGEST_SIGMA:
+            raise InvalidInput(f"σ of the noise is {root:g} units; it must be at most 2²⁵")
+        return Fraction(root * root)
+    unit = 1
+    while exact * unit * 2 < _LARGE_VARIANCE and unit < _FINEST:
+        unit *= 2
+    return Fraction(math.ceil(exact * unit), unit)
+
+
+_LARGEST_TERM = 1 << 50  # of a ratio: 2¹² times it is a whole number of 64 bits
+_LARGE_VARIANCE, _FINEST, _LARGEST_SIGMA = 1 << 22, 1 << 24, 1 << 25
+
+
+def _geometric(count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return how often a coin of chance 1/e falls on heads before it first falls on tails."""
+    heads = np.zeros(count, dtype=np.int64)
+    going = np.arange(count)
+    while going.size:
+        going = going[_bernoulli_exp_to_one(np.ones_like(going), 1, rng)]
+        heads[going] += 1
+    return heads
+
+
+def _ratio(value: Fraction) -> tuple[int, int]:
+    if not isinstance(value, Fraction) or value <= 0:
+        raise InvalidInput(f"the noise is {value!r}; it must be a ratio above zero")
+    return value.numerator, value.denominator
 
 
 @final

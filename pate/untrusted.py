@@ -17,7 +17,8 @@ import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
@@ -39,6 +40,19 @@ class ProcessExit(BaseException):
     """``os._exit`` was called in a command, which would end as if it had succeeded."""
 
 
+_SEES_RECORDS = ContextVar("_SEES_RECORDS", default=False)
+
+
+@contextmanager
+def seeing_records() -> Iterator[None]:
+    """Take every call of the user's code as private: an audit asks models about private records."""
+    before = _SEES_RECORDS.set(True)
+    try:
+        yield
+    finally:
+        _SEES_RECORDS.reset(before)
+
+
 def run_untrusted(
     name: str,
     call: Callable[[], Any],
@@ -51,7 +65,8 @@ def run_untrusted(
     """Call the user's code: drop its output, and turn an exception into one sentence of ``error``.
 
     The sentence begins with ``name`` and ends with ``advice``. ``private`` calls see private
-    records. ``silent=False`` is for calls that see nothing private while we show progress.
+    records, as do all within :func:`seeing_records`. ``silent=False`` is for calls that see nothing
+    private while we show progress.
 
     Guarantees:
         With ``private`` the sentence names the exception's type and place, never its text, which
@@ -69,7 +84,8 @@ def run_untrusted(
             raise
         place = locate(problem)
         failure = f"{name} raised {type(problem).__name__}{f' in {place}' if place else ''}{advice}"
-        text = _text(problem) if debugging() or not private else ""
+        quoted = debugging() or not (private or _SEES_RECORDS.get())
+        text = _text(problem) if quoted else ""
         more = _traceback(problem)
     # Raised outside the handler, so that no chained traceback quotes the text.
     raise error((f"{failure}: {text}" if text else failure) + more)

@@ -12,10 +12,14 @@ os.environ["PATE_DATA"] = "data"
 
 import functools
 import hashlib
+import itertools
 import json
+import re
+import shutil
 import signal
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,28 @@ from hypothesis import settings
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+def _memory() -> str | None:
+    """A file system in memory with room for what tests write, if there is one.
+
+    Tests end processes, never the machine, so what they check needs no disk; but every charge and
+    every artifact waits until it is on one.
+    """
+    place, information = "/dev/shm", Path("/proc/meminfo")
+    if not (information.exists() and os.access(place, os.W_OK | os.X_OK)):
+        return None
+    found = re.search(r"^MemAvailable: +(\d+) kB$", information.read_text(), re.MULTILINE)
+    room = min(shutil.disk_usage(place).free, int(found[1]) << 10 if found else 0)
+    runs_programs = not os.statvfs(place).f_flag & os.ST_NOEXEC
+    return place if runs_programs and room > 8 << 30 else None
+
+
+if (_MEMORY := _memory()) is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)  # where pytest has tmp_path
+_USERS = tempfile.TemporaryDirectory(
+    prefix="pate-users-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")
+)
+_NUMBERS = itertools.count()
 REFERENCE = Path(__file__).parent / "reference"
 
 settings.register_profile("project", deadline=None, derandomize=True, max_examples=60)
@@ -36,8 +62,17 @@ settings.load_profile("project")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves the later cases of a test that is marked ``sample(n)`` to the campaigns."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the later cases of a test that is marked ``sample(n)`` to the campaigns.
+
+    Tests of an ``xdist_group`` are told to pytest-xdist, which makes out a group by the end of the
+    name: since pytest 9.2 it changes an attribute that names are not made of any more, and every
+    worker would make the runs of every group for itself.
+    """
+    for item in items if getattr(config.option, "loadgroup", False) else ():
+        group = item.get_closest_marker("xdist_group")
+        if group is not None and hasattr(item, "_id"):
+            item._id = type(item._id).parse(f"{item.nodeid}@{group.args[0]}")
     seen: Counter[tuple[str, str]] = Counter()
     for item in items:
         sample = item.get_closest_marker("sample")
@@ -110,6 +145,26 @@ def published_votes() -> Path:
 def project_in() -> Callable[[Path], Project]:
     """Makes a project in a folder, or opens the one that is there."""
     return open_project
+
+
+@pytest.fixture(autouse=True)
+def _user_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's data folder is another one for each test; it is made when it is first used."""
+    monkeypatch.setenv("XDG_DATA_HOME", f"{_USERS.name}/{next(_NUMBERS)}")
+
+
+@pytest.fixture(scope="module")
+def plain_plots() -> Iterator[Callable[..., str]]:
+    """Pages with empty plots, which take most of their time: for tests of something else.
+
+    The value is what makes real ones.
+    """
+    from pate.report import plots
+
+    with pytest.MonkeyPatch.context() as patch:
+        real = plots._svg
+        patch.setattr(plots, "_svg", lambda name, *_: f'<svg id="{name}"></svg>')
+        yield real
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import unittest.mock
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from pate._format import format_epsilon
 from pate.artifacts import Artifact, Store
 
 # Stores one plain array, so that no test waits for scikit-learn or skops to be imported.
@@ -53,10 +55,16 @@ class Centroids:
 '''
 
 RECIPE: dict[str, dict[str, Any]] = {
-    "data": {"name": "tiny", "source": "tiny.npz", "public": 30, "test": 30},
+    "data": {
+        "name": "tiny",
+        "source": "tiny.npz",
+        "accept_unprotected": True,
+        "public": 30,
+        "test": 30,
+    },
     "teachers": {"count": 6, "model": "centroids:Centroids"},
     "aggregate": {"mechanism": "lnmax", "scale": 2.0, "queries": 12},
-    "privacy": {"delta": 1e-3},
+    "privacy": {"delta": 1e-3, "sanitise": True},
     "student": {"model": "centroids:Centroids"},
 }
 
@@ -104,6 +112,10 @@ class Project:
     def ledger(self) -> Path:
         return self.folder / "data" / "ledgers" / f"{self.sections['data']['name']}.ledger"
 
+    @property
+    def user_folder(self) -> Path:
+        return self.folder.with_name(f".user-of-{self.folder.name}")
+
     def plugin(self, name: str, code: str) -> None:
         """Puts a module into the plug-in folder."""
         (self.folder / "plugins").mkdir(exist_ok=True)
@@ -134,7 +146,13 @@ class Project:
         return [sys.executable, "-m", self.program, *map(str, words)]
 
     def environment(self) -> dict[str, str]:
-        own = {"PATE_DATA": "data", "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUTF8": "1"}
+        # What is known of private records belongs to the project, not to whoever runs the tests.
+        own = {"XDG_DATA_HOME": str(self.user_folder)}
+        own |= {
+            "PATE_DATA": "data",
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "PYTHONUTF8": "1",
+        }
         return os.environ | own | {"OMP_NUM_THREADS": str(self.threads)}
 
     def pate(self, *words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -152,7 +170,7 @@ class Project:
                 env=self.environment(),
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=300,
                 check=False,
             )
         assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -167,6 +185,7 @@ class Project:
         try:
             with (
                 contextlib.chdir(self.folder),
+                unittest.mock.patch.dict(os.environ, XDG_DATA_HOME=str(self.user_folder)),
                 contextlib.redirect_stdout(out),
                 contextlib.redirect_stderr(err),
                 contextlib.ExitStack() as stack,
@@ -367,7 +386,7 @@ class CommandServer:
         return subprocess.CompletedProcess(list(words), code, *texts)
 
     def close(self) -> None:
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=300)
 
 
 @functools.cache
@@ -396,8 +415,21 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``pate`` or ``dpsgd`` to its end, in a process forked from the shared server."""
     return shared_server(os.getpid()).call(
-        *words, folder=folder, environment=environment, seconds=120
+        *words, folder=folder, environment=environment, seconds=300
     )
+
+
+def as_written(printed: str) -> dict[str, Any]:
+    """What --json printed, without the ε as people read them."""
+
+    def without(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        shown = dict(pairs)
+        if "epsilon_printed" in shown:
+            assert shown.pop("epsilon_printed") == format_epsilon(shown["epsilon"])
+        return shown
+
+    content: dict[str, Any] = json.loads(printed, object_pairs_hook=without)
+    return content
 
 
 def printed(done: subprocess.CompletedProcess[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dpsgd.cli import epsilon, train
+from dpsgd.cli import audit, epsilon, train
 from pate.console import run_command, set_debugging
 
 _TEMPLATE = "digits-dpsgd"  # the recipe that ``dpsgd new`` copies
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("epsilon")(epsilon.epsilon)
+app.command("audit")(audit.audit)
 
 
 @app.command("recipes")

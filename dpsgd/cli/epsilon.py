@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json as encoder
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pate.console import print_json
 from pate.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 class _AccountantName(StrEnum):
+    tightest = "tightest"
     abadi = "abadi"
     moments = "moments"
     pld = "pld"
@@ -35,13 +36,20 @@ def epsilon(
     ] = None,
     accountant: Annotated[
         _AccountantName,
-        typer.Option(help="abadi: whole λ ≤ 32, classic; moments: fine grid; pld: tightest; "
-                     "strong: strong composition, to compare with."),
-    ] = _AccountantName.moments,
+        typer.Option(help="tightest: the smaller of the next two; moments: log-moments on a fine "
+                     "grid; pld: privacy loss distributions; abadi: whole λ ≤ 32, classic; strong: "
+                     "strong composition, to compare with."),
+    ] = _AccountantName.tightest,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:  # fmt: skip
     """Print ε of a training run; or the noise, or the number of lots, for an ε."""
-    from pate._format import SAME_AT_PUBLIC_RATE, describe_neighbours, format_epsilon, round_up
+    from pate._format import (
+        SAME_AT_PUBLIC_RATE,
+        describe_neighbours,
+        format_delta,
+        format_epsilon,
+        round_up,
+    )
     from pate.accounting import Repeated, SampledGaussian
 
     def step(noise: float) -> SampledGaussian:
@@ -50,7 +58,9 @@ def epsilon(
     def cost(events: list[Event]) -> Guarantee:
         return _guarantee(events, accountant, delta)
 
-    noise, count, found = _solve(noise_multiplier, steps, target_epsilon, step, cost)
+    noise, count, found = _solve(
+        noise_multiplier, steps, target_epsilon, step, cost, **_search(accountant, delta)
+    )
     guarantee = cost([Repeated(step(noise), count)])
     if json:
         report = {
@@ -62,15 +72,14 @@ def epsilon(
             "target_epsilon": target_epsilon,
             "found": found,
         }
-        shown = {key: "inf" if value == float("inf") else value for key, value in report.items()}
-        typer.echo(encoder.dumps(shown, allow_nan=False))
+        print_json(report)
         return
     if found is not None:
         up = f"{float(round_up(noise, digits=7)):.7g}"  # a user who copies it has enough noise
         value = up if found == "noise_multiplier" else str(count)
         typer.echo(f"{found.replace('_', ' ')} = {value}")
     typer.echo(
-        f"ε = {format_epsilon(guarantee.epsilon, digits=6)} at δ = {delta:g} "
+        f"ε = {format_epsilon(guarantee.epsilon)} at δ = {format_delta(delta)} "
         f"({_NAMES.get(accountant, f'{accountant} accountant')}), for "
         f"{describe_neighbours(guarantee.neighbours)}; {SAME_AT_PUBLIC_RATE}"
     )
@@ -103,8 +112,18 @@ def _guarantee(events: list[Event], accountant: _AccountantName, delta: float) -
     return Guarantee(epsilon=spent, delta=delta, neighbours=step.neighbours)
 
 
+def _search(accountant: _AccountantName, delta: float) -> dict[str, Any]:
+    """Return the start and the precision of a search with an accountant."""
+    from pate.accounting.calibrate import DpsgdAccountant, Method
+
+    if accountant is _AccountantName.strong:
+        return {"rough": None, "tolerance": 1e-7}
+    method = DpsgdAccountant(delta=delta, method=Method(accountant.value))
+    return {"rough": method.rough, "tolerance": method.tolerance}
+
+
 def _solve(  # type: ignore[no-untyped-def]
-    noise: float | None, steps: int | None, target: float | None, step, cost
+    noise: float | None, steps: int | None, target: float | None, step, cost, *, rough, tolerance
 ) -> tuple[float, int, str | None]:
     """Return noise, steps, and the name of the missing one, which is found for the target."""
     from pate.accounting.calibrate import most, smallest_noise
@@ -123,11 +142,13 @@ def _solve(  # type: ignore[no-untyped-def]
         missing = " and ".join(flag for flag, given in flags.items() if given is None)
         raise InvalidInput(f"give {missing}, or --target-epsilon to find it")
     if steps is not None:
-        found = smallest_noise(step, count=steps, target=target, epsilon=epsilon)
+        found = smallest_noise(
+            step, count=steps, target=target, epsilon=epsilon, rough=rough, tolerance=tolerance
+        )
         return found, steps, "noise_multiplier"
     if noise is None:
         raise InvalidInput("--target-epsilon needs --noise-multiplier or --steps")
-    count = most(step(noise), target=target, epsilon=epsilon)
+    count = most(step(noise), target=target, epsilon=epsilon, rough=rough)
     if count == 0:
         raise InvalidInput(
             f"with --noise-multiplier {noise:g} not even one step stays within ε {target:g}"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import json as encoder
+import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pate._format import describe_neighbours, format_epsilon, format_epsilon_fixed
+from pate._format import (
+    describe_neighbours,
+    format_cost,
+    format_epsilon_fixed,
+)
+from pate.console import print_json
 
 if TYPE_CHECKING:
     from dpsgd.runs import TrainingOutcome
@@ -24,11 +30,11 @@ class EpochTable:
         if not self._begun:
             typer.echo(f"{'epoch':>5}  {'ε':>8}  test accuracy")
             self._begun = True
-        spent = format_epsilon_fixed(row["epsilon"], places=4)
+        spent = format_epsilon_fixed(row["epsilon"])
         typer.echo(f"{row['epoch']:>5}  {spent:>8}  {_percent(row['accuracy']):>13}")
 
 
-def show_outcome(outcome: TrainingOutcome, *, json: bool) -> None:
+def show_outcome(outcome: TrainingOutcome, *, unit: str = "record", json: bool) -> None:
     """Print the guarantee, the accuracy, the data set's total cost, and the files."""
     report = outcome.report
     if json:
@@ -39,7 +45,7 @@ def show_outcome(outcome: TrainingOutcome, *, json: bool) -> None:
             "ledger": outcome.ledger,
             "new": outcome.new,
         }
-        typer.echo(encoder.dumps(shown, allow_nan=False))
+        print_json(shown)
         return
     if not outcome.new:
         typer.echo(f"nothing to do: {outcome.artifact.path} is complete")
@@ -48,23 +54,29 @@ def show_outcome(outcome: TrainingOutcome, *, json: bool) -> None:
             table.show(row)
     typer.echo("")
     typer.echo(f"Test accuracy {_percent(report['accuracy'])} of {report['test_records']} records.")
-    for line in _guarantee(report):
+    for line in _guarantee(report, unit):
         typer.echo(line)
     if outcome.ledger is not None:
-        typer.echo(f"Ledger: {outcome.ledger}.")
+        typer.echo(f"{outcome.ledger}.")
     files = ", ".join(sorted(outcome.artifact.manifest["files"]))
     typer.echo(f"Written to {outcome.artifact.path}: {files}")
+    typer.echo(f"Next: pate report {shlex.quote(str(outcome.artifact.path.parents[2]))}")
 
 
-def _guarantee(report: dict[str, Any]) -> list[str]:
+def _guarantee(report: dict[str, Any], unit: str) -> list[str]:
     guarantee = report["guarantee"]
     parts = "PCA and training" if report["pca"] else "training"
+    accountant = report["accountant"]
+    if accountant == "tightest":
+        accountant = guarantee.get("accountant", "moments")
+    steps = ""
+    if report["lot_size"]:  # 0: least squares
+        steps = f", sampling rate {report['sample_rate']:.4g}, {report['steps']} steps"
     lines = [
-        f"Guarantee: ε = {format_epsilon(guarantee['epsilon'])} at δ = {guarantee['delta']:g} for "
-        f"{describe_neighbours(guarantee['neighbours'])}; it covers {parts}, all that was released "
-        f"({report['accountant']} accountant; noise multiplier "
-        f"{report['noise_multiplier']:.4g}, sampling rate "
-        f"{report['sample_rate']:.4g}, {report['steps']} steps)."
+        f"Guarantee: {format_cost(guarantee['epsilon'], guarantee['delta'])} for "
+        f"{describe_neighbours(guarantee['neighbours'], unit)}; it covers {parts}, all that was "
+        f"released ({accountant} accountant; noise multiplier "
+        f"{report['noise_multiplier']:.4g}{steps})."
     ]
     if "study" in report:
         lines.append(
@@ -114,6 +126,12 @@ def train(
             "--spend", help="Pay again: for other settings here, or the same ones elsewhere."
         ),
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print what would be charged, and to which ledger; stop there."
+        ),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The result as JSON for machines.")] = False,
 ) -> None:
@@ -121,15 +139,14 @@ def train(
     global _under_way
     from dpsgd.recipe import DpsgdRecipe
     from pate.datasets.catalogue import data_root as default_root
-    from pate.errors import InvalidInput
+    from pate.datasets.roles import unprotected_people
     from pate.recipes.read import read_recipe
 
     changes = [*(settings or [])]
     if epsilon is not None:
         changes.append(f"privacy.epsilon={epsilon!r}")
     name, checked = read_recipe(recipe, changes, DpsgdRecipe)
-    if plugin_path is not None and not plugin_path.exists():
-        raise InvalidInput(f"there is nothing at --plugin-path {plugin_path}")
+    plugin_path = checked.plugins.chosen(plugin_path)
     if insecure_seed is not None:
         typer.echo("dpsgd: --insecure-seed is set: this run is NOT PRIVATE", err=True)
 
@@ -137,21 +154,47 @@ def train(
 
     folder, root = out or Path("runs") / name, default_root(data_root, checked.data_root)
     outcome = find_outcome(checked, folder, data_root=root, insecure_seed=insecure_seed)
-    if outcome is None:
+    if outcome is None or dry_run:
         from dpsgd import training
 
         options = training.TrainingOptions(
             data_root=root,
-            plugin_path=None if plugin_path is None else plugin_path.absolute(),
+            plugin_path=plugin_path,
             insecure_seed=insecure_seed,
             spend=spend,
-            report=_silent if quiet or json else typer.echo,
+            report=_silent if quiet else partial(typer.echo, err=json),
             show=_silent if quiet or json else EpochTable().show,
         )
+        if dry_run:
+            planned = training.preview(checked, folder, options)
+            print_json(planned.as_json()) if json else typer.echo(str(planned))
+            return
         _under_way = True
         outcome = training.train(checked, folder, options)
         _under_way = False
-    show_outcome(outcome, json=json)
+    show_outcome(outcome, unit=checked.unit, json=json)
+    if json:
+        return
+    people = unprotected_people(checked.data)
+    if people is not None:
+        typer.echo(people)
+    typer.echo(_publish_line(outcome, checked.unit))
+
+
+def _publish_line(outcome: TrainingOutcome, unit: str) -> str:
+    """Return the one line of a run to quote, as ``pate run`` ends with it."""
+    guarantee, unless = outcome.report["guarantee"], ""
+    if outcome.whole is not None:
+        unless = (
+            f"; the whole data set's {format_cost(*outcome.whole)}, if another release led to the "
+            "choice of these settings"
+        )
+    if guarantee["caveats"]:
+        return f"Publish: no ε, because {'; '.join(guarantee['caveats'])}."
+    return (
+        f"Publish: {format_cost(guarantee['epsilon'], guarantee['delta'])}, for "
+        f"{describe_neighbours(guarantee['neighbours'], unit)}{unless}."
+    )
 
 
 def _silent(text: Any) -> None:

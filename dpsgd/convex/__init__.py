@@ -3,6 +3,7 @@
     OutputPerturbation      minimise, then add noise             ε or (ε, δ), replace-one
     ObjectivePerturbation   add a random tilt, then minimise     ε or (ε, δ), replace-one
     NoisyGradientDescent    noise on every step's gradient       (ε, δ), add-remove
+    NoisyLeastSquares       noise on XᵀX and XᵀY, then solve     (ε, δ), add-remove
 
 Each has ``fit``, ``predict``, ``decision_function``, ``score`` and (for the logistic loss)
 ``predict_proba``; after ``fit``, ``coef_``, ``intercept_``, ``guarantee_``, ``events_`` and
@@ -15,6 +16,7 @@ a row of features) are public and given, never read off the data.
 """
 
 from dpsgd.convex.descent import NoisyGradientDescent
+from dpsgd.convex.least_squares import NoisyLeastSquares
 from dpsgd.convex.losses import Hinge, Huber, Logistic, MarginLoss
 from dpsgd.convex.perturbation import ObjectivePerturbation, OutputPerturbation
 
@@ -24,6 +26,7 @@ __all__ = [
     "Logistic",
     "MarginLoss",
     "NoisyGradientDescent",
+    "NoisyLeastSquares",
     "ObjectivePerturbation",
     "OutputPerturbation",
 ]

@@ -1,5 +1,7 @@
 """Linear layers: the gradient is a sum of outer products Σ_t g_t a_tᵀ over positions t.
 
+The examples of a user are positions, too: their gradients add up before they are measured.
+
 With one position the length is a product, ‖g aᵀ‖ = ‖g‖·‖a‖, and nothing has to be laid out
 (Goodfellow 2015). With several, ‖Σ_t g_t a_tᵀ‖² = Σ_{t,u} (a_t·a_u)(g_t·g_u), which needs the
 positions' inner products only (Li, Tramèr, Liang & Hashimoto 2022, "ghost clipping"). The sum over
@@ -34,6 +36,7 @@ from dpsgd.layers.trace import (
 )
 
 _CANCELS = 16  # times below what its positions allow, a squared length is doubtful
+_PADDED = 4  # times as many positions as examples, where users have unlike numbers of them
 _NOTHING = 1e-20  # a squared length that no clipping norm in use is near
 
 
@@ -44,6 +47,12 @@ def linear(site: Site, calls: list[Call]) -> Trace:
         return _Single(calls[0].inputs, calls[0].grads, weight, bias)
     inputs = joined([_positions(call.inputs) for call in calls])
     grads = joined([_positions(call.grads) for call in calls])
+    return _of_positions(inputs, grads, weight, bias)
+
+
+def _of_positions(
+    inputs: Tensor, grads: Tensor, weight: nn.Parameter | None, bias: nn.Parameter | None
+) -> Trace:
     positions, wide, high = inputs.shape[1], inputs.shape[2], grads.shape[2]
     if weight is None or wide * high <= positions * (wide + high):
         return Materialised(_laid_out(inputs, grads, weight, bias))
@@ -83,6 +92,28 @@ class Outer:
     def zero_rows(self, rows: Tensor) -> None:
         self._inputs, self._grads = zeroed(self._inputs, rows), zeroed(self._grads, rows)
 
+    @abstractmethod
+    def materialised(self) -> dict[nn.Parameter, Tensor]:
+        """Return every example's gradient."""
+
+    def by_user(self, rows: Tensor, users: int) -> Trace:
+        return Materialised(self.materialised()).by_user(rows, users)
+
+    def _by_positions(self, rows: Tensor, users: int) -> Trace:
+        """Return the trace of users whose examples are positions, filled up with zeros."""
+        counts = torch.bincount(rows, minlength=users)
+        most = int(counts.max())
+        if users * most > _PADDED * len(rows):
+            return Outer.by_user(self, rows, users)
+        within = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+
+        def laid(values: Tensor) -> Tensor:
+            padded = values.new_zeros(users, most, *values.shape[1:])
+            padded[rows, within] = values
+            return _positions(padded)
+
+        return _of_positions(laid(self._inputs), laid(self._grads), self._weight, self._bias)
+
 
 @final
 class _Single(Outer):
@@ -108,6 +139,9 @@ class _Single(Outer):
     def materialised(self) -> dict[nn.Parameter, Tensor]:
         inputs, grads = self._inputs.unsqueeze(1), self._grads.unsqueeze(1)
         return _laid_out(inputs, grads, self._weight, self._bias)
+
+    def by_user(self, rows: Tensor, users: int) -> Trace:
+        return self._by_positions(rows, users)
 
 
 class Ghost(Outer):
@@ -182,6 +216,9 @@ class _Sequence(Ghost):
 
     def materialised(self) -> dict[nn.Parameter, Tensor]:
         return _laid_out(self._inputs, self._grads, self._weight, self._bias)
+
+    def by_user(self, rows: Tensor, users: int) -> Trace:
+        return self._by_positions(rows, users)
 
 
 def cancelling(lengths: Tensor, inputs: Tensor, grads: Tensor) -> Tensor:
@@ -272,3 +309,6 @@ class _Lookup:
         laid_out = self._grads.new_zeros(len(self._rows), *self._weight.shape)
         index = self._rows.unsqueeze(2).expand_as(self._grads)
         return {self._weight: laid_out.scatter_add_(1, index, self._grads)}
+
+    def by_user(self, rows: Tensor, users: int) -> Trace:
+        return Materialised(self.materialised()).by_user(rows, users)

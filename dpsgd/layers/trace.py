@@ -70,6 +70,12 @@ class Trace(Protocol):
     def materialised(self) -> dict[nn.Parameter, Tensor]:
         """Return every example's gradient, (examples, …)."""
 
+    def by_user(self, rows: Tensor, users: int) -> Trace:
+        """Return the trace of users, who add up the gradients of their examples.
+
+        ``rows`` has the user of each example, from 0, in ascending order.
+        """
+
 
 @final
 class Materialised:
@@ -90,6 +96,14 @@ class Materialised:
 
     def materialised(self) -> dict[nn.Parameter, Tensor]:
         return self._gradients
+
+    def by_user(self, rows: Tensor, users: int) -> Trace:
+        return Materialised(
+            {
+                parameter: each.new_zeros(users, *each.shape[1:]).index_add_(0, rows, each)
+                for parameter, each in self._gradients.items()
+            }
+        )
 
 
 def zeroed(values: Tensor, rows: Tensor) -> Tensor:

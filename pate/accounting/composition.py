@@ -5,13 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from enum import StrEnum
+from fractions import Fraction
 
 import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import erf, log_ndtr, logsumexp
 
 from pate._validate import check_delta
-from pate.accounting.events import ApproximateDP, Event, ForReplacement, PureDP, tally
+from pate.accounting.events import (
+    ApproximateDP,
+    Event,
+    ForAddRemove,
+    ForReplacement,
+    GumbelNoisyMaxAnswer,
+    LaplaceNoisyMaxAnswer,
+    PureDP,
+    relation_of,
+    tally,
+)
+from pate.accounting.guarantee import Accountant, Guarantee
 from pate.errors import InvalidInput, UnsupportedEvent
 
 SMALLEST_EPSILON = 1e-6  # above zero, of the exact Gaussian formulas; see gaussian_delta
@@ -28,13 +40,67 @@ def basic(events: Iterable[Event]) -> tuple[float, float]:
 
 
 def _as_approximate(event: Event) -> tuple[float, float]:
-    if isinstance(event, ForReplacement):
+    if isinstance(event, (ForReplacement, ForAddRemove)):
         event = event.event
     if isinstance(event, PureDP):
         return event.epsilon, 0.0
     if isinstance(event, ApproximateDP):
         return event.epsilon, event.delta
     raise UnsupportedEvent(f"{type(event).__name__} is not stated as (ε, δ)")
+
+
+def pure_epsilon(event: Event) -> float | None:
+    """Return the ε of an event that is (ε, 0)-DP, or None.
+
+    Guarantees:
+        One vote moves two counts by one each: report-noisy-max with Lap(b) is (2/b)-DP (Dwork &
+        Roth 2014, Claim 3.9), and so is the exponential mechanism at b (McSherry & Talwar 2007).
+
+    >>> pure_epsilon(LaplaceNoisyMaxAnswer(scale=20.0))
+    0.1
+    """
+    match event:
+        case LaplaceNoisyMaxAnswer(scale=scale) | GumbelNoisyMaxAnswer(scale=scale):
+            return 2 / scale
+        case PureDP(epsilon=epsilon):
+            return epsilon
+        case ForReplacement(event=inner) | ForAddRemove(event=inner):
+            return pure_epsilon(inner)
+    return None
+
+
+def pure_guarantee(events: Iterable[Event]) -> Guarantee | None:
+    """Return the sum of all ε at δ = 0; None if an event is not (ε, 0)-DP.
+
+    Guarantees:
+        Basic composition (Dwork et al. 2006), which also holds where events were chosen by earlier
+        answers within caps that were fixed. The sum is exact and rounded up.
+
+    >>> pure_guarantee([PureDP(epsilon=0.25), PureDP(epsilon=0.5)]).epsilon
+    0.75
+    """
+    counts, total = tally(events), Fraction(0)
+    for event, count in counts.items():
+        each = pure_epsilon(event)
+        if each is None:
+            return None
+        total += count * Fraction(each)
+    return Guarantee(
+        epsilon=rounded_up(total),
+        delta=0.0,
+        neighbours=relation_of(counts),
+        accountant=Accountant.PURE,
+    )
+
+
+def rounded_up(value: Fraction) -> float:
+    """Return the least float that is not below an exact number.
+
+    >>> rounded_up(Fraction(1, 10)), rounded_up(Fraction(1, 3)) > Fraction(1, 3)
+    (0.1, True)
+    """
+    near = float(value)
+    return near if Fraction(near) >= value else math.nextafter(near, math.inf)
 
 
 class AdvancedRule(StrEnum):

@@ -38,6 +38,8 @@ class Event:
 class LaplaceNoisyMaxAnswer(Event):
     """One label: the class whose count plus Lap(scale) is largest, where one vote changes.
 
+    Nothing else of the noised counts may leave: for a noised count charge :class:`Laplace`.
+
     Parameters
     ----------
     scale
@@ -46,7 +48,7 @@ class LaplaceNoisyMaxAnswer(Event):
     >>> from pate.accounting import compose
     >>> answers = compose([Repeated(LaplaceNoisyMaxAnswer(scale=20.0), 100)])
     >>> round(answers.guarantee(delta=1e-5).epsilon, 3)
-    4.729
+    2.137
     """
 
     neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
@@ -57,6 +59,8 @@ class LaplaceNoisyMaxAnswer(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaussianNoisyMaxAnswer(Event):
     """One label: the class whose count plus N(0, sigma²) is largest, where one vote changes.
+
+    Nothing else of the noised counts may leave: for a noised count charge :class:`Gaussian`.
 
     Parameters
     ----------
@@ -70,8 +74,32 @@ class GaussianNoisyMaxAnswer(Event):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GumbelNoisyMaxAnswer(Event):
+    """One label, drawn with chances in proportion to e^(count/scale), where one vote changes.
+
+    That is the class whose count plus Gumbel(scale) is largest: the exponential mechanism.
+
+    Parameters
+    ----------
+    scale
+        The Gumbel b, in votes.
+
+    >>> from pate.accounting import compose
+    >>> answers = compose([Repeated(GumbelNoisyMaxAnswer(scale=20.0), 100)])
+    >>> round(answers.guarantee(delta=1e-5).epsilon, 3)
+    2.152
+    """
+
+    neighbours: ClassVar[Neighbours] = Neighbours.REPLACE_ONE
+    scale: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdCheck(Event):
     """One bit: whether the largest count (or lead over a student) plus N(0, sigma²) reaches T.
+
+    Nothing else of the noised count may leave: for the count itself charge :class:`Gaussian`.
 
     Parameters
     ----------
@@ -114,6 +142,8 @@ class SampledGaussian(Event):
         The standard deviation of the noise over the bound on one record's contribution.
     public_rate
         The rate and the number of steps do not depend on the number of records.
+    per_user
+        Users are sampled, not records, and the bound is on all records of a user together.
 
     Guarantees:
         * With ``public_rate`` the cost holds for one record added or removed (Mironov, Talwar &
@@ -122,6 +152,9 @@ class SampledGaussian(Event):
           changes for all others. The cost then holds where one record's contribution is removed
           and their number, which is public, stays (zero-out: Kairouz et al. 2021, Definition 1.1):
           the same two distributions, so the same cost.
+        * With ``per_user`` the same theorems are about users: a user is in the step or not, and
+          adds a vector of bounded length (McMahan, Ramage, Talwar & Zhang 2018). The cost holds for
+          all records of one user added or removed, or zeroed out.
         * Events recorded before ``public_rate`` existed are read as without it.
 
     >>> SampledGaussian(sample_rate=0.01, noise_multiplier=1.0).neighbours.value
@@ -131,16 +164,20 @@ class SampledGaussian(Event):
     sample_rate: float
     noise_multiplier: float
     public_rate: bool = False
+    per_user: bool = False
 
     def __post_init__(self) -> None:
         Event.__post_init__(self)
         if self.sample_rate > 1:
             raise InvalidInput(f"sample_rate is {self.sample_rate!r}; it must lie in (0, 1]")
-        if not isinstance(self.public_rate, bool):
-            raise InvalidInput(f"public_rate is {self.public_rate!r}; it must be True or False")
+        for name in ("public_rate", "per_user"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidInput(f"{name} is {getattr(self, name)!r}; it must be True or False")
 
     @property
     def neighbours(self) -> Neighbours:  # type: ignore[override]
+        if self.per_user:
+            return Neighbours.USER_ADD_REMOVE if self.public_rate else Neighbours.USER_ZERO_OUT
         return Neighbours.ADD_REMOVE if self.public_rate else Neighbours.ZERO_OUT
 
 
@@ -263,14 +300,64 @@ class ForReplacement(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        if type(self.event) not in _RESTATABLE:
-            names = ", ".join(kind.__name__ for kind in _RESTATABLE)
-            raise InvalidInput(
-                f"the event is a {type(self.event).__name__}; only {names} leave the relation open"
-            )
+        _require_open(self.event)
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class ForAddRemove(Event):
+    """An event whose sensitivity was measured between data sets of which one has a record more.
+
+    The counterpart of :class:`ForReplacement`: the inner event leaves the relation open, and this
+    one states it. A replaced record is one removed and one added, which costs twice.
+
+    Parameters
+    ----------
+    event
+        A Gaussian, Laplace, PureDP, ApproximateDP or ZeroConcentrated event.
+    per_user
+        The sensitivity is that of all records of one user, added or removed together.
+
+    >>> ForAddRemove(PureDP(epsilon=0.5)).neighbours.value
+    'add-remove'
+    >>> ForAddRemove(PureDP(epsilon=0.5), per_user=True).neighbours.value
+    'user-add-remove'
+    >>> print(ForAddRemove(PureDP(epsilon=0.5)))
+    PureDP(epsilon=0.5), one record added or removed
+    """
+
+    event: Event
+    per_user: bool = False
+
+    def __post_init__(self) -> None:
+        _require_open(self.event)
+        if not isinstance(self.per_user, bool):
+            raise InvalidInput(f"per_user is {self.per_user!r}; it must be True or False")
+
+    @property
+    def neighbours(self) -> Neighbours:  # type: ignore[override]
+        return Neighbours.USER_ADD_REMOVE if self.per_user else Neighbours.ADD_REMOVE
+
+    def __str__(self) -> str:
+        unit = "all records of one user" if self.per_user else "one record"
+        return f"{self.event}, {unit} added or removed"
+
+
+_OF_VOTES = (
+    LaplaceNoisyMaxAnswer,
+    GaussianNoisyMaxAnswer,
+    GumbelNoisyMaxAnswer,
+    ThresholdCheck,
+)
 _RESTATABLE = (Gaussian, Laplace, PureDP, ApproximateDP, ZeroConcentrated)
+
+
+def _require_open(event: Event) -> None:
+    if type(event) not in _RESTATABLE:
+        names = ", ".join(kind.__name__ for kind in _RESTATABLE)
+        raise InvalidInput(
+            f"the event is a {type(event).__name__}; only {names} leave the relation open"
+        )
 
 
 @final
@@ -350,6 +437,7 @@ _KINDS: dict[str, type[Event]] = {
     for kind in (
         LaplaceNoisyMaxAnswer,
         GaussianNoisyMaxAnswer,
+        GumbelNoisyMaxAnswer,
         ThresholdCheck,
         SmoothRelease,
         SampledGaussian,
@@ -375,6 +463,15 @@ def relation_of(events: Iterable[Event]) -> Neighbours:
     """Return the relation under which the costs of all events hold; refuse mixed ones."""
     relations = (single.neighbours for event in events for single, _ in _unfold(event, 1))
     return reduce(Neighbours.combine, relations, Neighbours.AS_STATED)
+
+
+def is_of_votes(event: Event) -> bool:
+    """Return whether the cost of an event depends on how answers from votes are analysed."""
+    if isinstance(event, Repeated):
+        return is_of_votes(event.event)
+    if isinstance(event, BestOfTries):
+        return any(is_of_votes(each) for plan in event.candidates for each in plan)
+    return isinstance(event, _OF_VOTES)
 
 
 def as_zero_out(event: Event) -> Event:
@@ -412,6 +509,9 @@ def _to_dict(event: Event) -> dict[str, Any]:
         return {"event": "Repeated", "of": _to_dict(event.event), "count": event.count}
     if isinstance(event, ForReplacement):
         return {"event": "ForReplacement", "of": _to_dict(event.event)}
+    if isinstance(event, ForAddRemove):
+        users = {"per_user": True} if event.per_user else {}
+        return {"event": "ForAddRemove", "of": _to_dict(event.event), **users}
     if isinstance(event, BestOfTries):
         plans = [[_to_dict(each) for each in plan] for plan in event.candidates]
         return {
@@ -454,6 +554,8 @@ def _from_dict(record: Any) -> Event:
         return Repeated(_from_dict(fields["of"]), fields["count"])
     if kind == "ForReplacement":
         return ForReplacement(_from_dict(fields["of"]))
+    if kind == "ForAddRemove":
+        return ForAddRemove(_from_dict(fields["of"]), fields.get("per_user", False))
     if kind == "BestOfTries":
         plans = fields.pop("candidates")
         candidates = tuple(tuple(_from_dict(each) for each in plan) for plan in plans)

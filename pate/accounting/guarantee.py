@@ -17,29 +17,55 @@ class Neighbours(StrEnum):
     REPLACE_ONE = "replace-one"  # one record (so one teacher's vote) is another
     ADD_REMOVE = "add-remove"  # one record more or less
     ZERO_OUT = "zero-out"  # one record's contribution replaced by nothing; their number is public
+    USER_ADD_REMOVE = "user-add-remove"  # one user more or less, with all of their records
+    USER_ZERO_OUT = "user-zero-out"  # one user contributes nothing; the number of users is public
+    LONE_RECORD = "lone-record"  # a user with one record contributes nothing; so costs of both hold
     AS_STATED = "as-stated"  # the relation under which the caller measured the sensitivity
+
+    @property
+    def of_users(self) -> bool:
+        """Whether it is about users and all of their records, or about costs that are."""
+        return self in (
+            Neighbours.USER_ADD_REMOVE,
+            Neighbours.USER_ZERO_OUT,
+            Neighbours.LONE_RECORD,
+        )
 
     def combine(self, other: Neighbours) -> Neighbours:
         """Return the relation under which two costs hold together.
 
-        Raises :class:`InvalidInput` for relations of which neither implies the other.
+        Raises :class:`InvalidInput` for relations without one that both imply.
 
         A record that contributes nothing is a record that is not there, so whatever holds for one
-        record added or removed holds where one is zeroed out.
+        record added or removed holds where one is zeroed out. The same is true of users. A cost for
+        one user does not bound that of *one* record among several of a user: without it, their
+        clipped gradient may point the other way. Where a user has one record, both are the same.
 
         >>> Neighbours.ADD_REMOVE.combine(Neighbours.ZERO_OUT)
         <Neighbours.ZERO_OUT: 'zero-out'>
+        >>> Neighbours.ADD_REMOVE.combine(Neighbours.USER_ADD_REMOVE)
+        <Neighbours.LONE_RECORD: 'lone-record'>
         """
         if self is other or other is Neighbours.AS_STATED:
             return self
         if self is Neighbours.AS_STATED:
             return other
-        if {self, other} == {Neighbours.ADD_REMOVE, Neighbours.ZERO_OUT}:
-            return Neighbours.ZERO_OUT
+        implied = (self, *_IMPLIED.get(self, ()))
+        for each in implied:  # the strongest first
+            if each is other or each in _IMPLIED.get(other, ()):
+                return each
         raise InvalidInput(
             f"costs under {self.value} and {other.value} neighbours do not add up; "
             "account for them apart, or restate one of them"
         )
+
+
+_IMPLIED = {  # by each relation, the strongest first
+    Neighbours.ADD_REMOVE: (Neighbours.ZERO_OUT, Neighbours.LONE_RECORD),
+    Neighbours.ZERO_OUT: (Neighbours.LONE_RECORD,),
+    Neighbours.USER_ADD_REMOVE: (Neighbours.USER_ZERO_OUT, Neighbours.LONE_RECORD),
+    Neighbours.USER_ZERO_OUT: (Neighbours.LONE_RECORD,),
+}
 
 
 class Conversion(StrEnum):
@@ -47,6 +73,24 @@ class Conversion(StrEnum):
 
     CLASSIC = "classic"  # the tail bound of Abadi et al. 2016, Theorem 2.2
     IMPROVED = "improved"  # Canonne, Kamath & Steinke 2020, Proposition 12
+
+
+class Analysis(StrEnum):
+    """The bounds that give the data-independent cost of votes."""
+
+    PUBLISHED = "published"  # as in the papers: as if the noised counts left
+    TIGHT = "tight"  # of what leaves, an index or a bit (docs/proofs/noisy-argmax.md)
+
+
+class Accountant(StrEnum):
+    """The rule of composition behind an ε."""
+
+    MOMENTS = "moments"  # log-moments, converted
+    GAUSSIAN = "gaussian"  # the exact composition of Gaussian mechanisms
+    BOUNDED_RANGE = "bounded-range"  # the optimal one of exponential mechanisms, fixed in advance
+    ADAPTIVE_RANGE = "adaptive-bounded-range"  # the same, where answers decide what is asked next
+    PURE = "pure"  # the sum of ε of (ε, 0)-DP mechanisms
+    PLD = "pld"  # privacy loss distributions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +111,10 @@ class Guarantee:
         The relation between data sets under which the guarantee holds.
     conversion
         The bound that converted log-moments to ε; None where no log-moment is involved.
+    analysis
+        The bounds behind the log-moments of votes; published ones where there are no votes.
+    accountant
+        The rule of composition that gave the ε.
     caveats
         Conditions of the theorem that the run did not meet (another sampler, predictable noise).
     notes
@@ -86,6 +134,8 @@ class Guarantee:
     data_dependent: bool = False
     neighbours: Neighbours = Neighbours.AS_STATED
     conversion: Conversion | None = None
+    analysis: Analysis = Analysis.PUBLISHED
+    accountant: Accountant = Accountant.MOMENTS
     caveats: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -102,8 +152,15 @@ class Guarantee:
         return not (self.data_dependent or self.caveats)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the guarantee as plain values for a JSON file."""
-        return {
+        """Return the guarantee as plain values for a JSON file.
+
+        The published analysis and the moments accountant go unsaid: files that were written before
+        there were others are then read as they were meant.
+        """
+        said = {"analysis": self.analysis.value} if self.analysis is Analysis.TIGHT else {}
+        if self.accountant is not Accountant.MOMENTS:
+            said["accountant"] = self.accountant.value
+        return said | {
             "epsilon": self.epsilon,
             "delta": self.delta,
             "moment": self.moment,

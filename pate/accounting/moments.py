@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from pate._validate import check_delta
 from pate.accounting.events import (
     Event,
+    ForAddRemove,
     ForReplacement,
     Gaussian,
     Laplace,
@@ -27,10 +28,11 @@ from pate.accounting.events import (
     Repeated,
     SmoothRelease,
     ZeroConcentrated,
+    is_of_votes,
     relation_of,
     tally,
 )
-from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
+from pate.accounting.guarantee import Analysis, Conversion, Guarantee, Neighbours
 from pate.errors import InvalidInput, UnsupportedEvent
 
 FloatArray = NDArray[np.float64]
@@ -77,7 +79,9 @@ def as_moments(moments: ArrayLike | None) -> FloatArray:
     return grid
 
 
-def log_moments(event: Event, moments: ArrayLike) -> FloatArray:
+def log_moments(
+    event: Event, moments: ArrayLike, *, analysis: Analysis = Analysis.TIGHT
+) -> FloatArray:
     """Return the data-independent log-moments α(λ) of one event.
 
     Parameters
@@ -86,15 +90,17 @@ def log_moments(event: Event, moments: ArrayLike) -> FloatArray:
         Any event with a reviewed bound.
     moments
         The values of λ, above zero, whole or not.
+    analysis
+        The bounds of noisy-max answers and threshold checks.
 
     >>> log_moments(Gaussian(noise_multiplier=2.0), [1, 3])
     array([0.25, 1.5 ])
     """
-    return moments_of(event, as_moments(moments))
+    return moments_of(event, as_moments(moments), Analysis(analysis))
 
 
 @singledispatch
-def moments_of(event: Event, moments: FloatArray) -> FloatArray:
+def moments_of(event: Event, moments: FloatArray, analysis: Analysis) -> FloatArray:
     """Return α(λ) of an event: one pure function for each kind, registered beside its theorem.
 
     The grid is one of :func:`as_moments`: with integers NumPy would round the results down.
@@ -105,24 +111,24 @@ def moments_of(event: Event, moments: FloatArray) -> FloatArray:
 
 
 @moments_of.register
-def _(event: Repeated, moments: FloatArray) -> FloatArray:
-    return event.count * moments_of(event.event, moments)
+def _(event: Repeated, moments: FloatArray, analysis: Analysis) -> FloatArray:
+    return event.count * moments_of(event.event, moments, analysis)
 
 
 @moments_of.register
-def _(event: ForReplacement, moments: FloatArray) -> FloatArray:
+def _(event: ForReplacement | ForAddRemove, moments: FloatArray, analysis: Analysis) -> FloatArray:
     """The bounds of the inner event hold between any two data sets its sensitivity covers."""
-    return moments_of(event.event, moments)
+    return moments_of(event.event, moments, analysis)
 
 
 @moments_of.register
-def _(event: Gaussian, moments: FloatArray) -> FloatArray:
+def _(event: Gaussian, moments: FloatArray, analysis: Analysis) -> FloatArray:
     """Mironov 2017, Proposition 7: RDP(α) = α / 2z²."""
     return moments * (moments + 1) / (2 * event.noise_multiplier**2)
 
 
 @moments_of.register
-def _(event: Laplace, moments: FloatArray) -> FloatArray:
+def _(event: Laplace, moments: FloatArray, analysis: Analysis) -> FloatArray:
     """Mironov 2017, Proposition 6, at order λ + 1: log[p e^{λt} + (1−p) e^{−(λ+1)t}]."""
     t = 1 / event.noise_multiplier
     p = (moments + 1) / (2 * moments + 1)
@@ -133,18 +139,18 @@ def _(event: Laplace, moments: FloatArray) -> FloatArray:
 
 
 @moments_of.register
-def _(event: PureDP, moments: FloatArray) -> FloatArray:
+def _(event: PureDP, moments: FloatArray, analysis: Analysis) -> FloatArray:
     return pure_log_moments(event.epsilon, moments)
 
 
 @moments_of.register
-def _(event: ZeroConcentrated, moments: FloatArray) -> FloatArray:
+def _(event: ZeroConcentrated, moments: FloatArray, analysis: Analysis) -> FloatArray:
     """Bun & Steinke 2016, Definition 1.1: RDP(α) ≤ ρα."""
     return event.rho * moments * (moments + 1)
 
 
 @moments_of.register
-def _(event: SmoothRelease, moments: FloatArray) -> FloatArray:
+def _(event: SmoothRelease, moments: FloatArray, analysis: Analysis) -> FloatArray:
     """The exact worst case over neighbours; infinite where (α−1)(e^{2β}−1) ≥ 1.
 
     Guarantees:
@@ -190,6 +196,8 @@ class LogMoments:
         The values follow from private votes, and are private themselves.
     neighbours
         The relation between data sets under which they hold.
+    analysis
+        The bounds behind the log-moments of votes; published ones where there are no votes.
 
     >>> answers = compose([Repeated(Gaussian(noise_multiplier=10.0), 25)])
     >>> round(answers.guarantee(delta=1e-5).epsilon, 3)
@@ -200,6 +208,7 @@ class LogMoments:
     values: FloatArray
     data_dependent: bool = False
     neighbours: Neighbours = Neighbours.AS_STATED
+    analysis: Analysis = Analysis.PUBLISHED
 
     def __post_init__(self) -> None:
         if self.values.shape != self.moments.shape:
@@ -216,6 +225,7 @@ class LogMoments:
             values=self.values + other.values,
             data_dependent=self.data_dependent or other.data_dependent,
             neighbours=self.neighbours.combine(other.neighbours),
+            analysis=max(self.analysis, other.analysis),  # tight, if one of them is
         )
 
     def guarantee(self, *, delta: float, conversion: Conversion = Conversion.IMPROVED) -> Guarantee:
@@ -245,10 +255,16 @@ class LogMoments:
             data_dependent=self.data_dependent,
             neighbours=self.neighbours,
             conversion=conversion,
+            analysis=self.analysis,
         )
 
 
-def compose(events: Iterable[Event], moments: ArrayLike | None = None) -> LogMoments:
+def compose(
+    events: Iterable[Event],
+    moments: ArrayLike | None = None,
+    *,
+    analysis: Analysis = Analysis.TIGHT,
+) -> LogMoments:
     """Add up the data-independent costs of events.
 
     Parameters
@@ -257,6 +273,9 @@ def compose(events: Iterable[Event], moments: ArrayLike | None = None) -> LogMom
         What was, or will be, released. Neither order nor grouping matters.
     moments
         The grid of λ; a fine default grid up to 65 536 if None.
+    analysis
+        The bounds of noisy-max answers and threshold checks: tight, or as the papers published
+        them, to reproduce their figures.
 
     Returns
     -------
@@ -276,18 +295,23 @@ def compose(events: Iterable[Event], moments: ArrayLike | None = None) -> LogMom
     >>> round(compose([Gaussian(noise_multiplier=4.0)]).guarantee(delta=1e-5).epsilon, 3)
     1.012
     """
-    grid = as_moments(moments)
+    grid, analysis = as_moments(moments), Analysis(analysis)
     total = np.zeros_like(grid)
     counts = tally(events)
     for event, count in counts.items():
-        total += count * _one(event, grid.tobytes())
-    return LogMoments(moments=grid, values=total, neighbours=relation_of(counts))
+        total += count * _one(event, grid.tobytes(), analysis)
+    return LogMoments(
+        moments=grid,
+        values=total,
+        neighbours=relation_of(counts),
+        analysis=analysis if any(map(is_of_votes, counts)) else Analysis.PUBLISHED,
+    )
 
 
 @lru_cache(maxsize=512)
-def _one(event: Event, grid: bytes) -> FloatArray:
+def _one(event: Event, grid: bytes, analysis: Analysis) -> FloatArray:
     """Return the cost of one event, cached: searches and ledgers ask for the same ones again."""
-    values = moments_of(event, np.frombuffer(grid))
+    values = moments_of(event, np.frombuffer(grid), analysis)
     values.setflags(write=False)
     return values
 

@@ -23,12 +23,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr, logsumexp
 
 from pate._validate import check_whole
+from pate.accounting.argmax_divergence import gaussian_index, laplace_index, threshold_bit
 from pate.accounting.events import (
     GaussianNoisyMaxAnswer,
     LaplaceNoisyMaxAnswer,
     ThresholdCheck,
 )
-from pate.accounting.guarantee import Neighbours
+from pate.accounting.guarantee import Analysis, Neighbours
 from pate.accounting.moments import (
     FloatArray,
     LogMoments,
@@ -160,9 +161,12 @@ def _sorting_network(width: int) -> tuple[tuple[int, int], ...]:
 
 
 @moments_of.register
-def _(event: LaplaceNoisyMaxAnswer, moments: FloatArray) -> FloatArray:
-    """min(λε₀, ½ε₀²λ(λ+1)) with ε₀ = 2/scale: two counts move by one each."""
-    return pure_log_moments(2 / event.scale, moments)
+def _(event: LaplaceNoisyMaxAnswer, moments: FloatArray, analysis: Analysis) -> FloatArray:
+    """min(λε₀, ½ε₀²λ(λ+1)) with ε₀ = 2/scale, or what the index reveals where that is less."""
+    published = pure_log_moments(2 / event.scale, moments)
+    if analysis is Analysis.PUBLISHED:
+        return published
+    return np.minimum(published, laplace_index(event.scale, moments))
 
 
 def laplace_log_q(votes: ArrayLike, *, scale: float) -> FloatArray:
@@ -177,15 +181,24 @@ def laplace_log_q(votes: ArrayLike, *, scale: float) -> FloatArray:
     return _union_log_q(as_counts(votes), log_beaten)
 
 
-def laplace_from_log_q(log_q: FloatArray, *, scale: float, moments: FloatArray) -> FloatArray:
+def laplace_from_log_q(
+    log_q: FloatArray,
+    *,
+    scale: float,
+    moments: FloatArray,
+    analysis: Analysis = Analysis.PUBLISHED,
+) -> FloatArray:
     """Return the data-dependent cost of Laplace noisy-max answers, (queries, moments).
+
+    It is never more than the data-independent cost by ``analysis``. The sensitivity of a cost
+    (:mod:`pate.accounting.smooth`) is proved for the published one.
 
     Guarantees:
         Papernot et al. 2017, Theorems 2 and 3. The data-dependent term is used only where
         q < 1/(e^{ε₀}+1); there it grows with q, so an upper bound on q gives an upper bound.
         It bounds the divergence from the data at hand to its neighbours.
     """
-    data_independent = log_moments(LaplaceNoisyMaxAnswer(scale=scale), moments)
+    data_independent = log_moments(LaplaceNoisyMaxAnswer(scale=scale), moments, analysis=analysis)
     epsilon = 2 / scale
     valid = (log_q < -np.logaddexp(0.0, epsilon)) & (log_q + epsilon < -1e-9)
     grown = log_q[valid] + epsilon  # log of e^ε q, clear of 0 by more than rounding
@@ -201,9 +214,12 @@ def laplace_from_log_q(log_q: FloatArray, *, scale: float, moments: FloatArray) 
 
 
 @moments_of.register
-def _(event: GaussianNoisyMaxAnswer, moments: FloatArray) -> FloatArray:
-    """Papernot et al. 2018, Proposition 8: RDP(α) = α/σ²."""
-    return moments * (moments + 1) / event.sigma**2
+def _(event: GaussianNoisyMaxAnswer, moments: FloatArray, analysis: Analysis) -> FloatArray:
+    """Papernot et al. 2018, Proposition 8: RDP(α) = α/σ²; or what the index reveals."""
+    published = moments * (moments + 1) / event.sigma**2
+    if analysis is Analysis.PUBLISHED:
+        return published
+    return np.minimum(published, gaussian_index(event.sigma, moments))
 
 
 def gaussian_log_q(votes: ArrayLike, *, sigma: float) -> FloatArray:
@@ -215,8 +231,16 @@ def gaussian_log_q(votes: ArrayLike, *, sigma: float) -> FloatArray:
     return _union_log_q(as_counts(votes), log_beaten)
 
 
-def gaussian_from_log_q(log_q: FloatArray, *, sigma: float, moments: FloatArray) -> FloatArray:
+def gaussian_from_log_q(
+    log_q: FloatArray,
+    *,
+    sigma: float,
+    moments: FloatArray,
+    analysis: Analysis = Analysis.PUBLISHED,
+) -> FloatArray:
     """Return the data-dependent cost of Gaussian noisy-max answers, (queries, moments).
+
+    It is never more than the data-independent cost by ``analysis``, as with Laplace noise.
 
     Guarantees:
         Papernot et al. 2018, Theorem 6 with μ₂ = σ√(log 1/q), μ₁ = μ₂ + 1 (Proposition 10).
@@ -224,7 +248,14 @@ def gaussian_from_log_q(log_q: FloatArray, *, sigma: float, moments: FloatArray)
         where the bound grows with q. It bounds the divergence from the data at hand to its
         neighbours.
     """
-    data_independent = log_moments(GaussianNoisyMaxAnswer(sigma=sigma), moments)
+    cap = log_moments(GaussianNoisyMaxAnswer(sigma=sigma), moments, analysis=analysis)
+    return _capped_gaussian(log_q, sigma=sigma, moments=moments, data_independent=cap)
+
+
+def _capped_gaussian(
+    log_q: FloatArray, *, sigma: float, moments: FloatArray, data_independent: FloatArray
+) -> FloatArray:
+    """Return the bound of Theorem 6, or the data-independent one where that is less."""
     mu2 = sigma * np.sqrt(-log_q)
     epsilon2 = mu2 / sigma**2
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -244,9 +275,12 @@ def gaussian_from_log_q(log_q: FloatArray, *, sigma: float, moments: FloatArray)
 
 
 @moments_of.register
-def _(event: ThresholdCheck, moments: FloatArray) -> FloatArray:
-    """A Gaussian mechanism on a value that one vote moves by at most one."""
-    return moments * (moments + 1) / (2 * event.sigma**2)
+def _(event: ThresholdCheck, moments: FloatArray, analysis: Analysis) -> FloatArray:
+    """A Gaussian mechanism on a value that one vote moves by at most one; or what a bit reveals."""
+    published = moments * (moments + 1) / (2 * event.sigma**2)
+    if analysis is Analysis.PUBLISHED:
+        return published
+    return np.minimum(published, threshold_bit(event.sigma, moments))
 
 
 def checked_statistic(votes: ArrayLike, *, baseline: ArrayLike | None = None) -> FloatArray:
@@ -287,21 +321,34 @@ def _check_threshold(threshold: float) -> None:
         raise InvalidInput(f"threshold is {threshold}; it must be a finite number of votes")
 
 
-def threshold_from_log_q(log_q: FloatArray, *, sigma: float, moments: FloatArray) -> FloatArray:
+def threshold_from_log_q(
+    log_q: FloatArray,
+    *,
+    sigma: float,
+    moments: FloatArray,
+    analysis: Analysis = Analysis.PUBLISHED,
+) -> FloatArray:
     """Return the data-dependent cost of threshold checks, (queries, moments).
 
     Guarantees:
         Papernot et al. 2018, Theorem 6, which covers any mechanism with a likely outcome and an
         RDP of α/s². Here sensitivity one gives α/(2σ²), so s = √2 σ.
     """
-    return gaussian_from_log_q(log_q, sigma=math.sqrt(2) * sigma, moments=moments)
+    cap = log_moments(ThresholdCheck(sigma=sigma), moments, analysis=analysis)
+    return _capped_gaussian(
+        log_q, sigma=math.sqrt(2) * sigma, moments=moments, data_independent=cap
+    )
 
 
 # --- totals over a vote matrix ------------------------------------------------------------------
 
 
 def laplace_total(
-    votes: ArrayLike, *, scale: float, moments: ArrayLike | None = None
+    votes: ArrayLike,
+    *,
+    scale: float,
+    moments: ArrayLike | None = None,
+    analysis: Analysis = Analysis.TIGHT,
 ) -> LogMoments:
     """Return the data-dependent cost of answering every query by Laplace noisy-max.
 
@@ -313,6 +360,8 @@ def laplace_total(
         The Laplace b, in votes.
     moments
         The grid of λ; a fine default grid if None.
+    analysis
+        The bounds of the data-independent cost, which no answer exceeds.
 
     >>> votes = np.array([[240, 5, 5], [130, 100, 20]])
     >>> total = laplace_total(votes, scale=20.0, moments=[1, 8])
@@ -322,13 +371,18 @@ def laplace_total(
     grid = as_moments(moments)
     return _total(
         laplace_log_q(votes, scale=scale),
-        lambda log_q: laplace_from_log_q(log_q, scale=scale, moments=grid),
+        lambda log_q: laplace_from_log_q(log_q, scale=scale, moments=grid, analysis=analysis),
         grid,
+        analysis,
     )
 
 
 def gaussian_total(
-    votes: ArrayLike, *, sigma: float, moments: ArrayLike | None = None
+    votes: ArrayLike,
+    *,
+    sigma: float,
+    moments: ArrayLike | None = None,
+    analysis: Analysis = Analysis.TIGHT,
 ) -> LogMoments:
     """Return the data-dependent cost of answering every query by Gaussian noisy-max.
 
@@ -340,6 +394,8 @@ def gaussian_total(
         The standard deviation of the noise, in votes.
     moments
         The grid of λ; a fine default grid if None.
+    analysis
+        The bounds of the data-independent cost, which no answer exceeds.
 
     >>> votes = np.array([[240, 5, 5], [130, 100, 20]])
     >>> gaussian_total(votes, sigma=20.0).guarantee(delta=1e-5).publishable
@@ -348,8 +404,9 @@ def gaussian_total(
     grid = as_moments(moments)
     return _total(
         gaussian_log_q(votes, sigma=sigma),
-        lambda log_q: gaussian_from_log_q(log_q, sigma=sigma, moments=grid),
+        lambda log_q: gaussian_from_log_q(log_q, sigma=sigma, moments=grid, analysis=analysis),
         grid,
+        analysis,
     )
 
 
@@ -363,6 +420,7 @@ def confident_total(
     answered: ArrayLike | None = None,
     baseline: ArrayLike | None = None,
     data_dependent: bool = True,
+    analysis: Analysis = Analysis.TIGHT,
 ) -> LogMoments:
     """Return the cost of Confident-GNMax, or Interactive-GNMax, over a matrix of votes.
 
@@ -390,13 +448,15 @@ def confident_total(
         For Interactive-GNMax: teachers × the student's probabilities, (queries, classes).
     data_dependent
         Use the votes to bound the cost of checks and answers. If False, only the noise counts.
+    analysis
+        The bounds of the data-independent cost, which no check and no answer exceeds.
 
     >>> votes = np.array([[240, 5, 5], [130, 100, 20]])
     >>> total = confident_total(
     ...     votes, threshold=150, sigma1=100.0, sigma2=40.0, answered=[True, False]
     ... )
     >>> total.data_dependent, round(total.guarantee(delta=1e-5).epsilon, 3)
-    (True, 0.115)
+    (True, 0.112)
     """
     grid = as_moments(moments)
     counts = as_counts(votes)
@@ -406,20 +466,28 @@ def confident_total(
     if data_dependent:
         check = _total(
             threshold_log_q(statistic, threshold=threshold, sigma=sigma1),
-            lambda log_q: threshold_from_log_q(log_q, sigma=sigma1, moments=grid),
+            lambda log_q: threshold_from_log_q(
+                log_q, sigma=sigma1, moments=grid, analysis=analysis
+            ),
             grid,
+            analysis,
         )
         answer = _total(
             gaussian_log_q(counts, sigma=sigma2),
-            lambda log_q: gaussian_from_log_q(log_q, sigma=sigma2, moments=grid),
+            lambda log_q: gaussian_from_log_q(log_q, sigma=sigma2, moments=grid, analysis=analysis),
             grid,
+            analysis,
             weights,
         )
         return check + answer
-    values = len(counts) * log_moments(ThresholdCheck(sigma=sigma1), grid)
-    values += weights.sum() * log_moments(GaussianNoisyMaxAnswer(sigma=sigma2), grid)
+    check_cost = log_moments(ThresholdCheck(sigma=sigma1), grid, analysis=analysis)
+    answer_cost = log_moments(GaussianNoisyMaxAnswer(sigma=sigma2), grid, analysis=analysis)
     return LogMoments(
-        moments=grid, values=values, data_dependent=private, neighbours=Neighbours.REPLACE_ONE
+        moments=grid,
+        values=len(counts) * check_cost + weights.sum() * answer_cost,
+        data_dependent=private,
+        neighbours=Neighbours.REPLACE_ONE,
+        analysis=analysis,
     )
 
 
@@ -498,6 +566,7 @@ def _total(
     log_q: FloatArray,
     from_log_q: FromLogQ,
     moments: FloatArray,
+    analysis: Analysis,
     weights: FloatArray | None = None,
 ) -> LogMoments:
     """Return the sum over queries; equal values of q (many, in practice) are evaluated once."""
@@ -512,5 +581,9 @@ def _total(
         part = slice(start, start + rows)
         values += times[part] @ from_log_q(distinct[part])
     return LogMoments(
-        moments=moments, values=values, data_dependent=True, neighbours=Neighbours.REPLACE_ONE
+        moments=moments,
+        values=values,
+        data_dependent=True,
+        neighbours=Neighbours.REPLACE_ONE,
+        analysis=analysis,
     )

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 from scipy.special import gammaln, logsumexp
 
 from pate.accounting.events import SampledGaussian
+from pate.accounting.guarantee import Analysis
 from pate.accounting.moments import (
     FloatArray,
     as_moments,
@@ -38,7 +39,7 @@ _TAIL = 14.0  # standard deviations integrated beyond the outermost saddle; e^{�
 
 
 @moments_of.register
-def _(event: SampledGaussian, moments: FloatArray) -> FloatArray:
+def _(event: SampledGaussian, moments: FloatArray, analysis: Analysis) -> FloatArray:
     """Return log E₂ at every λ, whole or not.
 
     Guarantees:

@@ -22,6 +22,7 @@ from functools import lru_cache
 import numpy as np
 
 from pate.accounting.events import BestOfTries
+from pate.accounting.guarantee import Analysis
 from pate.accounting.moments import DEFAULT_MOMENTS, FloatArray, compose, moments_of
 from pate.errors import InvalidInput
 
@@ -30,7 +31,7 @@ _TINY = 1e-12  # below it (1 − e^{−z})/z is one, but for bits that do not co
 
 
 @moments_of.register
-def _(event: BestOfTries, moments: FloatArray) -> FloatArray:
+def _(event: BestOfTries, moments: FloatArray, analysis: Analysis) -> FloatArray:
     """Papernot & Steinke 2022, Theorem 2, in log-moments.
 
     Guarantees:
@@ -51,14 +52,15 @@ def _(event: BestOfTries, moments: FloatArray) -> FloatArray:
     """
     x, mean = _spread(event.mean_tries, event.shape)
     hats = np.concatenate([[0.0], DEFAULT_MOMENTS])
-    others = np.concatenate([[0.0], _one_try(event, DEFAULT_MOMENTS)])
+    others = np.concatenate([[0.0], _one_try(event, DEFAULT_MOMENTS, analysis)])
     chosen = (1 + event.shape) * float(np.min((others + x) / (hats + 1)))
-    return _one_try(event, moments) + moments * chosen + math.log(mean)
+    return _one_try(event, moments, analysis) + moments * chosen + math.log(mean)
 
 
-def _one_try(event: BestOfTries, moments: FloatArray) -> FloatArray:
+def _one_try(event: BestOfTries, moments: FloatArray, analysis: Analysis) -> FloatArray:
     """Return the log of the mean over candidates of e^{αᵢ(λ)}; exact where all cost the same."""
-    costs = np.stack([compose(candidate, moments).values for candidate in event.candidates])
+    plans = [compose(each, moments, analysis=analysis) for each in event.candidates]
+    costs = np.stack([plan.values for plan in plans])
     most = costs.max(axis=0)
     ended = np.isfinite(most)
     below = np.where(ended, costs, 0.0) - np.where(ended, most, 0.0)  # 0 or less

@@ -9,6 +9,9 @@ Costs here are RDP at **one Rényi order**, fixed before the votes are opened. O
 change its vote on every query at once, on each by one vote or not at all; so sensitivities
 *within* distance d add up over queries (those at *exactly* distance d do not).
 
+Costs are capped by the **published** data-independent bounds (α/σ², …), for which the propositions
+below were proved, and not by the tighter ones of :mod:`pate.accounting.argmax_divergence`.
+
 Guarantees, where teachers may abstain:
     A change of one teacher moves its vote to another class, takes it away or adds it; the number
     of teachers (k, public) stays, and a query holds k votes at most. Taking away or adding moves
@@ -32,7 +35,13 @@ from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri_exp
 
-from pate.accounting.events import GaussianNoisyMaxAnswer, LaplaceNoisyMaxAnswer, ThresholdCheck
+from pate.accounting.events import (
+    Event,
+    GaussianNoisyMaxAnswer,
+    LaplaceNoisyMaxAnswer,
+    ThresholdCheck,
+)
+from pate.accounting.guarantee import Analysis
 from pate.accounting.moments import FloatArray, log1mexp, log_moments
 from pate.accounting.noisy_max import (
     Counts,
@@ -76,6 +85,12 @@ class SensitiveCost:
     def smooth_sensitivity(self, beta: float) -> float:
         """Return max_d e^{−βd} · local sensitivity within distance d."""
         return discounted_max(self.local_sensitivity, beta)
+
+
+def _ceiling(event: Event, order: float) -> float:
+    """Return the published data-independent RDP of an event: the cap of the costs analysed here."""
+    cost = log_moments(event, np.array([order - 1]), analysis=Analysis.PUBLISHED)
+    return float(cost[0]) / (order - 1)
 
 
 def discounted_max(sensitivity: FloatArray, beta: float) -> float:
@@ -279,8 +294,7 @@ def gnmax_cost(
     teachers = count_teachers(counts, teachers)
     analysis = _analysis(sigma, order, counts.shape[1])
     times = _as_weights(weights, len(counts))
-    ceiling = float(log_moments(GaussianNoisyMaxAnswer(sigma=sigma), np.array([order - 1]))[0])
-    ceiling *= times.sum() / (order - 1)
+    ceiling = times.sum() * _ceiling(GaussianNoisyMaxAnswer(sigma=sigma), order)
     sensitivity = np.zeros(teachers + 2)
     if gaussian_log_q(_unanimous(counts, teachers), sigma=sigma)[0] >= analysis.log_q0:
         return SensitiveCost(  # no votes make it data-dependent
@@ -348,8 +362,7 @@ def threshold_cost(
         )
         within = np.maximum.accumulate(np.append(at, [0.0, 0.0]))
         sensitivity += count * within
-    event = ThresholdCheck(sigma=sigma)
-    ceiling = float(log_moments(event, np.array([order - 1]))[0]) / (order - 1)
+    ceiling = _ceiling(ThresholdCheck(sigma=sigma), order)
     return SensitiveCost(
         order=order,
         value=float(times @ costs[values]),
@@ -410,7 +423,7 @@ def lnmax_cost(
         sensitivity += weight * _nested_maxima(
             growth, first.astype(np.int64), last.astype(np.int64)
         )
-    ceiling = float(log_moments(LaplaceNoisyMaxAnswer(scale=scale), moment)[0]) / (order - 1)
+    ceiling = _ceiling(LaplaceNoisyMaxAnswer(scale=scale), order)
     return SensitiveCost(
         order=order,
         value=float(each @ cost(log_q)),

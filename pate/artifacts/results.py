@@ -14,7 +14,16 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.accounting import Conversion, Event, Guarantee, Neighbours, event_from_json, event_to_json
+from pate.accounting import (
+    Accountant,
+    Analysis,
+    Conversion,
+    Event,
+    Guarantee,
+    Neighbours,
+    event_from_json,
+    event_to_json,
+)
 from pate.artifacts.store import Artifact, Draft
 from pate.errors import StoreError
 from pate.metrics import Share
@@ -28,6 +37,7 @@ _ARRAYS = ("asked", "answered", "labels", "kept", "kept_labels")
 _PRIVATE = "private"  # the verdict on noise that was not seeded
 _COSTS, _EVALUATION, _CHARGE = "guarantees.json", "evaluation.json", "charge.json"
 _NAME_LISTS = ("sources", "settings", "builds_on")  # of a charge's note
+_TABLE, _SOFT = "noised.npy", ("probabilities.npy", "confidence.npy")
 _EVENTS, _PLAN, _SANITISED = "events.json", "plan.json", "sanitised.json"
 
 
@@ -42,6 +52,8 @@ class StatedGuarantee:
     neighbours: str
     conversion: str | None
     caveats: tuple[str, ...] = ()
+    analysis: str = Analysis.PUBLISHED.value  # where files do not say
+    accountant: str = Accountant.MOMENTS.value  # the same
 
     @classmethod
     def of(cls, guarantee: Guarantee, *, neighbours: Neighbours | None = None) -> Self:
@@ -59,7 +71,26 @@ class StatedGuarantee:
         return cls(**{**known, "caveats": tuple(value.get("caveats", ()))})
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "caveats": list(self.caveats)}
+        record = {**asdict(self), "caveats": list(self.caveats)}
+        if self.analysis == Analysis.PUBLISHED:
+            del record["analysis"]
+        if self.accountant == Accountant.MOMENTS:
+            del record["accountant"]
+        return record
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee that is stated."""
+        return Guarantee(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            moment=self.moment,
+            neighbours=Neighbours(self.neighbours),
+            conversion=None if self.conversion is None else Conversion(self.conversion),
+            analysis=Analysis(self.analysis),
+            accountant=Accountant(self.accountant),
+            caveats=self.caveats,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +169,73 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NoisedCounts:
+    """A table of record votes with noise on every count: PRIVATE until it is paid for.
+
+    Attributes
+    ----------
+    counts : ndarray of int64
+        (cells, classes), in units; a count may be below zero.
+    units : int
+        Units that make a vote.
+    variance : float
+        The variance of the noise on one count, in units².
+    """
+
+    counts: IntArray
+    units: int
+    variance: float
+
+    @property
+    def votes(self) -> NDArray[np.float64]:
+        """The noised counts in votes."""
+        found: NDArray[np.float64] = self.counts / self.units
+        return found
+
+    @classmethod
+    def load(cls, artifact: Artifact) -> Self | None:
+        """Read the table of an answer; None where there is none."""
+        if not (artifact.path / _TABLE).is_file():
+            return None
+        return cls(
+            counts=artifact.array(_TABLE),
+            units=int(artifact.facts["units"]),
+            variance=float(artifact.facts["variance"]),
+        )
+
+    def save(self, draft: Draft) -> None:
+        draft.save_array(_TABLE, self.counts)
+        draft.facts.update(units=self.units, variance=self.variance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SoftLabels:
+    """Probabilities of the classes of each public input, and how sure they are; RELEASED.
+
+    Attributes
+    ----------
+    probabilities : ndarray of float64
+        (inputs, classes); every row sums to one.
+    confidence : ndarray of float64
+        (inputs,), the probability of the most probable class.
+    """
+
+    probabilities: NDArray[np.float64]
+    confidence: NDArray[np.float64]
+
+    @property
+    def labels(self) -> IntArray:
+        """The most probable class of each input."""
+        return np.asarray(self.probabilities.argmax(axis=1), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Labels(Answers):
-    """Labels that were drawn from votes: PRIVATE until they are paid for, then RELEASED."""
+    """Labels that were drawn from votes: PRIVATE until they are paid for, then RELEASED.
+
+    Those of record votes follow from a noised table, which is part of them, by smoothing; they have
+    probabilities and a confidence for each of :attr:`answered`.
+    """
 
     events: tuple[Event, ...]  # what happened
     plan: StatedPlan
@@ -147,6 +243,8 @@ class Labels(Answers):
     family: str | None = None  # what makes answers to one query interchangeable; None: nothing
     extended: bool = False  # whether an earlier release was given out again as part of it
     protects: str = ""  # whom the guarantee protects
+    table: NoisedCounts | None = None  # behind them, of record votes
+    soft: SoftLabels | None = None
 
     @property
     def seeded(self) -> bool:
@@ -204,7 +302,13 @@ class Labels(Answers):
             family=facts.get("family"),
             extended=bool(facts.get("extended")),
         )
-        return replace(labels, protects=str(facts.get("protects", "")))
+        table, soft = NoisedCounts.load(artifact), None
+        if (artifact.path / _SOFT[0]).is_file():
+            soft = SoftLabels(
+                probabilities=artifact.array(_SOFT[0]), confidence=artifact.array(_SOFT[1])
+            )
+        protects = str(facts.get("protects", ""))
+        return replace(labels, protects=protects, table=table, soft=soft)
 
     def save(self, draft: Draft) -> None:
         """Write them into a draft; the artifact's other facts are left as they are."""
@@ -214,6 +318,11 @@ class Labels(Answers):
         draft.facts.update(family=self.family, extended=self.extended, randomness=self.randomness)
         if self.protects:
             draft.facts["protects"] = self.protects
+        if self.table is not None:
+            self.table.save(draft)
+        if self.soft is not None:
+            draft.save_array(_SOFT[0], self.soft.probabilities)
+            draft.save_array(_SOFT[1], self.soft.confidence)
 
 
 def is_seeded(artifact: Artifact) -> bool:
@@ -262,9 +371,14 @@ class Costs:
             )
 
     def save(self, draft: Draft) -> None:
-        found = asdict(self)
+        found = asdict(self) | {
+            "guarantee": self.guarantee.as_json(),
+            "odometer": _as_json(self.odometer),
+            "plan": _as_json(self.plan),
+        }
         if self.sanitised is not None:
             del found["why_not"]
+            found["sanitised"] = self.sanitised.as_json()
         draft.save_json(_COSTS, found)
 
 
@@ -284,8 +398,12 @@ class PrivateCosts:
             return cls(guarantees=_by_conversion(found))
 
     def save(self, draft: Draft) -> None:
-        known = asdict(self)["guarantees"]
+        known = _as_json(self.guarantees)
         draft.save_json(_COSTS, known if self.why_not is None else {"why_not": self.why_not})
+
+
+def _as_json(guarantees: Mapping[str, StatedGuarantee]) -> dict[str, Any]:
+    return {name: each.as_json() for name, each in guarantees.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +425,41 @@ class Evaluation:
     confusion: tuple[tuple[int, ...], ...]  # records by their class (rows) and prediction (columns)
     agreement: Share | None  # of the student with the released labels
     labels: Share | None  # of the released labels that are right, where that is known
+
+    @classmethod
+    def of(
+        cls,
+        predicted: IntArray,
+        truth: IntArray,
+        *,
+        class_names: Sequence[str],
+        agreement: Share | None = None,
+        labels: Share | None = None,
+    ) -> Self:
+        """Return the evaluation of predictions for test records.
+
+        >>> made = Evaluation.of(np.array([0, 1, 1]), np.array([0, 0, 1]), class_names=["a", "b"])
+        >>> made.confusion, made.classes[1].predicted
+        (((1, 1), (0, 1)), 2)
+        """
+        count = len(class_names)
+        cells = np.bincount(truth * count + predicted, minlength=count * count)
+        table = cells.reshape(count, count)
+        return cls(
+            student=Share.counted(int(table.trace()), len(truth)),
+            classes=tuple(
+                ClassCount(
+                    name=name,
+                    records=int(table[label].sum()),
+                    right=int(table[label, label]),
+                    predicted=int(table[:, label].sum()),
+                )
+                for label, name in enumerate(class_names)
+            ),
+            confusion=tuple(map(tuple, table.tolist())),
+            agreement=agreement,
+            labels=labels,
+        )
 
     @classmethod
     def load(cls, artifact: Artifact) -> Self:
@@ -386,6 +539,7 @@ class ChargeNote:
     sources: tuple[str, ...] = ()  # fingerprints of what it is drawn from
     settings: tuple[str, ...] = ()  # digests of all that could have been drawn
     builds_on: tuple[str, ...] = ()  # charges of answers that it is worked out from
+    recipe: str | None = None  # a digest of the settings alone, without records and plug-ins
 
     @property
     def release(self) -> str:
@@ -405,12 +559,13 @@ class ChargeNote:
                 study=note.get("study"),  # earlier versions noted less
                 events=_read_events(note.get("events", ())),
                 extends=note.get("extends"),
+                recipe=note.get("recipe"),
                 **{name: tuple(note.get(name, ())) for name in _NAME_LISTS},
             )
 
     def save(self, draft: Draft, *, begun: bool = False) -> None:
-        """Write it into a draft; of a drawing that has only ``begun``, its name and study."""
-        note: dict[str, Any] = {"name": self.name, "study": self.study}
+        """Write it into a draft; of one that has only ``begun``, its name, study and recipe."""
+        note: dict[str, Any] = {"name": self.name, "study": self.study, "recipe": self.recipe}
         if not begun:
             note["events"] = _events_json(self.events)
             note |= {name: getattr(self, name) for name in ("extends", *_NAME_LISTS)}

@@ -14,12 +14,13 @@ from pate.cli import options
 from pate.console import run_command, set_debugging
 
 _MODULES = {
-    "pipeline": ("run", *options.STAGES, "status", "recipes", "new"),
+    "pipeline": ("run", *options.STAGES, "status", "recipes", "schema", "new"),
     "aggregate_votes": ("aggregate-votes",),
     "plan": ("plan",),
     "sweep": ("sweep",),
     "compare": ("compare",),
     "report": ("report",),
+    "audit": ("audit",),
     "release": ("release", "verify"),
     "epsilon": ("epsilon",),
     "ledger": ("ledger",),

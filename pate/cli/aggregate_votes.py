@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 app = options.new_app()
 
 Noise = Annotated[float | None, typer.Option(show_default=False)]
-MechanismName = Annotated[str, typer.Option("--mechanism", help="gnmax, lnmax or confident.")]
+MechanismName = Annotated[
+    str, typer.Option("--mechanism", help="gnmax, lnmax, gumbel or confident.")
+]
 LedgerFile = Annotated[
     Path, typer.Option("--ledger", help="The ledger of the private data; created if missing.")
 ]
@@ -62,9 +65,9 @@ def aggregate_votes(
     import numpy as np
     from pydantic import ValidationError
 
-    from pate._format import format_epsilon
+    from pate._format import format_cost
     from pate.aggregation import aggregate_votes as aggregate
-    from pate.mechanisms import AggregateSpec, make_mechanism
+    from pate.mechanisms import AggregateSpec, voting_mechanism
 
     noise = {"sigma": sigma, "scale": scale, "threshold": threshold, "sigma1": sigma1,
              "sigma2": sigma2}  # fmt: skip
@@ -82,7 +85,7 @@ def aggregate_votes(
     assert cast is not None
     done = aggregate(
         cast,
-        make_mechanism(spec),
+        voting_mechanism(spec),
         delta=delta,
         ledger=ledger,
         out=out,
@@ -90,21 +93,22 @@ def aggregate_votes(
         queries=queries,
         budget=budget,
         spend=spend,
+        report=partial(typer.echo, err=json),
     )
     answered = int(np.count_nonzero(done.labels >= 0))
     if json:
-        import json as encoder
+        from pate.console import print_json
 
         report = {"out": str(out), "answered": answered, "asked": len(done.labels),
                   "release": done.release, "guarantee": done.guarantee.as_json()}  # fmt: skip
-        typer.echo(encoder.dumps(report, allow_nan=False))
+        print_json(report)
         return
     if not done.drawn:
         typer.echo(f"nothing to draw: {out} was paid for before")
     typer.echo(f"{out}: {answered} labels of {len(done.labels)} queries")
     typer.echo(
-        f"ε = {format_epsilon(done.guarantee.epsilon)} at δ = {done.guarantee.delta:g}, for data "
-        "sets that differ in the records of one teacher"
+        f"{format_cost(done.guarantee.epsilon, done.guarantee.delta)}, for data "
+        f"sets that differ in the records of one teacher ({ledger.absolute()})"
     )
 
 

@@ -1,15 +1,14 @@
-"""``pate compare``: PATE and DP-SGD on one split, at the same (ε, δ)."""
+"""``pate compare``: PATE (teachers, record votes) and DP-SGD on one split, at the same (ε, δ)."""
 
 from __future__ import annotations
 
-import json as encoder
 import shlex
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pate.cli import options as shared
-from pate.console import wide_console
+from pate.console import print_json, wide_console
 
 if TYPE_CHECKING:
     from pate.studies.compare import Comparison
@@ -22,7 +21,7 @@ Epsilons = Annotated[
     typer.Option("--epsilon", help="The ε to compare at, such as 0.5,1,2; default: the recipe's."),
 ]
 Seeds = Annotated[
-    int | None, typer.Option("--seeds", help="Repetitions of either method; default: the recipe's.")
+    int | None, typer.Option("--seeds", help="Repetitions of each method; default: the recipe's.")
 ]
 
 
@@ -38,10 +37,11 @@ def compare(
     plugin_path: shared.PluginPath = None,
     insecure_seed: shared.InsecureSeed = None,
     spend: shared.Spend = False,
+    dry_run: shared.DryRun = False,
     quiet: shared.Quiet = False,
     json: shared.Json = False,
 ) -> None:
-    """Compare PATE with DP-SGD on the same data at the same ε; what is done is skipped.
+    """Compare PATE with DP-SGD on the same data within the same ε; what is done is skipped.
 
     Every run is charged to the data's ledgers, with the tag of the comparison. The table is
     followed by the cost of all of them together.
@@ -55,15 +55,22 @@ def compare(
         plugin_path=plugin_path,
         insecure_seed=insecure_seed,
         spend=spend,
-        quiet=quiet or json,
+        quiet=quiet,
+        json=json,
     )
+    if dry_run:
+        planned = studies.prepare_comparison(
+            recipe, epsilons=epsilons, seeds=seeds, set=settings, out=out, options=options
+        )[1].preview()
+        print_json(planned.as_json()) if json else typer.echo(str(planned))
+        return
     comparison = studies.compare(
         recipe, epsilons=epsilons, seeds=seeds, set=settings, out=out, options=options
     )
     if json:
-        typer.echo(encoder.dumps(comparison.as_json(), ensure_ascii=False, allow_nan=False))
+        print_json(comparison.as_json())
     else:
-        _show(comparison, shared.repeated(options))
+        _show(comparison, shared.seed_words(options))
 
 
 def _parsed(epsilon: str) -> list[float]:

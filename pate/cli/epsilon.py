@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,11 +12,12 @@ import typer
 
 from pate.cli import options
 from pate.cli.aggregate_votes import read_votes
-from pate.cli.options import ConversionName
+from pate.cli.options import AnalysisName, ConversionName, PartitionName
+from pate.console import print_json
 from pate.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from pate.accounting import Conversion, Event, LogMoments
+    from pate.accounting import Analysis, Conversion, Event, Guarantee, LogMoments
     from pate.accounting.calibrate import Epsilon
     from pate.accounting.moments import FloatArray
     from pate.votes import Votes
@@ -30,6 +31,7 @@ app = options.new_app(
 
 
 class AccountantName(StrEnum):
+    tightest = "tightest"
     abadi = "abadi"
     moments = "moments"
     pld = "pld"
@@ -43,26 +45,81 @@ class Terms:
     conversion: Conversion
     grid: FloatArray | None
     max_moment: int | None
+    partition: PartitionName | None = None  # of votes: decides what one record changes
+    analysis: Analysis | None = None  # of votes; there are none if it is left out
 
     @classmethod
-    def of(cls, delta: float, conversion: ConversionName, max_moment: int | None) -> Terms:
+    def of(
+        cls,
+        delta: float,
+        conversion: ConversionName,
+        max_moment: int | None,
+        partition: PartitionName | None = None,
+        analysis: AnalysisName | None = None,
+    ) -> Terms:
         from pate._validate import check_delta
-        from pate.accounting import Conversion, integer_moments
+        from pate.accounting import Analysis, Conversion, integer_moments
 
         check_delta(delta)
         grid = None if max_moment is None else integer_moments(max_moment)
-        return cls(delta, Conversion(conversion.value), grid, max_moment)
+        bounds = None if analysis is None else Analysis(analysis.value)
+        return cls(delta, Conversion(conversion.value), grid, max_moment, partition, bounds)
+
+    @property
+    def bounds(self) -> Analysis:
+        from pate.accounting import Analysis
+
+        return self.analysis or Analysis.TIGHT
+
+    def plan(self, events: Iterable[Event]) -> Guarantee:
+        """Return the guarantee of events that are fixed in advance."""
+        from pate.accounting import guarantee_of_plan
+
+        return guarantee_of_plan(
+            events,
+            delta=self.delta,
+            conversion=self.conversion,
+            moments=self.grid,
+            analysis=self.bounds,
+        )
+
+    def compose(self, events: Iterable[Event]) -> Report:
+        return self._stated(self.plan(events))
 
     def convert(self, total: LogMoments) -> Report:
-        return total.guarantee(delta=self.delta, conversion=self.conversion).as_json()
+        return self._stated(total.guarantee(delta=self.delta, conversion=self.conversion))
 
-    def epsilon(self) -> Epsilon:
+    def _stated(self, guarantee: Guarantee) -> Report:
+        if self.partition is not None:
+            from pate.partition import PartitionSpec
+
+            relation = PartitionSpec(method=self.partition.value).neighbours
+            guarantee = replace(guarantee, neighbours=relation)
+        return guarantee.as_json()
+
+    def epsilon(self, events: list[Event]) -> float:
+        return self.plan(events).epsilon
+
+    @property
+    def rough(self) -> Epsilon:
+        """The ε by log-moments alone: a quick start for a search."""
         from pate.accounting.calibrate import moments_epsilon
 
-        return moments_epsilon(delta=self.delta, conversion=self.conversion, moments=self.grid)
+        return moments_epsilon(
+            delta=self.delta,
+            conversion=self.conversion,
+            moments=self.grid,
+            analysis=self.bounds,
+        )
 
     def as_json(self) -> Report:
-        return {"delta": self.delta, "conversion": self.conversion, "max_moment": self.max_moment}
+        return {
+            "delta": self.delta,
+            "conversion": self.conversion,
+            "max_moment": self.max_moment,
+            "partition": self.partition,
+            "analysis": self.analysis,
+        }
 
 
 def _solve(
@@ -71,6 +128,9 @@ def _solve(
     target: float | None,
     event: Callable[[float], Event],
     epsilon: Epsilon,
+    *,
+    rough: Epsilon | None = None,
+    tolerance: float = 1e-7,
 ) -> tuple[float, int, str | None]:
     """Return noise, count and which of them was found for the target, if one was."""
     from pate.accounting.calibrate import most, smallest_noise
@@ -87,10 +147,13 @@ def _solve(
         ]
         raise InvalidInput(f"give {' and '.join(missing)}, or --target-epsilon to find it")
     if times is not None:
-        return smallest_noise(event, count=times, target=target, epsilon=epsilon), times, noise_name
+        solved = smallest_noise(
+            event, count=times, target=target, epsilon=epsilon, rough=rough, tolerance=tolerance
+        )
+        return solved, times, noise_name
     if amount is None:
         raise InvalidInput(f"--target-epsilon needs {flags[0]} or {flags[1]}")
-    found = most(event(amount), target=target, epsilon=epsilon)
+    found = most(event(amount), target=target, epsilon=epsilon, rough=rough)
     if found == 0:
         raise InvalidInput(
             f"with {flags[0]} {amount:g} not even one of them stays within ε {target:g}"
@@ -98,7 +161,7 @@ def _solve(
     return amount, found, count_name
 
 
-def _noisy_max(key: str, *, noise: str, help: str) -> None:
+def _noisy_max(name: str, key: str, *, noise: str, help: str) -> None:
     """Add the command of a mechanism whose one setting is its noise."""
 
     def command(
@@ -109,24 +172,26 @@ def _noisy_max(key: str, *, noise: str, help: str) -> None:
         target_epsilon: options.TargetEpsilon = None,
         max_moment: options.MaxMoment = None,
         conversion: options.Conversion = ConversionName.improved,
+        partition: options.Partition = PartitionName.hash,
+        analysis: options.Analysis = AnalysisName.tight,
         labels: options.Labels = False,
         counts: options.Counts = False,
         abstentions: options.Abstentions = False,
         classes: options.Classes = None,
         json: options.Json = False,
     ) -> None:
-        from pate.accounting import compose
-        from pate.mechanisms import GaussianNoisyMax, LaplaceNoisyMax, Mechanism
+        from pate.mechanisms import MECHANISMS
 
-        kind: type[Mechanism] = LaplaceNoisyMax if key == "scale" else GaussianNoisyMax
+        kind = MECHANISMS[name]
         cast = read_votes(votes, queries, labels, counts, abstentions, classes)
-        terms = Terms.of(delta, conversion, max_moment)
+        terms = Terms.of(delta, conversion, max_moment, partition, analysis)
         found, count, solved = _solve(
             (key, amount),
             ("queries", queries if cast is None else cast.queries),
             target_epsilon,
             lambda value: kind.from_keys({key: value}).answer_event,
-            terms.epsilon(),
+            terms.epsilon,
+            rough=terms.rough,
         )
         mechanism = kind.from_keys({key: found})
         report: Report = {"mechanism": kind.name, key: found, "queries": count}
@@ -134,24 +199,34 @@ def _noisy_max(key: str, *, noise: str, help: str) -> None:
             report |= _described(cast)
         report |= {"target_epsilon": target_epsilon, "found": solved}
         caps = mechanism.caps(queries=count, answers=count)
-        report["data_independent"] = terms.convert(compose(caps, terms.grid))
+        report["data_independent"] = terms.compose(caps)
         if cast is not None:
-            total = mechanism.data_dependent_cost(cast.counts, moments=terms.grid)
+            total = mechanism.data_dependent_cost(
+                cast.counts, moments=terms.grid, analysis=terms.bounds
+            )
             report["data_dependent"] = terms.convert(total)
         _show(report | terms.as_json(), json=json)
 
-    app.command("lnmax" if key == "scale" else "gnmax", help=help)(command)
+    app.command(name, help=help)(command)
 
 
 _noisy_max(
+    "lnmax",
     "scale",
     noise="Laplace b, in votes.",
     help="Laplace noisy-max (PATE 2017): add Lap(scale) to every count, release the winner.",
 )
 _noisy_max(
+    "gnmax",
     "sigma",
     noise="Standard deviation, in votes.",
     help="Gaussian noisy-max (PATE 2018): add N(0, sigma²) to every count, release the winner.",
+)
+_noisy_max(
+    "gumbel",
+    "scale",
+    noise="Gumbel b, in votes.",
+    help="Gumbel noisy-max (exponential mechanism): release class j with chance ∝ e^(votes/scale).",
 )
 
 
@@ -171,6 +246,8 @@ def confident(
     ] = None,
     max_moment: options.MaxMoment = None,
     conversion: options.Conversion = ConversionName.improved,
+    partition: options.Partition = PartitionName.hash,
+    analysis: options.Analysis = AnalysisName.tight,
     labels: options.Labels = False,
     counts: options.Counts = False,
     abstentions: options.Abstentions = False,
@@ -186,12 +263,11 @@ def confident(
         GaussianNoisyMaxAnswer,
         Repeated,
         ThresholdCheck,
-        compose,
         confident_total,
     )
     from pate.accounting.noisy_max import answer_weights, checked_statistic
 
-    terms = Terms.of(delta, conversion, max_moment)
+    terms = Terms.of(delta, conversion, max_moment, partition, analysis)
     check, answer = ThresholdCheck(sigma=sigma1), GaussianNoisyMaxAnswer(sigma=sigma2)
     cast = read_votes(votes, queries, labels, counts, abstentions, classes)
     settings = {"threshold": threshold, "sigma1": sigma1, "sigma2": sigma2}
@@ -199,7 +275,7 @@ def confident(
 
     def all_of(asked: int, answered: int) -> Report:
         caps = [Repeated(check, asked), Repeated(answer, answered)]
-        return terms.convert(compose(caps, terms.grid))
+        return terms.compose(caps)
 
     if cast is None:
         if queries is None:
@@ -223,6 +299,7 @@ def confident(
             moments=terms.grid,
             baseline=lead,
             data_dependent=data_dependent,
+            analysis=terms.bounds,
         )
         return terms.convert(total)
 
@@ -269,8 +346,11 @@ def dpsgd(
     target_epsilon: options.TargetEpsilon = None,
     accountant: Annotated[
         AccountantName,
-        typer.Option(help="abadi: whole λ ≤ 32, classic; moments: fine grid; pld: tightest."),
-    ] = AccountantName.moments,
+        typer.Option(
+            help="tightest: the smaller of moments and pld; moments: log-moments on a fine grid; "
+            "pld: privacy loss distributions; abadi: whole λ ≤ 32, classic."
+        ),
+    ] = AccountantName.tightest,
     max_moment: options.MaxMoment = None,
     conversion: Annotated[
         ConversionName | None, typer.Option(help="How log-moments become ε (moments).")
@@ -281,6 +361,8 @@ def dpsgd(
     from pate.accounting import Repeated, SampledGaussian
     from pate.accounting.calibrate import DpsgdAccountant, Method
 
+    if accountant is AccountantName.tightest and (max_moment or conversion):
+        accountant = AccountantName.moments  # which they are settings of
     if accountant is not AccountantName.moments and (max_moment or conversion):
         raise InvalidInput(
             f"--max-moment and --conversion do not go with --accountant {accountant}"
@@ -302,6 +384,8 @@ def dpsgd(
         target_epsilon,
         step,
         method.epsilon,
+        rough=method.rough,
+        tolerance=method.tolerance,
     )
     guarantee = method.guarantee([Repeated(step(noise), count)]).as_json()
     report = {
@@ -331,7 +415,7 @@ def _plain(mechanism: str, key: str, *, noise: str, norm: str) -> None:
         conversion: options.Conversion = ConversionName.improved,
         json: options.Json = False,
     ) -> None:
-        from pate.accounting import Gaussian, Laplace, Repeated, compose
+        from pate.accounting import Gaussian, Laplace, Repeated
 
         kind = Laplace if mechanism == "laplace" else Gaussian
         terms = Terms.of(delta, conversion, max_moment)
@@ -343,9 +427,11 @@ def _plain(mechanism: str, key: str, *, noise: str, norm: str) -> None:
             ("queries", queries if queries is not None or open_ended else 1),
             target_epsilon,
             lambda value: kind(noise_multiplier=value),
-            terms.epsilon(),
+            terms.epsilon,
+            rough=terms.rough,
+            tolerance=1e-4 if kind is Laplace else 1e-7,  # loss distributions take long
         )
-        total = compose([Repeated(kind(noise_multiplier=multiplier), count)], terms.grid)
+        total = terms.compose([Repeated(kind(noise_multiplier=multiplier), count)])
         report = {
             "mechanism": mechanism,
             key: multiplier * sensitivity,
@@ -353,7 +439,7 @@ def _plain(mechanism: str, key: str, *, noise: str, norm: str) -> None:
             "queries": count,
             "target_epsilon": target_epsilon,
             "found": solved,
-            "data_independent": terms.convert(total),
+            "data_independent": total,
         }
         _show(report | terms.as_json(), json=json)
 
@@ -378,9 +464,7 @@ def _show(report: Report, *, json: bool) -> None:
     """Print a report: JSON for machines, or the question and a row for each guarantee."""
     report = {key: value for key, value in report.items() if key == "moment" or value is not None}
     if json:
-        import json as encoder
-
-        typer.echo(encoder.dumps(_finite(report), allow_nan=False))
+        print_json(report)
         return
     from rich.console import Console
     from rich.table import Table
@@ -403,7 +487,7 @@ def _show(report: Report, *, json: bool) -> None:
         moment = guarantee["moment"]
         table.add_row(
             _TITLES[key],
-            format_epsilon(guarantee["epsilon"], digits=6),
+            format_epsilon(guarantee["epsilon"]),
             "" if moment is None else f"{moment:g}",
             "may be published" if guarantee["publishable"] else "private: do not publish",
         )
@@ -411,20 +495,12 @@ def _show(report: Report, *, json: bool) -> None:
     console.print(_reading(report), soft_wrap=True)
 
 
-def _finite(value: Any) -> Any:
-    """Return a value as JSON knows it: an unbounded ε is the string "inf"."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    return "inf" if value == float("inf") else value
-
-
 def _reading(report: Report) -> str:
-    from pate._format import SAME_AT_PUBLIC_RATE, describe_neighbours
+    from pate._format import SAME_AT_PUBLIC_RATE, describe_neighbours, format_delta
 
     guarantee = report["data_independent"]
-    text = (
-        f"δ = {guarantee['delta']:g}; neighbours: {describe_neighbours(guarantee['neighbours'])}."
-    )
+    relation = describe_neighbours(guarantee["neighbours"])
+    text = f"δ = {format_delta(guarantee['delta'])}, for {relation}."
     if report.get("mechanism") == "dpsgd":
         text += f" {SAME_AT_PUBLIC_RATE.capitalize()}."
     if "data_dependent" in report:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pate.cli import options
-from pate.console import wide_console
+from pate.console import print_json, wide_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,6 +28,7 @@ def _root() -> None:
 def show(
     place: Annotated[Path, typer.Argument(help="A run's folder, or a ledger file.")],
     data_root: options.DataRoot = None,
+    json: options.Json = False,
 ) -> None:
     """Print every charge, the budget spent and left, and what studies cost together."""
     from pate.accounting import Ledger
@@ -44,12 +45,62 @@ def show(
         root = default_root(data_root)
         if data_root is None:
             root = find_data_root(place, recipe, root)
-        path, one_teacher = ledger_path(recipe, root), recipe.partition.neighbours
+        path, one_teacher = ledger_path(recipe, root), recipe.neighbours
         require_paid_in(Store(root=place), recipe, root)
         if not path.exists():
             raise InvalidInput(f"{recipe.data.name} has paid for nothing yet")
     with Ledger.open(path) as ledger:
-        _show(ledger, one_teacher=one_teacher)
+        if json:
+            print_json(_report(ledger, one_teacher=one_teacher))
+        else:
+            _show(ledger, one_teacher=one_teacher)
+
+
+def _report(ledger: Ledger, *, one_teacher: Neighbours | None) -> dict[str, Any]:
+    """Return what :func:`_show` prints, as plain values."""
+    import json as decoder
+
+    from pate.accounting import Neighbours, event_to_json
+    from pate.accounting.ledger.data_ledger import ledger_report
+    from pate.accounting.ledger.study_costs import total_study_costs
+
+    charges = ledger.charges()
+    studies = (
+        total_study_costs(ledger, one_teacher=one_teacher or Neighbours.ADD_REMOVE)
+        if any(charge.studies for charge in charges)
+        else ()
+    )
+    return ledger_report(ledger) | {
+        "charges": [
+            {
+                "number": each.number,
+                "release": each.release,
+                "charged_at": each.charged_at,
+                "studies": list(each.studies),
+                "neighbours": None if each.records is None else each.records.value,
+                "events": [decoder.loads(event_to_json(event)) for event in each.events],
+            }
+            for each in charges
+        ],
+        "studies": [
+            {
+                "name": each.here.name,
+                "here": _cost(each.here.guarantee),
+                "other": None if each.other is None else _cost(each.other.guarantee),
+                "together": None if each.together is None else _cost(each.together),
+                "planned_in_advance": each.in_advance,
+            }
+            for each in studies
+        ],
+    }
+
+
+def _cost(guarantee: Guarantee) -> dict[str, Any]:
+    return {
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "neighbours": guarantee.neighbours.value,
+    }
 
 
 def _show(ledger: Ledger, *, one_teacher: Neighbours | None) -> None:
@@ -113,11 +164,11 @@ def _studies(ledger: Ledger, one_teacher: Neighbours | None) -> Iterator[str]:
 
 
 def _together(total: Guarantee | None) -> str:
-    from pate._format import describe_neighbours, format_epsilon
+    from pate._format import describe_neighbours, format_delta, format_epsilon
 
     if total is None:  # δ of a restated guarantee came to one
         return "nothing is promised between data sets that differ in one record replaced"
     return (
-        f"ε {format_epsilon(total.epsilon)} at δ {format_epsilon(total.delta)}, for "
+        f"ε {format_epsilon(total.epsilon)} at δ {format_delta(total.delta)}, for "
         f"{describe_neighbours(total.neighbours)}: ε add up, and so do δ"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
 class ConversionName(StrEnum):
     classic = "classic"
     improved = "improved"
+
+
+class PartitionName(StrEnum):
+    hash = "hash"
+    shuffle = "shuffle"
+
+
+class AnalysisName(StrEnum):
+    published = "published"
+    tight = "tight"
 
 
 STAGES = (
@@ -67,6 +78,21 @@ MaxMoment = Annotated[
 Conversion = Annotated[
     ConversionName, typer.Option("--conversion", help="How log-moments become ε.")
 ]
+Partition = Annotated[
+    PartitionName,
+    typer.Option(
+        "--partition",
+        help="How records reach teachers, as in a recipe: hash covers one record added or removed, "
+        "shuffle one record replaced.",
+    ),
+]
+Analysis = Annotated[
+    AnalysisName,
+    typer.Option(
+        "--analysis",
+        help="Bounds: published, as if the noised votes left; tight, of the label that leaves.",
+    ),
+]
 TargetEpsilon = Annotated[
     float | None,
     typer.Option(
@@ -74,7 +100,12 @@ TargetEpsilon = Annotated[
         help="Find the noise for this ε; or, where the noise is given, how far it goes.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print one JSON object for machines; progress goes to standard error."
+    ),
+]
 
 # --- of commands that run a recipe ------------------------------------------------------------
 
@@ -108,6 +139,17 @@ DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Print what would be charged, and to which ledger; stop there."),
 ]
+WithConfusion = Annotated[
+    bool,
+    typer.Option(
+        "--with-confusion",
+        help="Show errors by class on test records of your own, whose people are not protected; "
+        "those of named sets are always shown.",
+    ),
+]
+Details = Annotated[
+    bool, typer.Option("--details", help="Also print every other ε, and when it matters.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the result only.")]
 JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Progress as JSON lines on stderr.")]
 
@@ -119,8 +161,13 @@ def resume_hint() -> str:
     return "; run the same command again to resume" if _started else ""
 
 
-def make_options(*, quiet: bool, insecure_seed: int | None, **given: Any) -> Options:
-    """Return the options of a run, from those of the command line."""
+def make_options(
+    *, quiet: bool, insecure_seed: int | None, json: bool = False, **given: Any
+) -> Options:
+    """Return the options of a run, from those of the command line.
+
+    With ``json`` the result alone goes to standard output.
+    """
     global _started
     from pate import api
 
@@ -129,22 +176,26 @@ def make_options(*, quiet: bool, insecure_seed: int | None, **given: Any) -> Opt
     made = api.make_options(
         insecure_seed=insecure_seed,
         verbose=not quiet,
-        report=None if quiet else typer.echo,
+        report=None if quiet else partial(typer.echo, err=json),
         **given,
     )
     _started = True
     return made
 
 
+def seed_words(options: Options) -> list[str]:
+    """Return what a later command needs to be told of a run that remembers all else."""
+    seed = options.insecure_seed
+    return [] if seed is None else ["--insecure-seed", str(seed)]
+
+
 def repeated(options: Options) -> list[str]:
-    """Return the words of a later command without which its fingerprints would differ."""
+    """Return the words with which ``pate run`` finds the same results again."""
     from pate.datasets.catalogue import data_root as default_root
 
-    words = []
+    words = seed_words(options)
     if options.plugin_path is not None:
         words += ["--plugin-path", str(options.plugin_path)]
-    if options.insecure_seed is not None:
-        words += ["--insecure-seed", str(options.insecure_seed)]
     if options.data_root != default_root(None):
         words += ["--data-root", str(options.data_root)]
     return words

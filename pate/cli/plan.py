@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pate.cli import options
-from pate.console import wide_console
+from pate.console import print_json, wide_console
 from pate.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from pate.planner.forecast import Forecast
     from pate.planner.plan import Planned
+    from pate.planner.record_table import TableForecast
+    from pate.planner.search import Proposal
 
 app = options.new_app()
 
@@ -28,7 +31,8 @@ SurrogateName = Annotated[
     str | None,
     typer.Option(
         "--surrogate",
-        help="A named data set like yours, not yours: its teachers show how teachers agree.",
+        help="A public data set like yours, not yours: its name, or a file with the columns of "
+        "[data]. Its teachers show how teachers agree, and its records how records vote.",
     ),
 ]
 Accuracies = Annotated[
@@ -44,7 +48,11 @@ Teachers = Annotated[
 ]
 Mechanisms = Annotated[
     str | None,
-    typer.Option("--mechanism", help="Those to consider: lnmax,gnmax,confident (default: all)."),
+    typer.Option(
+        "--mechanism",
+        help="Some of lnmax,gnmax,gumbel,confident, of record votes laplace-counts,gaussian-counts "
+        "(default: all but the last).",
+    ),
 ]
 Answers = Annotated[
     int | None, typer.Option(help="So many answers at least; the rest goes into accuracy.")
@@ -66,7 +74,10 @@ Records = Annotated[
 ]
 Public = Annotated[int | None, typer.Option(help="Public inputs; default: the recipe's.")]
 Classes = Annotated[int | None, typer.Option(help="Classes.")]
-OutFile = Annotated[Path | None, typer.Option("--out", help="Write the plan as a recipe.")]
+OutFile = Annotated[
+    Path | None,
+    typer.Option("--out", help="Write the better of teachers and record votes as a recipe."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file of --out.")]
 Plot = Annotated[
     Path | None, typer.Option(help="Plot how the number of teachers trades accuracy against noise.")
@@ -97,10 +108,10 @@ def plan(
     plugin_path: options.PluginPath = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Propose teachers, mechanism, noise and queries for an ε, from public values alone.
+    """Propose teachers or record votes, and their noise, for an ε, from public values alone.
 
-    Never opens the private data: how teachers agree is seen on another data set (--surrogate) or
-    simulated (--accuracy).
+    Never opens the private data: how teachers agree and records vote is seen on another data set
+    (--surrogate); how teachers agree may be simulated (--accuracy).
     """
     from pate.planner.plan import plan as make_plan
 
@@ -127,20 +138,17 @@ def plan(
     )
     name = planned.recipe.data.name
     if json:
-        import json as encoder
-
-        report = planned.proposal.as_json() | {"assumptions": list(planned.assumptions)}
-        typer.echo(encoder.dumps(report, allow_nan=False))
+        print_json(planned.as_json())
     else:
         _show(planned)
     if plot is not None:
-        from pate.planner.plan import plot_trade
+        from pate.planner.trade_plot import plot_trade
 
         source = f"seen on {surrogate}" if surrogate else "simulated"
-        plot_trade(planned.proposal, plot,
-                   title=f"{name}: teachers against noise ({source})")  # fmt: skip
+        shown = "record votes" if planned.proposal is None else "teachers against noise"
+        plot_trade(planned, plot, title=f"{name}: {shown} ({source})")
     if out is not None:
-        from pate.planner.plan import write_planned
+        from pate.planner.planned_recipe import write_planned
 
         write_planned(out, planned, source=recipe, settings=settings or [],
                       comment=_comment(planned, name), force=force)  # fmt: skip
@@ -164,15 +172,17 @@ def _comment(planned: Planned, data: str) -> list[str]:
     import sys
     import textwrap
 
-    best = planned.proposal.best
-    budget = planned.proposal.budget
+    from pate._format import format_delta
+
+    budget, table = planned.budget, planned.table
+    delta = table.plan.guarantee.delta if planned.by_records and table else budget.delta
     words = ["pate", *sys.argv[1:]]
     lines = [
-        f"{data} at ε = {budget.epsilon:g}, δ = {budget.delta:g}, as `pate plan` proposed it:",
+        f"{data} at ε = {budget.epsilon:g}, δ = {format_delta(delta)}, as `pate plan` proposed it:",
         "",
         f"  {shlex.join(words)}",
         "",
-        f"Expected: {best.answered:.0f} answers, {100 * best.label_accuracy:.1f} % of them right.",
+        f"Expected: {planned.expected}.",
     ]
     for sentence in planned.assumptions:
         lines += textwrap.wrap(sentence, 96)
@@ -183,12 +193,35 @@ def _comment(planned: Planned, data: str) -> list[str]:
 
 
 def _show(planned: Planned) -> None:
-    """Print the best setting for each k, for each mechanism at that k, and the proposal."""
+    """Print what teachers and record votes are expected to reach, and the proposal."""
+    from pate._format import format_delta
 
-    proposal = planned.proposal
     console = wide_console(140)
-    budget = proposal.budget
-    console.print(f"Over the number of teachers, at ε {budget.epsilon:g} and δ {budget.delta:g}:")
+    budget = planned.budget
+    if planned.proposal is not None:
+        console.print(
+            f"Over the number of teachers, at ε {budget.epsilon:g} and δ "
+            f"{format_delta(budget.delta)}:"
+        )
+        _show_teachers(console, planned.proposal)
+    if planned.table is not None:
+        console.print("Record votes, over ε:")
+        console.print(_over_epsilon(planned.table, chosen=budget.epsilon))
+    console.print("Proposed:")
+    if planned.by_records and planned.table is not None:
+        lines = _proposed_table(planned.table)
+    else:
+        assert planned.proposal is not None
+        lines = _proposed(planned.proposal.best)
+    for line in lines:
+        console.print(f"  {line}", soft_wrap=True)
+    console.print("Assumed:")
+    for sentence in planned.assumptions:
+        console.print(f"- {sentence}", soft_wrap=True)
+
+
+def _show_teachers(console: Console, proposal: Proposal) -> None:
+    """Print the best setting for each k, and for each mechanism at the best k."""
     console.print(_table(proposal.over_teachers, chosen=proposal.best))
     if len(proposal.over_mechanisms) > 1:
         console.print(f"With {proposal.best.teachers} teachers, over mechanisms:")
@@ -198,12 +231,43 @@ def _show(planned: Planned) -> None:
         "predicted.",
         soft_wrap=True,
     )
-    console.print("Proposed:")
-    for line in _proposed(proposal.best):
-        console.print(f"  {line}", soft_wrap=True)
-    console.print("Assumed:")
-    for sentence in planned.assumptions:
-        console.print(f"- {sentence}", soft_wrap=True)
+    rows = (*proposal.over_teachers, *proposal.over_mechanisms)
+    if any(row.data_dependent.epsilon > row.plan.guarantee.epsilon for row in rows):
+        console.print(
+            "ε dep. is above ε where answers decide what is paid for (it is taken at one λ, fixed "
+            "before them, and ε at the best λ), or where ε rests on a tighter rule of composition.",
+            soft_wrap=True,
+        )
+
+
+def _over_epsilon(table: TableForecast, *, chosen: float) -> Table:
+    from rich.table import Table
+
+    shown = Table()
+    for heading in ("", "ε", "labels", "right"):
+        shown.add_column(heading, justify="right")
+    for epsilon, right in table.over_epsilon.items():
+        shown.add_row(
+            "→" if epsilon == chosen else "", f"{epsilon:g}", str(table.answered), _share(right)
+        )
+    return shown
+
+
+def _proposed_table(table: TableForecast) -> list[str]:
+    from pate._format import describe_neighbours, format_cost
+    from pate.mechanisms import make_mechanism
+
+    noise = make_mechanism(table.spec).settings()
+    given = table.plan.guarantee
+    lines = [
+        f"record votes, {table.spec.mechanism} with {noise} (in votes)",
+        f"{format_cost(given.epsilon, given.delta)}, for {describe_neighbours(given.neighbours)}: "
+        "the guarantee",
+        f"{table.answered} labels, {_share(table.label_accuracy)} of them right",
+    ]
+    if table.student_accuracy is not None:
+        lines.append(f"{_share(table.student_accuracy)} reached by a student, on the surrogate")
+    return lines
 
 
 def _table(rows: tuple[Forecast, ...], *, chosen: Forecast) -> Table:
@@ -237,26 +301,40 @@ def _table(rows: tuple[Forecast, ...], *, chosen: Forecast) -> Table:
 
 
 def _proposed(best: Forecast) -> list[str]:
-    from pate._format import format_epsilon
+    from pate._format import format_cost, format_epsilon
     from pate.mechanisms import make_mechanism
+    from pate.report.epsilons import why_above
 
     noise = make_mechanism(best.spec).settings()
+    dependent = best.data_dependent
+    given = best.plan.guarantee
+    above = why_above(
+        dependent.epsilon, given.epsilon, moment=dependent.moment, accountant=given.accountant
+    )
     caps = f"{best.plan.queries} queries"
     if best.plan.answers != best.plan.queries:
         caps += f", {best.plan.answers} answers at most"
     lines = [
         f"{best.teachers} teachers, {best.spec.mechanism} with {noise} (in votes), {caps}",
-        f"ε {format_epsilon(best.plan.guarantee.epsilon)} at δ {best.plan.guarantee.delta:g}, "
+        f"{format_cost(best.plan.guarantee.epsilon, best.plan.guarantee.delta)}, "
         "data-independent: the guarantee",
-        f"ε {format_epsilon(best.data_dependent.epsilon)} data-dependent, predicted",
+        f"ε {format_epsilon(dependent.epsilon)} data-dependent, predicted{above and f'.{above}'}",
         f"no sanitised ε: {best.why_not_sanitised}"
         if best.sanitised is None
-        else f"ε {format_epsilon(best.sanitised)} sanitised, predicted: if it were published",
+        else f"ε {format_epsilon(best.sanitised)} sanitised, predicted: " + _verdict(best),
         f"{best.answered:.0f} answers expected, {_share(best.label_accuracy)} of them right",
     ]
     if best.student_accuracy is not None:
         lines.append(f"{_share(best.student_accuracy)} reached by a student, on the surrogate")
     return lines
+
+
+def _verdict(best: Forecast) -> str:
+    from pate._format import format_epsilon
+
+    if not best.sanitising_pays or best.with_sanitised is None:
+        return "it does not pay, and is not asked for"
+    return f"it pays; the guarantee that covers it, too: ε {format_epsilon(best.with_sanitised)}"
 
 
 def _share(share: float) -> str:

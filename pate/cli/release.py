@@ -36,11 +36,20 @@ def release(
             "was seen; the card repeats it.",
         ),
     ] = False,
+    with_confusion: options.WithConfusion = False,
+    column_names: Annotated[
+        bool,
+        typer.Option(
+            "--column-names",
+            help="Publish the names of a table's columns with the student, so that it takes "
+            "DataFrames; otherwise it takes arrays, with the columns in their order.",
+        ),
+    ] = False,
     data_root: options.DataRoot = None,
     plugin_path: options.PluginPath = None,
 ) -> None:
     """Export what may leave: the student, its guarantee, a model card, and checksums."""
-    from pate._format import format_epsilon
+    from pate._format import format_cost
     from pate.releases.files import SUMS
     from pate.releases.write import write_release
 
@@ -49,11 +58,13 @@ def release(
         out,
         labels=labels,
         chosen_beforehand=chosen_beforehand,
+        with_confusion=with_confusion,
+        column_names=column_names,
         data_root=data_root,
         plugin_path=plugin_path,
     )
-    typer.echo(f"released to {out}: ε = {format_epsilon(made.epsilon)} at δ = {made.delta:g}, "
-               f"{made.statement['protects']}")  # fmt: skip
+    typer.echo(f"released to {out}: {format_cost(made.epsilon, made.delta)}, "
+               f"for {made.protects}")  # fmt: skip
     typer.echo(f"It is the student of {made.settings}.")
     if made.header["model"]["kind"] == "code":
         typer.echo(
@@ -77,7 +88,7 @@ def verify(
     Exits with 0 if everything holds, 1 if not, and 4 if no problem was found but something could
     not be checked, such as a student that needs code of its own.
     """
-    from pate._format import format_epsilon
+    from pate._format import format_cost
     from pate.releases.files import SUMS
     from pate.releases.verify import verify as verify_release
 
@@ -89,7 +100,7 @@ def verify(
     but = ", except for the parts below" if checked.notes else ""
     typer.echo(
         f"verified{but}: {folder} holds the files of its {SUMS}, and its events come to "
-        f"ε = {format_epsilon(checked.epsilon)} at δ = {checked.delta:g}"
+        f"{format_cost(checked.epsilon, checked.delta)}"
     )
     typer.echo(f"sha256 of {SUMS}, to be compared with the owner's: {checked.digest}")
     for note in checked.notes:

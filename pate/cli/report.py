@@ -32,6 +32,7 @@ def report(
     folder: Folder,
     out: File = None,
     private: Private = False,
+    with_confusion: options.WithConfusion = False,
     show: Open = False,
     data_root: options.DataRoot = None,
     plugin_path: options.PluginPath = None,
@@ -42,13 +43,12 @@ def report(
     The page is one file that loads nothing. It holds public and released values only, unless
     --private is given.
     """
-    from pate.report.page import write_report
-    from pate.stages.catalogue import open_run
+    from pate.api import open_run
 
     run = open_run(
         folder, data_root=data_root, plugin_path=plugin_path, insecure_seed=insecure_seed
     )
-    place = write_report(run, out, private=private)
+    place = run.report(out, private=private, with_confusion=with_confusion)
     typer.echo(f"wrote {place}" + (" (PRIVATE: do not publish)" if private else ""))
     if show:
         import webbrowser

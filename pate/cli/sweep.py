@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pate.cli import options as shared
-from pate.console import wide_console
+from pate.console import print_json, wide_console
 from pate.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from pate.metrics import Share
+    from pate.pipeline.recipe import Recipe
     from pate.pipeline.stage import Options
     from pate.studies.sweep import Sweep
     from pate.studies.tables import SweepRow
@@ -61,6 +62,7 @@ def sweep(
     plugin_path: shared.PluginPath = None,
     insecure_seed: shared.InsecureSeed = None,
     spend: shared.Spend = False,
+    dry_run: shared.DryRun = False,
     quiet: shared.Quiet = False,
     json_logs: shared.JsonLogs = False,
     json: shared.Json = False,
@@ -70,7 +72,7 @@ def sweep(
     Each point costs its own ε, and whoever chooses among them by their accuracies has spent all of
     them together: the command prints that ε. --private-selection pays for the choice instead.
     """
-    mean = _mean_tries(private_selection, tries, json)
+    mean = _mean_tries(private_selection, tries)
     options = shared.make_options(
         data_root=data_root,
         engine=engine,
@@ -79,9 +81,16 @@ def sweep(
         spend=spend,
         quiet=quiet,
         json_logs=json_logs,
+        json=json,
     )
-    options = replace(options, report=_without_done(options.report, aside=json and not quiet))
+    options = replace(options, report=_without_done(options.report))
     if private_selection:
+        if dry_run:
+            raise InvalidInput(
+                "--dry-run does not go with --private-selection; leave it out: what the choice "
+                "costs is printed before it is charged"
+            )
+        from pate.api import Run
         from pate.cli.pipeline import show_summary
         from pate.studies import selection
         from pate.studies.sweep import read_grid
@@ -89,20 +98,28 @@ def sweep(
         grid = read_grid(recipe, over or [], settings or [])
         folder = out or Path("runs") / f"{grid.name}-sweep"
         candidates = [point.recipe for point in grid.points]
-        show_summary(selection.select(candidates, folder=folder, options=options, tries=mean))
+        first = candidates[0]
+        options = options.with_recipe(data_root=first.data_root, plugins=first.plugins)
+        chosen = selection.select(candidates, folder=folder, options=options, tries=mean)
+        print_json(Run(chosen).as_json()) if json else show_summary(chosen)
         return
     from pate.studies import sweep as studies
 
+    if dry_run:
+        made = studies.prepare_sweep(
+            recipe, over=over or [], set=settings, out=out, options=options
+        )
+        planned = made.preview()
+        print_json(planned.as_json()) if json else typer.echo(str(planned))
+        return
     result = studies.sweep(recipe, over=over or [], set=settings, out=out, options=options)
     if json:
-        import json as encoder
-
-        typer.echo(encoder.dumps(result.as_json(), allow_nan=False, ensure_ascii=False))
+        print_json(result.as_json())
     else:
         _show(result, options, recipe=recipe, settings=settings or [])
 
 
-def _mean_tries(selection: bool, tries: float | None, json: bool) -> float:
+def _mean_tries(selection: bool, tries: float | None) -> float:
     """Return the mean number of tries; refuse options that do not go together."""
     from pate.accounting.events import MOST_TRIES
 
@@ -113,20 +130,14 @@ def _mean_tries(selection: bool, tries: float | None, json: bool) -> float:
             f"--tries is {tries:g}; it must be a number above 1 and at most {MOST_TRIES}, the mean "
             "of tries"
         )
-    if selection and json:
-        raise InvalidInput("--json goes without --private-selection, which shows no table")
     return _TRIES if tries is None else tries
 
 
-def _without_done(report: Callable[[str], None], *, aside: bool) -> Callable[[str], None]:
-    """Print what happens, not what every point finds done; ``aside``, on standard error."""
+def _without_done(report: Callable[[str], None]) -> Callable[[str], None]:
+    """Print what happens, not what every point finds done."""
 
     def filtered(text: str) -> None:
-        if text.endswith(": done before"):
-            return
-        if aside:
-            typer.echo(text, err=True)
-        else:
+        if not text.endswith(": done before"):
             report(text)
 
     return filtered
@@ -137,7 +148,7 @@ def _without_done(report: Callable[[str], None], *, aside: bool) -> Callable[[st
 
 def _show(result: Sweep, options: Options, *, recipe: str, settings: Sequence[str]) -> None:
     """Print a row for each point, what choosing costs, and what to do next; all was released."""
-    from pate.accounting.ledger.data_ledger import budget_line
+    from pate.accounting.ledger.data_ledger import total_line
     from pate.pipeline.ledger import open_ledger
 
     console = wide_console(140)
@@ -146,8 +157,10 @@ def _show(result: Sweep, options: Options, *, recipe: str, settings: Sequence[st
     console.print(_table(result, console.width))
     if result.seeded:
         console.print("The noise was seeded: this sweep is NOT PRIVATE.")
-    with open_ledger(result.grid.points[0].recipe, options) as ledger:
-        console.print(budget_line(ledger), soft_wrap=True)
+    first = result.grid.points[0].recipe
+    placed = options.with_recipe(data_root=first.data_root, plugins=first.plugins)
+    with open_ledger(first, placed) as ledger:
+        console.print(total_line(ledger, first.record_unit, user=first.unit), soft_wrap=True)
     if not result.seeded:
         for sentence in _warning(result):
             console.print(sentence, soft_wrap=True)
@@ -175,13 +188,13 @@ def _next_commands(
     result: Sweep, options: Options, *, recipe: str, settings: Sequence[str]
 ) -> tuple[str, str]:
     """Return the commands that make the first point the folder's run, and write its report."""
-    again = shared.repeated(options)
+    again, seed = shared.repeated(options), shared.seed_words(options)
     own = [*settings, *result.grid.points[0].settings, "privacy.sanitise=false"]
     sets = [word for setting in own for word in ("--set", setting)]
     folder = str(result.folder)
     return (
         shlex.join(["pate", "run", recipe, *sets, "--out", folder, *again]),
-        shlex.join(["pate", "report", folder, *again]),
+        shlex.join(["pate", "report", folder, *seed]),
     )
 
 
@@ -215,12 +228,16 @@ def _cells(row: SweepRow, *, varied: bool) -> list[str]:
         str(row.point.number),
         *map(as_setting, row.point.values),
         format_epsilon(row.epsilon),
-        *([] if varied else [str(row.point.recipe.teachers.count)]),
+        *([] if varied else [_teachers(row.point.recipe)]),
         f"{row.answered} of {row.asked}",
         _accuracy(row.labels),
         _accuracy(student),
         interval,
     ]
+
+
+def _teachers(recipe: Recipe) -> str:
+    return "–" if recipe.by_records else str(recipe.teachers.count)
 
 
 def _accuracy(share: Share | None) -> str:

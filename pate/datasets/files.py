@@ -10,16 +10,18 @@ import contextlib
 import csv
 import importlib
 import zipfile
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pate.datasets.columns import CellReader, Cells, array_cells
 from pate.datasets.parts import Part, Wanted, missing_column, to_names, to_numbers
 from pate.errors import InvalidInput
+from pate.recipes.read import printable
 
 
 def read(path: Path, wanted: Wanted) -> Part:
@@ -35,12 +37,6 @@ def read(path: Path, wanted: Wanted) -> Part:
     if not path.is_file():
         raise InvalidInput(f"there is no file at {path}")
     return reader(path, wanted)
-
-
-def locate(name: str, root: Path) -> Path:
-    """Return a path as given; if nothing exists there, the path below the data root."""
-    path = Path(name).expanduser()
-    return root / path if not path.exists() and (root / path).exists() else path
 
 
 @contextlib.contextmanager
@@ -65,7 +61,7 @@ def read_csv(path: Path, wanted: Wanted) -> Part:
             reader = csv.reader(file, delimiter=delimiter)
             header = [name.strip() for name in next(reader, [])]
             features, roles = _choose(header, wanted, path=path)
-            numbers = [(header.index(name), name, array("d")) for name in features]
+            cells = [(header.index(name), CellReader()) for name in features]
             texts: dict[str, list[str]] = {role: [] for role in roles}
             for row in reader:
                 if not row:
@@ -75,19 +71,20 @@ def read_csv(path: Path, wanted: Wanted) -> Part:
                         f"line {reader.line_num} of {path} has {len(row)} values for "
                         f"{len(header)} columns; make them agree"
                     )
-                for at, name, values in numbers:
-                    values.append(_number(row[at], name=name, path=path))
-                for role, cells in texts.items():
-                    cells.append(row[header.index(roles[role])])
+                for at, column in cells:
+                    column.add(row[at])
+                for role, written in texts.items():
+                    written.append(row[header.index(roles[role])])
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path} is not UTF-8 text; save it as UTF-8") from error
     except csv.Error as error:
         raise InvalidInput(f"{path} is not a readable CSV file ({error})") from error
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
-    table = np.column_stack([values for _, _, values in numbers])
-    found = {role: _objects(cells) for role, cells in texts.items()}
-    return _table_part(path, wanted, table, found, features=features, roles=roles)
+    found = {role: _objects(written) for role, written in texts.items()}
+    table = [column.cells() for _, column in cells]
+    part = _table_part(path, wanted, table, found, features=features, roles=roles)
+    return replace(part, unused=_unused(header, features, roles))
 
 
 def read_parquet(path: Path, wanted: Wanted) -> Part:
@@ -100,18 +97,15 @@ def read_parquet(path: Path, wanted: Wanted) -> Part:
         _readable(f"{path} is not a readable Parquet file"),
         parquet.ParquetFile(path) as file,
     ):
-        features, roles = _choose(file.schema_arrow.names, wanted, path=path)
+        names = file.schema_arrow.names
+        features, roles = _choose(names, wanted, path=path)
         table = file.read(columns=[*features, *roles.values()])
-    numbers = np.empty((table.num_rows, len(features)), dtype=np.float64)
-    for place, name in enumerate(features):
-        values = _column(table, name, path)
-        if values.dtype.kind == "O":
-            texts = ("" if value is None else value for value in values)
-            numbers[:, place] = [_number(text, name=name, path=path) for text in texts]
-        else:
-            numbers[:, place] = to_numbers(values, where=str(path))
+    cells = []
+    for name in features:
+        cells.append(array_cells(_column(table, name, path), name=name, where=str(path)))
     found = {role: _column(table, name, path) for role, name in roles.items()}
-    return _table_part(path, wanted, numbers, found, features=features, roles=roles)
+    part = _table_part(path, wanted, cells, found, features=features, roles=roles)
+    return replace(part, unused=_unused(names, features, roles))
 
 
 def _column(table: Any, name: str, path: Path) -> NDArray[Any]:
@@ -170,6 +164,12 @@ def _choose(
     return names, {role: column for role, column in keys.items() if column and column in present}
 
 
+def _unused(
+    header: Sequence[str], features: Sequence[str], roles: Mapping[str, str]
+) -> tuple[str, ...]:
+    return tuple(name for name in header if name not in (*features, *roles.values()))
+
+
 def _check_header(header: Sequence[str], path: Path) -> None:
     if not header:
         raise InvalidInput(f"{path} is empty; its first line must name the columns")
@@ -178,6 +178,11 @@ def _check_header(header: Sequence[str], path: Path) -> None:
     if "" in header:
         raise InvalidInput(
             f"column {header.index('') + 1} of {path} has no name; name every column"
+        )
+    if len(header) == 1 and any(mark in header[0] for mark in ";\t|"):
+        raise InvalidInput(
+            f"{path} has one column, {printable(header[0], longest=60)!r}; separate columns by "
+            "commas, or by tabs in a .tsv file"
         )
     if all(map(_is_number, header)):
         raise InvalidInput(f"the first line of {path} holds numbers; it must name the columns")
@@ -194,7 +199,7 @@ def _is_number(text: str) -> bool:
 def _table_part(
     path: Path,
     wanted: Wanted,
-    numbers: NDArray[np.float64],
+    cells: Sequence[Cells],
     found: Mapping[str, NDArray[Any]],
     *,
     features: tuple[str, ...],
@@ -210,23 +215,8 @@ def _table_part(
         else None
         for role in ("id", "group")
     )
-    return Part(
-        where=str(path), features=numbers, labels=labels, ids=ids, groups=groups, columns=features
-    )
-
-
-def _number(text: Any, *, name: str, path: Path) -> float:
-    try:
-        return float(text)
-    except (TypeError, ValueError, OverflowError):  # its message quotes the value: not passed on
-        missing = isinstance(text, str) and not text.strip()
-    if missing:
-        raise InvalidInput(
-            f"column {name!r} of {path} has missing values; fill them in or leave the column out"
-        )
-    raise InvalidInput(
-        f"column {name!r} of {path} is not numeric; turn it into numbers, "
-        "or name the columns to use in features"
+    return Part.of_cells(
+        cells, where=str(path), labels=labels, ids=ids, groups=groups, columns=features
     )
 
 

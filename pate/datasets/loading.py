@@ -74,16 +74,23 @@ def _load_named(spec: DataSpec, root: Path) -> Splits:
             divide_in_order(test, roles, where=where) if by_file else take(test, roles, where=where)
         )
         parts["private"] = cap(train, spec.private, role="private", seed=spec.seed, where=spec.name)
-    return Splits(**parts, class_names=named.class_names)
+    found: dict[str, Any] = dict(parts)
+    return Splits(**found, class_names=named.class_names, pooled=False)
+
+
+def require_files(named: NamedSet, root: Path) -> None:
+    """Refuse a named set whose files are not under the data root."""
+    if named.folder is not None and not named.present(root):
+        fetch = f"run `pate data fetch {named.name}`"
+        raise InvalidInput(f"{named.name} is not under {root}; {fetch}")
 
 
 def _read_named(named: NamedSet, root: Path) -> tuple[Table, Table | None]:
     """Return the training part and the official test part; None if the set has no such part."""
     if named.folder is None:
         return _from_sklearn(named.name), None
+    require_files(named, root)
     folder, again = root / named.folder, f"run `pate data fetch {named.name}`"
-    if not named.present(root):
-        raise InvalidInput(f"{named.name} is not under {root}; {again}")
     try:
         with warnings.catch_warnings():  # of torchvision, about numpy
             warnings.simplefilter("ignore")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.datasets.files import has_colour, locate, read
-from pate.datasets.parts import Part, Wanted, to_names, to_numbers, to_tables
+from pate.datasets.columns import frame_cells, is_frame
+from pate.datasets.files import has_colour, read
+from pate.datasets.parts import (
+    Part,
+    Wanted,
+    pool_names,
+    read_columns,
+    read_pool_columns,
+    to_names,
+    to_numbers,
+    to_tables,
+)
 from pate.datasets.spec import DataSpec
 from pate.datasets.table import ROLES, Splits, Table, cap, divide
-from pate.errors import InvalidInput
+from pate.errors import InvalidInput, MissingFile
 from pate.plugins import resolve
+from pate.recipes.paths import find_path
 from pate.untrusted import run_untrusted
 
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")  # "module:attr"
@@ -27,20 +39,32 @@ def load_own(spec: DataSpec, *, root: Path, plugin_path: Path | None) -> Splits:
     """Return the three roles of the data behind ``source`` or three paths."""
     if spec.source is None:
         parts = _read_three(spec, root)
-    elif _ENTRY.fullmatch(spec.source) and not Path(spec.source).exists():
+    elif is_entry(spec.source):
         found = read_entry(spec.source, plugin_path=plugin_path)
         if isinstance(found, Splits):
             return _capped(spec, [found.private, found.public, found.test], found.class_names)
         parts = found
     else:
-        parts = [read(locate(spec.source, root), _wanted(spec))]
+        parts = [read(find_file(spec, spec.source, root), _wanted(spec))]
     for role, part in zip(ROLES, parts, strict=False):  # of one pool, all records may be private
         if part.labels is None and role != "public":
             raise InvalidInput(f"{part.where} has no labels; {role} records need them")
     if len(parts) == 1:
         return _split_pool(spec, parts[0])
+    parts, columns = read_columns(parts, categorical=spec.categories)
     tables, names = to_tables(parts, classes=spec.classes)
-    return _capped(spec, tables, names)
+    unused = () if spec.features else (*parts[1].unused, *parts[2].unused)
+    return replace(_capped(spec, tables, names), columns=columns, unused=unused)
+
+
+def is_entry(source: str) -> bool:
+    """Return whether a source is the user's own code, ``"module:attr"``, and no file."""
+    return _ENTRY.fullmatch(source) is not None and not Path(source).exists()
+
+
+def find_file(spec: DataSpec, name: str, root: Path) -> Path:
+    """Return the file or folder that the section names: beside its recipe, or in the data root."""
+    return find_path(name, folder=spec.folder, elsewhere=[root])
 
 
 def _split_pool(spec: DataSpec, part: Part) -> Splits:
@@ -52,12 +76,23 @@ def _split_pool(spec: DataSpec, part: Part) -> Splits:
             )
     (table,), names = to_tables([part], classes=spec.classes)
     amounts = [("test", spec.test), ("public", spec.public), ("private", spec.private)]
-    return Splits(**divide(table, amounts, seed=spec.seed, where=part.where), class_names=names)
+    # By what is written in a record: its numbers follow from public records, which come of this.
+    rows = replace(
+        table,
+        features=np.arange(table.records)[:, None],
+        ids=table.ids if table.groups is not None else pool_names(part, table),
+    )
+    divided = divide(rows, amounts, seed=spec.seed, where=part.where)
+    places = {role: each.features[:, 0] for role, each in divided.items()}
+    features, columns = read_pool_columns(part, places["public"], categorical=spec.categories)
+    table = replace(table, features=features)
+    roles: dict[str, Any] = {role: table.take(each) for role, each in places.items()}
+    return Splits(**roles, class_names=names, columns=columns, pooled=True)
 
 
 def _capped(spec: DataSpec, tables: list[Table], names: tuple[str, ...]) -> Splits:
     """Return the three roles, each limited to its amount if the recipe gives one."""
-    parts = {
+    parts: dict[str, Any] = {
         role: cap(
             table,
             getattr(spec, role),
@@ -67,12 +102,12 @@ def _capped(spec: DataSpec, tables: list[Table], names: tuple[str, ...]) -> Spli
         )
         for role, table in zip(ROLES, tables, strict=True)
     }
-    return Splits(**parts, class_names=names)
+    return Splits(**parts, class_names=names, pooled=False)
 
 
 def _read_three(spec: DataSpec, root: Path) -> list[Part]:
     names = (spec.private_path or "", spec.public_path or "", spec.test_path or "")
-    paths = [locate(name, root) for name in names]
+    paths = [find_file(spec, name, root) for name in names]
     if len({path.resolve() for path in paths}) < len(paths):
         raise InvalidInput(
             f"private_path, public_path and test_path of {spec.name} name one file twice; "
@@ -118,7 +153,12 @@ def read_entry(source: str, *, plugin_path: Path | None) -> Splits | list[Part]:
     found = resolve(source, path=plugin_path)
 
     def read() -> Splits | list[Part]:
-        return _interpret(found() if callable(found) and not _is_dataset(found) else found, source)
+        try:
+            made = found() if callable(found) and not _is_dataset(found) else found
+            return _interpret(made, source)
+        except FileNotFoundError:  # its text names a file of the user's
+            pass
+        raise MissingFile(f"{source} did not find a file that it reads; run it on its own")
 
     data: Splits | list[Part] = run_untrusted(
         source, read, private=True, error=InvalidInput, advice="; run it on its own to see why"
@@ -165,7 +205,7 @@ def _part(value: Any, where: str) -> Part:
                 f"{where} returned {len(value)} objects; return (X, y), or (private, public, test)"
             )
         return _from_mapping({"X": value[0], "y": value[1]}, where)
-    if isinstance(value, np.ndarray) or hasattr(value, "detach"):
+    if isinstance(value, np.ndarray) or hasattr(value, "detach") or is_frame(value):
         return _from_mapping({"X": value}, where)
     if _is_dataset(value):
         return _from_dataset(value, where)
@@ -185,13 +225,21 @@ def _from_mapping(value: Mapping[Any, Any], where: str) -> Part:
     X, y, ids, groups = (None if value.get(key) is None else _array(value[key]) for key in _POOL)
     if X is None:
         raise InvalidInput(f"{where} returned no 'X'; return the features under that key")
-    return Part(
-        where=where,
-        features=to_numbers(X, where=where),
-        labels=y,
-        ids=None if ids is None else to_names(ids, where=where, what="'ids'"),
-        groups=None if groups is None else to_names(groups, where=where, what="'groups'"),
-    )
+    more: dict[str, Any] = {
+        "where": where,
+        "labels": y,
+        "ids": None if ids is None else to_names(ids, where=where, what="'ids'"),
+        "groups": None if groups is None else to_names(groups, where=where, what="'groups'"),
+    }
+    if is_frame(value["X"]):
+        columns = frame_cells(value["X"], where=where)
+        # The type of a column changes with one missing value or text in it, and with the type the
+        # names of all records that have no ids. So there is one for all, unless all are float32.
+        kinds = {np.asarray(value["X"][name]).dtype for name in value["X"].columns}
+        if kinds == {np.dtype(np.float32)}:
+            return Part(features=X, columns=tuple(columns), **more)
+        return Part.of_cells(list(columns.values()), columns=tuple(columns), **more)
+    return Part(features=to_numbers(X, where=where), **more)
 
 
 def _from_dataset(dataset: Any, where: str) -> Part:

@@ -13,15 +13,22 @@ Guarantees:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.datasets.table import Table, check_features
+from pate.datasets.columns import (
+    Categories,
+    Cells,
+    choose_columns,
+    encode_columns,
+    table_names,
+)
+from pate.datasets.table import Column, Table, check_features, content_names
 from pate.errors import InvalidInput
 from pate.recipes.read import printable
 
@@ -36,6 +43,14 @@ class Part:
     ids: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None  # names of the features, where they have names
+    cells: tuple[Cells, ...] | None = None  # of a table, as written; None: features are numbers
+    unused: tuple[str, ...] = ()  # columns of its file that are read for nothing
+
+    @classmethod
+    def of_cells(cls, cells: Sequence[Cells], **more: Any) -> Part:
+        """Return a table as it is written; its features are to come (:func:`read_columns`)."""
+        numbers = np.column_stack([each.numbers for each in cells])
+        return cls(features=numbers, cells=tuple(cells), **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +89,19 @@ def to_names(values: Any, *, where: str, what: str) -> tuple[str, ...]:
     array = np.asarray(values)
     if array.ndim != 1:
         raise InvalidInput(f"{what} of {where} has shape {array.shape}; give one for each record")
-    if array.dtype.kind == "f" and np.array_equal(array, np.floor(array)):
-        array = array.astype(np.int64)  # a column of whole numbers that passed through floats
-    names = tuple(str(value) for value in array.tolist())
+    names = tuple(map(_name, array.tolist()))
     if any(name.strip() in ("", "None", "nan") for name in names):
         raise InvalidInput(f"{what} of {where} is empty in some records; fill it in")
     return names
+
+
+def _name(value: Any) -> str:
+    """Return an id as a string; a whole number may have passed through floats, one by one.
+
+    >>> [_name(each) for each in (7, 7.0, 7.5, "7.0")]
+    ['7', '7', '7.5', '7.0']
+    """
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def missing_column(column: str, *, role: str, where: str, present: Sequence[str]) -> InvalidInput:
@@ -90,13 +112,111 @@ def missing_column(column: str, *, role: str, where: str, present: Sequence[str]
     return InvalidInput(f"{where} has no {role} {printable(column, longest=60)!r}; {hint}")
 
 
+def read_columns(
+    parts: Sequence[Part], *, categorical: Categories | None
+) -> tuple[list[Part], tuple[Column, ...] | None]:
+    """Return private, public and test records as numbers, by the columns of the public ones."""
+    names = parts[0].columns
+    if any(part.columns is None for part in parts) or names is None:
+        for part in parts:
+            if part.cells is not None and np.isnan(part.features).any():
+                raise InvalidInput(
+                    f"{part.where} holds text or missing values, and not all of its private, "
+                    "public and test records are tables; give all as CSV or Parquet files"
+                )
+        return _without_columns(parts, categorical)
+    parts = [_in_order(part, names, like=parts[0].where) for part in parts]
+    found = _columns(parts[1], None, categorical)
+    return [_coded(part, found) for part in parts], found
+
+
+def _without_columns(
+    parts: Sequence[Part], categorical: Categories | None
+) -> tuple[list[Part], None]:
+    if categorical:
+        where = next(part.where for part in parts if part.columns is None)
+        raise InvalidInput(f"categorical names columns, and {where} has none; remove it")
+    return [replace(part, columns=None, cells=None) for part in parts], None
+
+
+def _in_order(part: Part, names: tuple[str, ...], *, like: str) -> Part:
+    """Return a table with its columns in the order of ``names``."""
+    assert part.columns is not None
+    if part.columns == names:
+        return part
+    for name in names:
+        if name not in part.columns:
+            raise missing_column(
+                name, role="feature column", where=part.where, present=part.columns
+            )
+    if len(part.columns) != len(names):
+        raise InvalidInput(f"{part.where} has columns that {like} has not; make them agree")
+    order = [part.columns.index(name) for name in names]
+    cells = None if part.cells is None else tuple(part.cells[at] for at in order)
+    return replace(part, features=part.features[:, order], cells=cells, columns=names)
+
+
+def _columns(
+    public: Part, rows: NDArray[np.intp] | None, categorical: Categories | None
+) -> tuple[Column, ...]:
+    assert public.columns is not None
+    for name in categorical or ():
+        if name not in public.columns:
+            raise missing_column(
+                name, role="feature column", where=public.where, present=public.columns
+            )
+    cells = public.cells or [Cells(numbers=column) for column in public.features.T]
+    where = public.where
+    return choose_columns(public.columns, cells, rows=rows, categorical=categorical, where=where)
+
+
+def _coded(part: Part, columns: Sequence[Column]) -> Part:
+    """Return a table with its categories as codes."""
+    if part.cells is None and all(each.categories is None for each in columns):
+        return part
+    cells = part.cells or [Cells(numbers=column) for column in part.features.T]
+    return replace(part, features=encode_columns(columns, cells, where=part.where), cells=None)
+
+
+def pool_names(part: Part, table: Table) -> tuple[str, ...]:
+    """Return a name for each record of a pool, by what is written in it alone."""
+    if part.cells is None or part.ids is not None:
+        return tuple(content_names(table))
+    return tuple(table_names(part.cells, table.labels))
+
+
+def read_pool_columns(
+    part: Part, public: NDArray[np.intp], *, categorical: Categories | None
+) -> tuple[NDArray[Any], tuple[Column, ...] | None]:
+    """Return a pool's features as numbers, by the columns of its ``public`` rows."""
+    if part.columns is None:
+        _without_columns([part], categorical)
+        return part.features, None
+    found = _columns(part, public, categorical)
+    return _coded(part, found).features, found
+
+
+def require_unique(ids: Collection[Any], *, where: str) -> None:
+    """Refuse ids that do not identify one record each."""
+    if len(set(ids)) < len(ids):
+        raise InvalidInput(
+            f"{len(ids) - len(set(ids))} ids of {where} occur more than once; give each record its "
+            "own, or name the column as group to keep records together"
+        )
+
+
 def to_tables(
     parts: Sequence[Part], *, classes: Sequence[str] | None
 ) -> tuple[list[Table], tuple[str, ...]]:
     """Return tables that agree on classes and on the shape of a record, and the class names."""
     first = parts[0]
     for part in parts:
-        check_features(part.features, where=part.where, columns=part.columns)
+        check_features(
+            part.features,
+            where=part.where,
+            columns=part.columns,
+            missing=part.columns is not None,
+        )
         if part.labels is not None and len(part.labels) != len(part.features):
             raise InvalidInput(
                 f"{part.where} has {len(part.features)} records and {len(part.labels)} labels; "
@@ -107,11 +227,7 @@ def to_tables(
                 f"a record of {part.where} has shape {part.features.shape[1:]} and one of "
                 f"{first.where} has {first.features.shape[1:]}; make them agree"
             )
-        if part.ids is not None and len(set(part.ids)) < len(part.ids):
-            raise InvalidInput(
-                f"{len(part.ids) - len(set(part.ids))} ids of {part.where} occur more than once; "
-                "give each record its own, or name the column as group to keep records together"
-            )
+        require_unique(part.ids or (), where=part.where)
     labels, names = encode_labels([(part.where, part.labels) for part in parts], classes=classes)
     precise = np.result_type(*(part.features for part in parts))
     tables = [

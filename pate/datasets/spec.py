@@ -5,15 +5,26 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from pate.datasets.catalogue import CATALOGUE, named_set
+from pate.recipes.paths import Located
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_LONGEST_NAME = 220  # a file's name may have 255 characters, and a ledger's has endings
 # A data set of such a name would share a ledger with another one (pate.accounting.ledger.data_set).
 _RESERVED = (".dpsgd", ".not-private")
 _PARTS = ("private_path", "public_path", "test_path")
-_OWN_ONLY = ("label", "id", "group", "features", "classes", "image_size")
+WORDING: set[str] = {"unit"}  # keys that change nothing but words: part of no cache key
+_OWN_ONLY = ("label", "id", "group", "features", "categorical", "classes", "image_size")
 
 
 def _amount(value: Any) -> Any:
@@ -27,10 +38,19 @@ def _amount(value: Any) -> Any:
     )
 
 
+def _noun(value: str) -> str:
+    if not (re.fullmatch(r"[^\W\d_]+(?:[ -][^\W\d_]+)*", value) and len(value) <= 40):
+        raise ValueError(
+            f"{value!r} is not a noun to word guarantees with; use letters, spaces and '-', 40 at "
+            'most, such as "patient"'
+        )
+    return value
+
+
 Amount = Annotated[int | float | None, BeforeValidator(_amount)]
 
 
-class DataSpec(BaseModel):
+class DataSpec(Located):
     """``[data]``: which records are private, which are public inputs, which are for testing.
 
     Either ``name`` is one of the named sets, or it is a name of the user's choice and the data come
@@ -71,7 +91,7 @@ class DataSpec(BaseModel):
     source: str | None = Field(
         default=None,
         description="Your own data as one pool: a CSV, Parquet or .npz file, an image folder, or "
-        '"module:attr".',
+        '"module:attr". Paths are relative to the recipe.',
     )
     private_path: str | None = Field(
         default=None, description="File or image folder of the private records, if there are three."
@@ -83,6 +103,13 @@ class DataSpec(BaseModel):
         default=None, description="File or image folder of the test records, if there are three."
     )
 
+    accept_unprotected: bool = Field(
+        default=False,
+        exclude=True,  # it decides whether a run starts, never what comes out: no fingerprint
+        description="The people in public and test records of one file are not protected; true "
+        "accepts that.",
+    )
+
     label: str | None = Field(
         default=None, description="Column of the labels (in .npz files an array; default `y`)."
     )
@@ -90,11 +117,19 @@ class DataSpec(BaseModel):
         default=None, description="Column that identifies a record; default: a hash of its content."
     )
     group: str | None = Field(
-        default=None, description="Column that identifies the person a record belongs to."
+        default=None,
+        description="Column that identifies the person a record belongs to: all records of a "
+        'person are then protected together, unless `by` is "record" in `[partition]` (PATE) or '
+        "`[training]` (DP-SGD).",
     )
     features: list[str] | None = Field(
         default=None,
         description="Columns of the features; default: all others (in .npz files the array `X`).",
+    )
+    categorical: list[str] | dict[str, list[str]] | None = Field(
+        default=None,
+        description='Columns of categories, such as `["sex"]`, or with their categories in '
+        'order, `{ size = ["S", "M", "L"] }`; default: columns in which public records hold text.',
     )
     classes: list[str] | None = Field(
         default=None,
@@ -103,6 +138,25 @@ class DataSpec(BaseModel):
     image_size: int | None = Field(
         default=None, ge=1, le=4096, description="Resize images to so many pixels a side."
     )
+    unit: Annotated[str, AfterValidator(_noun)] | None = Field(
+        default=None,
+        description="Singular noun for what one record is (or, by group, one group), such as "
+        '"patient": guarantees are worded with it. Default: "record", or "user" by group.',
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_categorical(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Fingerprints of recipes without the key are as before there was one.
+        written: dict[str, Any] = handler(self)
+        if written.get("categorical") is None:
+            written.pop("categorical", None)
+        return written
+
+    @property
+    def categories(self) -> dict[str, list[str]]:
+        """The columns that hold categories by the recipe, with their categories if it has them."""
+        given = self.categorical or {}
+        return given if isinstance(given, dict) else {name: [] for name in given}
 
     @property
     def own(self) -> bool:
@@ -114,6 +168,11 @@ class DataSpec(BaseModel):
         if not _NAME.fullmatch(self.name):
             raise ValueError(
                 f"{self.name!r} cannot name a data set; use letters, digits, '.', '-' and '_'"
+            )
+        if len(self.name) > _LONGEST_NAME:
+            raise ValueError(
+                f"a name of {len(self.name)} characters is too long for the file of a ledger; use "
+                f"at most {_LONGEST_NAME}"
             )
         taken = [end for end in _RESERVED if self.name.lower().endswith(end)]
         if taken:
@@ -184,5 +243,12 @@ class DataSpec(BaseModel):
                 # A group may be a feature too; a label must not be, and an id never helps.
                 if taken.get(column) in ("label", "id"):
                     raise ValueError(f"{taken[column]} column {column!r} is also among features")
+        for column, names in self.categories.items():
+            if column in taken:
+                raise ValueError(f"{taken[column]} column {column!r} is also in categorical")
+            if self.features is not None and column not in self.features:
+                raise ValueError(f"categorical names {column!r}, which is not among features")
+            if len(set(names)) < len(names):
+                raise ValueError(f"categorical names a category of {column!r} twice; name it once")
         if self.classes is not None and len(set(self.classes)) < max(2, len(self.classes)):
             raise ValueError("classes must name two or more classes, each once")

@@ -78,6 +78,14 @@ class Table:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of features: of numbers, or of categories. PUBLIC."""
+
+    name: str | None  # None: its owner does not publish it
+    categories: tuple[str, ...] | None = None  # None: numbers
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Splits:
     """The three roles. No record has two of them.
@@ -89,6 +97,15 @@ class Splits:
     public: Table  # inputs for the teachers to label; its own labels are for `evaluate` alone
     test: Table  # labelled; public
     class_names: tuple[str, ...]
+    pooled: bool = False  # of the user's own data: all three were divided from one pool
+    columns: tuple[Column, ...] | None = None  # of a table; public
+    unused: tuple[str, ...] = ()  # columns of public or test records that private ones lack
+
+    @property
+    def categories(self) -> tuple[int, ...]:
+        """The number of categories of each column, 0 for numbers; empty without categories."""
+        found = tuple(len(each.categories or ()) for each in self.columns or ())
+        return found if any(found) else ()
 
     @property
     def classes(self) -> int:
@@ -141,7 +158,7 @@ def check_splits(splits: Splits, *, where: str) -> Splits:
         labels = table.labels
         if labels is None and role != "public":
             raise InvalidInput(f"the {role} records of {where} have no labels; they need them")
-        check_features(table.features, where=where)
+        check_features(table.features, where=where, missing=splits.columns is not None)
         if table.features.shape[1:] != splits.private.features.shape[1:]:
             raise InvalidInput(
                 f"the {role} records of {where} have another shape than its private ones; "
@@ -162,9 +179,16 @@ def check_splits(splits: Splits, *, where: str) -> Splits:
 
 
 def check_features(
-    features: NDArray[Any], *, where: str, columns: Sequence[str] | None = None
+    features: NDArray[Any],
+    *,
+    where: str,
+    columns: Sequence[str] | None = None,
+    missing: bool = False,
 ) -> None:
-    """Refuse features that are not a row of finite numbers for each record."""
+    """Refuse features that are not a row of finite numbers for each record.
+
+    With ``missing`` a number may be NaN.
+    """
     if features.size == 0:
         raise InvalidInput(f"{where} holds no records")
     if features.ndim < 2:
@@ -175,14 +199,14 @@ def check_features(
     if features.dtype.kind not in "iuf":
         raise InvalidInput(f"the features of {where} are {features.dtype}, not numbers")
     for start in range(0, len(features), _ROWS_AT_ONCE):
-        finite = np.isfinite(features[start : start + _ROWS_AT_ONCE])
+        block = features[start : start + _ROWS_AT_ONCE]
+        finite = ~np.isinf(block) if missing else np.isfinite(block)
         if not finite.all():
             at = "a feature"
             if columns is not None:
                 at = f"column {columns[int(np.flatnonzero(~finite.all(axis=0))[0])]!r}"
-            raise InvalidInput(
-                f"{at} of {where} holds NaN or infinity; fill it in or remove those records"
-            )
+            what = "infinity" if missing else "NaN or infinity"
+            raise InvalidInput(f"{at} of {where} holds {what}; fill it in or remove those records")
 
 
 def divide(table: Table, amounts: Amounts, *, seed: int, where: str) -> dict[str, Table]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.encoders.spec import EncoderSpec, StepSpec
-from pate.encoders.step import Step, batches, checked_features
+from pate.encoders.step import Step, apply_step, batches, checked_features, require_complete
 from pate.errors import InvalidInput, PateError
 
 _BATCH = 256  # records that go through all steps together
@@ -36,6 +36,9 @@ _BUILT_IN = {
     "groupnorm": "scaling:GroupNorm",
     "pca": "reduction:PCA",
     "diffusion": "reduction:Diffusion",
+    "impute": "tables:Impute",
+    "one-hot": "tables:OneHot",
+    "ordinal": "tables:Ordinal",
 }
 
 
@@ -85,9 +88,9 @@ class Chain:
         with _unchanged(self.steps, self.spec.steps):
             for start in range(0, len(X), rows):
                 part: NDArray[Any] = np.asarray(X[start : start + rows])
-                part = checked_features(part, step="(the inputs)", records=len(part))
+                part = checked_features(part, step="(the inputs)", records=len(part), missing=True)
                 for step, spec in zip(self.steps, self.spec.steps, strict=True):
-                    part = _applied(step, spec, part)
+                    part = apply_step(step, part, name=spec.name)
                 if part.shape[1:] != self.shape:
                     raise InvalidInput(
                         f"the encoder made features of shape {part.shape[1:]}, and {self.shape} "
@@ -97,9 +100,15 @@ class Chain:
 
 
 def fit_encoder(
-    spec: EncoderSpec, public_inputs: ArrayLike, *, plugin_path: Path | None = None
+    spec: EncoderSpec,
+    public_inputs: ArrayLike,
+    *,
+    categories: Sequence[int] = (),
+    plugin_path: Path | None = None,
 ) -> Chain:
     """Fit the steps in turn, each on the output of the steps before it for the public inputs.
+
+    ``categories`` has, of a table with categories, their number for each column.
 
     Guarantees:
         The inputs must be PUBLIC: fitted steps reach every teacher and the student.
@@ -108,8 +117,10 @@ def fit_encoder(
     if X.ndim < 1 or len(X) == 0:
         raise InvalidInput("an encoder is fitted on public inputs, and there are none")
     input_shape = tuple(X.shape[1:])
+    spec.require_categories(categories)
     for part in batches(X):
-        checked_features(np.asarray(X[part]), step="(the inputs)", records=part.stop - part.start)
+        records = part.stop - part.start
+        checked_features(np.asarray(X[part]), step="(the inputs)", records=records, missing=True)
     steps = [make_step(step, plugin_path=plugin_path) for step in spec.steps]
     last = max((at for at, step in enumerate(steps) if step.fitted), default=-1)
     widest = math.prod(input_shape)
@@ -117,7 +128,13 @@ def fit_encoder(
         for at, (step, step_spec) in enumerate(zip(steps, spec.steps, strict=True)):
             if at > last:  # no later step is fitted: a few records suffice for the shape
                 X = X[:_ALONE]
+            if step.takes_categories:
+                step.categories = tuple(categories)
+            if not step.takes_missing:
+                for part in batches(X):
+                    require_complete(np.asarray(X[part]), name=step_spec.name)
             step.fit(X)
+            categories = categories if step_spec.name == "impute" else ()
             with _unchanged([step], [step_spec]):
                 _check_per_record(step, step_spec, X[:_ALONE])
                 X = _features_after(step, step_spec, X if at < last else X[:_ALONE], temporary)
@@ -133,7 +150,7 @@ def make_step(spec: StepSpec, *, plugin_path: Path | None = None) -> Step:
 
         if spec.own:
             return Plugin(spec.name, **spec.settings(), plugin_path=plugin_path)
-        return Backbone(**spec.settings(), plugin_path=plugin_path)
+        return Backbone(**spec.settings(), folder=spec.folder, plugin_path=plugin_path)
     module, _, name = _BUILT_IN[spec.name].partition(":")
     kind = getattr(importlib.import_module(f"pate.encoders.{module}"), name)
     step: Step = kind(**spec.settings())
@@ -153,16 +170,11 @@ def _unchanged(steps: Sequence[Step], specs: Sequence[StepSpec]) -> Iterator[Non
             )
 
 
-def _applied(step: Step, spec: StepSpec, part: NDArray[Any]) -> NDArray[np.float32]:
-    """Apply one step to one batch, and check the result."""
-    return checked_features(step.transform(part), step=spec.name, records=len(part))
-
-
 def _features_after(
     step: Step, spec: StepSpec, X: NDArray[Any], temporary: contextlib.ExitStack
 ) -> NDArray[np.float32]:
     """Return a step's features of all public inputs; in a file if they are too large."""
-    first = _applied(step, spec, np.asarray(X[:1], dtype=np.float32))
+    first = apply_step(step, np.asarray(X[:1], dtype=np.float32), name=spec.name)
     shape = (len(X), *first.shape[1:])
     out: NDArray[np.float32]
     if 4 * math.prod(shape) <= _IN_MEMORY:
@@ -173,7 +185,7 @@ def _features_after(
     rows = _rows(max(first.size, math.prod(X.shape[1:])))
     for start in range(0, len(X), rows):
         part = np.asarray(X[start : start + rows], dtype=np.float32)
-        made = _applied(step, spec, part)
+        made = apply_step(step, part, name=spec.name)
         if made.shape[1:] != shape[1:]:
             raise InvalidInput(
                 f"step {spec.name} made features of shape {made.shape[1:]} and of shape "
@@ -186,10 +198,10 @@ def _features_after(
 def _check_per_record(step: Step, spec: StepSpec, X: NDArray[Any]) -> None:
     """Refuse a step whose features of one record depend on the other records."""
     sample = np.asarray(X, dtype=np.float32)
-    together, alone = _applied(step, spec, sample), _applied(step, spec, sample[:1])
-    size = np.abs(together[:1]).max(initial=0.0)
+    together, alone = (apply_step(step, each, name=spec.name) for each in (sample, sample[:1]))
+    size = np.nanmax(np.abs(together[:1]), initial=0.0)
     if alone.shape[1:] != together.shape[1:] or not np.allclose(
-        alone[0], together[0], rtol=1e-2, atol=1e-3 * float(size)
+        alone[0], together[0], rtol=1e-2, atol=1e-3 * float(size), equal_nan=True
     ):
         raise InvalidInput(
             f"step {spec.name} gives a record different features when others are present; each "

@@ -54,7 +54,7 @@ class PCA(Step):
                 f"pca.dimension is {self.dimension}, and {records} public inputs of {numbers} "
                 f"numbers have at most {min(records, numbers)} components; lower dimension"
             )
-        mean = mean_of(X)
+        mean, _ = mean_of(X)
         few = records < numbers
         matrix = _gram(X, mean) if few else _covariance(X, mean)
         largest = [len(matrix) - self.dimension, len(matrix) - 1]

@@ -15,6 +15,8 @@ from pate.errors import InvalidInput
 class Standardise(Step):
     """Subtraction of the public mean and division by the public standard deviation.
 
+    Missing values are left out, and stay missing.
+
     Where all public inputs agree the scale is one. ``floor`` is the least scale as a share of the
     median scale: a number that hardly varies in public could otherwise grow without bounds on
     private records. It compares scales, so use it where all numbers have the same unit. With
@@ -30,7 +32,7 @@ class Standardise(Step):
         Mean and scale come from PUBLIC inputs; a record's features depend on it alone, bit for bit.
     """
 
-    fitted = True
+    fitted = takes_missing = True
     arrays = ("mean", "scale")
     mean: NDArray[np.float32]
     scale: NDArray[np.float32]
@@ -39,15 +41,16 @@ class Standardise(Step):
         self.floor, self.groups = floor, groups
 
     def fit(self, X: NDArray[Any]) -> None:
-        mean = mean_of(X)
+        mean, known = mean_of(X)
         total = np.zeros(X.shape[1:])
         for part in batches(X):
-            total += ((np.asarray(X[part], dtype=np.float64) - mean) ** 2).sum(axis=0)
+            squares = (np.asarray(X[part], dtype=np.float64) - mean) ** 2
+            total += np.where(np.isnan(squares), 0.0, squares).sum(axis=0)
         if self.groups is not None:  # the mean of each group in place of its squares
             parts = total.reshape(_cut(total.size, self.groups))
             parts = np.broadcast_to(parts.mean(axis=1, keepdims=True), parts.shape)
             total = parts.reshape(total.shape)
-        scale = np.sqrt(total / len(X))
+        scale = np.sqrt(total / known)
         # The mean of equal numbers is rounded: what is left is below float32's own resolution.
         constant = scale <= np.finfo(np.float32).eps * np.abs(mean)
         if not constant.all():
@@ -65,12 +68,16 @@ class Standardise(Step):
 class Root(Step):
     """The square root of each number, with its sign; it shortens long tails.
 
+    Missing values stay missing.
+
     >>> Root().transform(np.array([[4.0, -9.0]]))
     array([[ 2., -3.]], dtype=float32)
 
     Guarantees:
         A record's features depend on it alone, bit for bit.
     """
+
+    takes_missing = True
 
     def transform(self, X: NDArray[Any]) -> NDArray[np.float32]:
         values = np.asarray(X, dtype=np.float32)
@@ -138,10 +145,16 @@ def _cut(numbers: int, groups: int) -> tuple[int, int]:
     return groups, numbers // groups
 
 
-def mean_of(X: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the mean record, in double precision, reading one part after another."""
-    total = np.zeros(X.shape[1:])
+def mean_of(X: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the mean record, in double precision, and of how many records each number is known.
+
+    Reads one part after another. A number that no record has is taken as 0, once.
+    """
+    total, known = np.zeros(X.shape[1:]), np.zeros(X.shape[1:])
     for part in batches(X):
-        total += np.asarray(X[part], dtype=np.float64).sum(axis=0)
-    mean: NDArray[np.float64] = total / len(X)
-    return mean
+        values = np.asarray(X[part], dtype=np.float64)
+        missing = np.isnan(values)
+        total += np.where(missing, 0.0, values).sum(axis=0)
+        known += len(values) - missing.sum(axis=0)
+    known = np.maximum(known, 1)
+    return total / known, known

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-from pate.errors import InvalidInput
+from pate.errors import InvalidInput, MissingFile
+from pate.recipes.paths import Located, find_path
 
 # The keys of each step with their defaults; ``...`` where a key is required.
 _KEYS: dict[str, dict[str, Any]] = {
@@ -20,6 +30,9 @@ _KEYS: dict[str, dict[str, Any]] = {
     "groupnorm": {"groups": ...},
     "pca": {"dimension": ..., "whiten": 0.0},
     "diffusion": {"dimension": ..., "neighbours": 10, "time": 16.0},
+    "impute": {"strategy": "mean", "value": None},
+    "one-hot": {},
+    "ordinal": {},
     "torch": {
         "model": ..., "weights": ...,
         **dict.fromkeys(("layer", "resize", "channels", "mean", "std", "params")),
@@ -33,7 +46,7 @@ Whole = Annotated[int, Field(ge=1, strict=True)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class StepSpec(BaseModel):
+class StepSpec(Located):
     """One step: its name, or ``"module:attr"``, and its own settings.
 
     >>> StepSpec(name="scattering").settings()
@@ -49,7 +62,7 @@ class StepSpec(BaseModel):
 
     name: str = Field(
         description="scattering, root, standardise, normalise, groupnorm, pca, diffusion, torch, "
-        'or "module:attr"'
+        'impute, one-hot, ordinal, or "module:attr", such as a transformer of scikit-learn'
     )
     J: Annotated[int, Field(ge=1, le=10, strict=True)] | None = Field(
         None, description="scattering: averages over 2^J pixels; default 2"
@@ -76,8 +89,16 @@ class StepSpec(BaseModel):
     time: Annotated[float, Field(ge=1, le=1000)] | None = Field(
         None, description="diffusion: steps of the walk; default 16"
     )
+    strategy: Literal["mean", "median", "most_frequent", "constant"] | None = Field(
+        None,
+        description="impute: what replaces a missing number; default mean. A missing category "
+        "becomes the most frequent one",
+    )
+    value: float | None = Field(None, description="impute: the constant; default 0")
     model: str | None = Field(None, description='torch: the backbone, as "module:attr"')
-    weights: str | None = Field(None, description="torch: a .safetensors or .pt file")
+    weights: str | None = Field(
+        None, description="torch: a .safetensors or .pt file, relative to the recipe"
+    )
     layer: str | None = Field(
         None, description='torch: the layer to remove instead of the last linear one; "": none'
     )
@@ -92,6 +113,15 @@ class StepSpec(BaseModel):
     params: dict[str, JsonValue] | None = Field(
         None, description='torch and "module:attr": arguments of the class or factory'
     )
+
+    @model_serializer(mode="wrap")
+    def _without_newer_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Fingerprints of recipes without these keys are as before there were any.
+        written: dict[str, Any] = handler(self)
+        for key in ("strategy", "value"):
+            if written.get(key) is None:
+                written.pop(key, None)
+        return written
 
     @property
     def own(self) -> bool:
@@ -145,6 +175,11 @@ class StepSpec(BaseModel):
         return self
 
     def _fits_together(self) -> None:
+        if self.value is not None and self.strategy != "constant":
+            raise InvalidInput(
+                f'step "impute" takes value with strategy = "constant" only, and strategy is '
+                f'"{self.strategy}"; leave one of them out'
+            )
         if self.model is not None and not _ENTRY.fullmatch(self.model):
             raise InvalidInput(f"model is {self.model!r}; write it as 'module:attr'")
         if self.weights is not None and not self.weights.endswith((".safetensors", ".pt", ".pth")):
@@ -180,20 +215,47 @@ class EncoderSpec(BaseModel):
         """Whether any step is the user's own, or a network."""
         return any(step.runs_user_code for step in self.steps)
 
+    @property
+    def completes(self) -> bool:
+        """Whether no missing value is left after the steps, as far as built-in ones are known."""
+        return any(step.name == "impute" for step in self.steps)
+
+    def require_categories(self, categories: Sequence[int]) -> None:
+        """Refuse steps that leave codes of categories to a model, or take them for numbers."""
+        if not any(categories):
+            return
+        for step in self.steps:
+            if step.own or step.name in ("one-hot", "ordinal"):
+                return
+            if step.name != "impute":
+                raise InvalidInput(
+                    f'step "{step.name}" would take codes of categories for numbers; put "one-hot" '
+                    'or "ordinal" before it'
+                )
+        raise InvalidInput(
+            f"{sum(map(bool, categories))} of {len(categories)} columns hold categories, which a "
+            'model would take for numbers; add the step "one-hot" to the encoder, or "ordinal" for '
+            "trees"
+        )
+
     def weight_digests(self, *, plugin_path: Path | None = None) -> list[str]:
         """Return digests of the files of weights that the steps read, for a fingerprint."""
         from pate.artifacts import digest_of
 
-        files = [step.weights for step in self.steps if step.weights is not None]
-        return [digest_of(find_weights(file, plugin_path=plugin_path)) for file in files]
+        return [
+            digest_of(find_weights(step.weights, folder=step.folder, plugin_path=plugin_path))
+            for step in self.steps
+            if step.weights is not None
+        ]
 
 
-def find_weights(weights: str, *, plugin_path: Path | None) -> Path:
-    """Return the file of weights: the path as given, or relative to the user's own code."""
-    places = [Path(weights).expanduser()]
-    if plugin_path is not None:
-        places.append((plugin_path if plugin_path.is_dir() else plugin_path.parent) / weights)
-    for place in places:
-        if place.is_file():
-            return place
-    raise InvalidInput(f"there is no file {weights} for the backbone's weights; check the path")
+def find_weights(weights: str, *, folder: Path | None, plugin_path: Path | None) -> Path:
+    """Return the file of weights: relative to the recipe's folder, or to the user's own code."""
+    plugins = [path if path.is_dir() else path.parent for path in [plugin_path] if path]
+    try:
+        file = find_path(weights, folder=folder, elsewhere=plugins)
+    except MissingFile as error:
+        raise MissingFile(f"{error}, for the backbone's weights; check the path") from None
+    if not file.is_file():
+        raise InvalidInput(f"{file} is a folder, and weights are a file; check the path")
+    return file

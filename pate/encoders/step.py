@@ -22,6 +22,9 @@ class Step:
 
     fitted: ClassVar[bool] = False  # whether fit() looks at its inputs
     arrays: ClassVar[tuple[str, ...]] = ()  # attributes that fit() sets, to be saved
+    takes_missing: ClassVar[bool] = False  # whether numbers may be NaN; they may then remain so
+    takes_categories: ClassVar[bool] = False  # whether numbers may be codes of categories
+    categories: tuple[int, ...] = ()  # set before fit(): of each column; empty: numbers alone
 
     def fit(self, X: NDArray[Any]) -> None:
         return None
@@ -70,8 +73,13 @@ def read_arrays(folder: Path) -> dict[str, NDArray[Any]]:
         raise InvalidInput(f"{file} is damaged or missing; fit the encoder again") from None
 
 
-def checked_features(answer: Any, *, step: str, records: int) -> NDArray[np.float32]:
-    """Return a step's features as float32; raise the rule that they break."""
+def checked_features(
+    answer: Any, *, step: str, records: int, missing: bool = False
+) -> NDArray[np.float32]:
+    """Return a step's features as float32; raise the rule that they break.
+
+    With ``missing`` they may be NaN.
+    """
     features = np.asarray(answer)
     if features.dtype.kind not in "fiub":
         raise InvalidInput(f"step {step} returned type {features.dtype}; features are numbers")
@@ -82,8 +90,22 @@ def checked_features(answer: Any, *, step: str, records: int) -> NDArray[np.floa
         )
     with np.errstate(over="ignore"):
         features = features.astype(np.float32, copy=False)
-    if not np.isfinite(features).all():
+    if (np.isinf(features) if missing else ~np.isfinite(features)).any():
         raise InvalidInput(
             f"step {step} returned numbers that are infinite or NaN in float32; look at its inputs"
         )
     return features
+
+
+def apply_step(step: Step, X: NDArray[Any], *, name: str) -> NDArray[np.float32]:
+    """Return a step's features of records, checked; NaN only where records have NaN."""
+    if not step.takes_missing:
+        require_complete(X, name=name)
+    missing = step.takes_missing and bool(np.isnan(X).any())
+    return checked_features(step.transform(X), step=name, records=len(X), missing=missing)
+
+
+def require_complete(X: NDArray[Any], *, name: str) -> None:
+    """Refuse missing values, for a step that takes none."""
+    if np.isnan(X).any():
+        raise InvalidInput(f'step {name} takes no missing values; put the step "impute" before it')

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pate.archives import read_skops, skops_archive
 from pate.artifacts import digest_of
 from pate.encoders.spec import find_weights
 from pate.encoders.step import Step, flat, read_arrays, write_arrays
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 _BATCH = 64
 _WEIGHTS = "weights.json"
 _VALUES = "values.json"
+_SKOPS = "step.skops"  # of a transformer of scikit-learn
 _OWN = "own"  # the folder a class's own save() writes into
 
 
@@ -76,9 +79,10 @@ class Backbone(Step):
         mean: list[float] | None = None,
         std: list[float] | None = None,
         params: dict[str, Any] | None = None,
+        folder: Path | None = None,
         plugin_path: Path | None = None,
     ) -> None:
-        self.file = find_weights(weights, plugin_path=plugin_path)
+        self.file = find_weights(weights, folder=folder, plugin_path=plugin_path)
         self.resize, self.channels, self.mean, self.std = resize, channels, mean, std
         self.digest = digest_of(self.file)
         module = _make_module(model, params or {}, plugin_path)
@@ -217,7 +221,8 @@ class Plugin(Step):
 
     A function that can be called with ``params`` alone is a factory; one that needs another
     argument is called with the records. A class's own ``save(folder)`` and ``load(folder)`` are
-    used if it has both; otherwise its arrays, numbers and texts are saved.
+    used if it has both; otherwise its arrays, numbers and texts are saved, or a transformer of
+    scikit-learn as a whole, by skops.
 
     >>> Plugin("numpy:tanh").transform(np.zeros((2, 3))).shape
     (2, 3)
@@ -227,7 +232,7 @@ class Plugin(Step):
         the messages of its exceptions are dropped.
     """
 
-    fitted = True
+    fitted = takes_missing = takes_categories = True
 
     def __init__(
         self, name: str, *, params: dict[str, Any] | None = None, plugin_path: Path | None = None
@@ -270,6 +275,12 @@ class Plugin(Step):
         return answer
 
     @property
+    def is_estimator(self) -> bool:
+        """Whether the step is a transformer of scikit-learn, or one made as theirs are."""
+        base = sys.modules.get("sklearn.base")
+        return base is not None and isinstance(self.made, base.BaseEstimator)
+
+    @property
     def _saves_itself(self) -> bool:
         return all(callable(getattr(self.made, name, None)) for name in ("save", "load"))
 
@@ -279,7 +290,14 @@ class Plugin(Step):
             _guarded(f"save of {self.name}", lambda: self.made.save(folder / _OWN))
             return
         own = not isinstance(self.made, _Function)
-        arrays, values = object_state(self.made) if own else ({}, {})
+        try:
+            arrays, values = object_state(self.made) if own else ({}, {})
+        except InvalidInput:
+            if not self.is_estimator:
+                raise
+            archive = skops_archive(self.made, home=type(self.made).__module__)
+            (folder / _SKOPS).write_bytes(archive)
+            return
         write_arrays(folder, arrays)
         (folder / _VALUES).write_text(json.dumps(values, sort_keys=True), encoding="utf-8")
 
@@ -288,6 +306,10 @@ class Plugin(Step):
             # A class method returns a step; a plain method may fill in its own object.
             loaded = _guarded(f"load of {self.name}", lambda: self.made.load(folder / _OWN))
             self.made = self.made if loaded is None else loaded
+            return
+        if self.is_estimator and (folder / _SKOPS).is_file():
+            kind = type(self.made)
+            self.made = read_skops(folder / _SKOPS, home=kind.__module__, kind=kind)
             return
         values = _read_json(folder / _VALUES)
         arrays = {k: v if v.ndim else v[()] for k, v in read_arrays(folder).items()}

@@ -11,16 +11,19 @@ from typing import ClassVar, final
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import ndtr
 
 from pate._format import format_number
 from pate._validate import check_noise, check_probability, check_threshold, check_whole
 from pate.accounting import (
+    Analysis,
     Event,
     GaussianNoisyMaxAnswer,
     LogMoments,
     ThresholdCheck,
     confident_total,
 )
+from pate.accounting.exact_divergence import neighbour_chances
 from pate.accounting.noisy_max import answer_weights, checked_statistic, count_teachers
 from pate.accounting.smooth import SensitiveCost, gnmax_cost, threshold_cost
 from pate.errors import InvalidInput
@@ -30,6 +33,7 @@ from pate.mechanisms.mechanism import (
     Mechanism,
     Release,
     happened,
+    moved_counts,
     no_queries,
 )
 from pate.mechanisms.noisy_max import (
@@ -87,6 +91,7 @@ class CheckedNoisyMax(Mechanism):
         moments: ArrayLike | None = None,
         answered: ArrayLike | None = None,
         baseline: FloatArray | None = None,
+        analysis: Analysis = Analysis.TIGHT,
     ) -> LogMoments:
         return confident_total(
             counts,
@@ -96,6 +101,7 @@ class CheckedNoisyMax(Mechanism):
             moments=moments,
             answered=answered,
             baseline=baseline,
+            analysis=analysis,
         )
 
     def sensitive_cost(
@@ -135,6 +141,23 @@ class CheckedNoisyMax(Mechanism):
         return answer_weights(
             checked_statistic(counts), threshold=self.threshold, sigma=self.sigma1, answered=None
         )
+
+    def neighbour_chances(
+        self, counts: IntArray, source: IntArray, target: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        if self.uses_student:  # what is checked, and asked next, follows from earlier answers
+            return Mechanism.neighbour_chances(self, counts, source, target)
+        answers = neighbour_chances(counts, source, target, sigma=self.sigma2)
+        both = (counts, moved_counts(counts, source, target))
+        here, there = (
+            self._with_check(votes, chances) for votes, chances in zip(both, answers, strict=True)
+        )
+        return here, there
+
+    def _with_check(self, counts: IntArray, answers: FloatArray) -> FloatArray:
+        """Return the chances of each answer after its check, and in a last column of none."""
+        above = (checked_statistic(counts) - self.threshold) / self.sigma1
+        return np.column_stack([ndtr(above)[:, None] * answers, ndtr(-above)])
 
     def check_reachable(self, *, teachers: int) -> None:
         most = teachers + _NEVER * self.sigma1

@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate._validate import LEAST_NOISE, MOST_NOISE
-from pate.accounting import Event, Ledger, LogMoments, Repeated, compose
+from pate.accounting import Analysis, Event, Ledger, LogMoments, Repeated
 from pate.accounting.smooth import SensitiveCost
-from pate.errors import InvalidInput
+from pate.errors import ConditionsFail
 from pate.votes import Votes
 
 IntArray = NDArray[np.int64]
@@ -58,13 +57,11 @@ class Release:
     kept_labels: IntArray = field(default_factory=no_queries, repr=False)
 
 
-class Mechanism(ABC):
-    """One way to answer queries from votes, and all that other code needs to know about it.
+class BaseMechanism(ABC):
+    """The keys and the names of a mechanism, whatever it releases.
 
     A mechanism is a frozen dataclass whose fields are its public parameters; they are also its
-    keys in ``[aggregate]`` of a recipe. Fields without a default are required there. To add a
-    mechanism, write one such class and add it to :data:`pate.mechanisms.MECHANISMS`:
-    recipes, plans, releases, accounting, reports and cards take it from there.
+    keys in ``[aggregate]`` of a recipe. Fields without a default are required there.
 
     Attributes
     ----------
@@ -72,6 +69,8 @@ class Mechanism(ABC):
         The value of ``aggregate.mechanism`` in a recipe.
     title : str
         The name as the literature writes it.
+    takes : str
+        The votes that it takes, as ``by`` in ``[votes]`` names them.
     calibrated : str or None
         The key whose value can be found for a target ε: more of it never costs more, and with it
         every answer causes one and the same event. None if there is no such key.
@@ -85,6 +84,7 @@ class Mechanism(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
+    takes: ClassVar[str]
     calibrated: ClassVar[str | None] = None
     checks: ClassVar[bool] = False
     uses_student: ClassVar[bool] = False
@@ -109,6 +109,27 @@ class Mechanism(ABC):
                 for key, value in values.items()
             }
         )
+
+    @abstractmethod
+    def formula(self) -> str:
+        """Return the answer in symbols, with its parameters."""
+
+    @abstractmethod
+    def settings(self) -> str:
+        """Return the parameters in a few characters, such as ``σ 40``."""
+
+
+class Mechanism(BaseMechanism):
+    """One way to answer queries from votes, and all that other code needs to know about it.
+
+    To add a mechanism, write one frozen dataclass and add it to
+    :data:`pate.mechanisms.MECHANISMS`: recipes, plans, releases, accounting, reports and cards take
+    it from there. The attributes are those of :class:`BaseMechanism`.
+    """
+
+    __slots__ = ()
+
+    takes: ClassVar[str] = "teachers"
 
     @abstractmethod
     def release(
@@ -166,6 +187,7 @@ class Mechanism(ABC):
         moments: ArrayLike | None = None,
         answered: ArrayLike | None = None,
         baseline: FloatArray | None = None,
+        analysis: Analysis = Analysis.TIGHT,
     ) -> LogMoments:
         """Return the log-moments of a release, worked out from its votes. PRIVATE.
 
@@ -179,6 +201,8 @@ class Mechanism(ABC):
             Which of the queries were answered. Left out, each pays in expectation: for planning.
         baseline : ndarray of float, optional
             What checks took off the counts (:func:`~pate.mechanisms.student_baseline`).
+        analysis : Analysis, default tight
+            The bounds of the data-independent cost, which no answer exceeds.
         """
 
     @abstractmethod
@@ -205,14 +229,6 @@ class Mechanism(ABC):
         """
 
     @abstractmethod
-    def formula(self) -> str:
-        """Return the answer in symbols, with its parameters."""
-
-    @abstractmethod
-    def settings(self) -> str:
-        """Return the parameters in a few characters, such as ``σ 40``."""
-
-    @abstractmethod
     def win_chances(self, leads: FloatArray) -> FloatArray:
         """Return for each query the chance that its answer, if there is one, is a given class.
 
@@ -223,7 +239,23 @@ class Mechanism(ABC):
         """Return for each query the chance to be answered: one, unless a check comes first."""
         return np.ones(len(counts))
 
-    def check_reachable(self, *, teachers: int) -> None:  # noqa: B027, there may be nothing to check
+    def neighbour_chances(
+        self, counts: IntArray, source: IntArray, target: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the chances of every outcome for votes, and for one neighbour of each. PRIVATE.
+
+        ``source`` and ``target`` hold, for each row of ``counts``, the class that a teacher votes
+        for and the one that it votes for in the neighbour; −1 is an abstention. Both results are
+        (queries, outcomes): the classes, and a last column for no answer where a check comes first.
+
+        Raises
+        ------
+        ConditionsFail
+            If the chances are not known in closed form or by quadrature.
+        """
+        raise ConditionsFail(f"the exact chances of the outcomes of {self.title} are not known")
+
+    def check_reachable(self, *, teachers: int) -> None:
         """Raise InvalidInput if so many teachers can never cause an answer."""
 
     @property
@@ -232,27 +264,18 @@ class Mechanism(ABC):
         (event,) = self.caps(queries=1, answers=1)
         return event.event if isinstance(event, Repeated) else event
 
-    @classmethod
-    def least_noise(cls, answers: int, *, moments: FloatArray, room: FloatArray) -> float:
-        """Return about the least ``calibrated`` noise with which so many answers fit.
 
-        They fit where their log-moment is within ``room`` at one of the ``moments``. This search
-        halves a bracket; a mechanism with a closed form overrides it.
-        """
-        assert cls.calibrated is not None
-        key = cls.calibrated
+def moved_counts(counts: IntArray, source: IntArray, target: IntArray) -> IntArray:
+    """Return votes after one teacher's vote went from ``source`` to ``target``; −1 abstains.
 
-        def fits(noise: float) -> bool:
-            events = cls(**{key: noise}).caps(queries=answers, answers=answers)
-            return bool(np.any(compose(events, moments).values <= room))
-
-        low, high = LEAST_NOISE, MOST_NOISE
-        if not fits(high):
-            raise InvalidInput(f"no {key} up to {MOST_NOISE:g} votes reaches this epsilon")
-        while high > low * (1 + 1e-9):
-            middle = (low * high) ** 0.5
-            low, high = (low, middle) if fits(middle) else (middle, high)
-        return high
+    >>> moved_counts(np.array([[5, 5], [5, 5]]), np.array([0, 1]), np.array([1, -1])).tolist()
+    [[4, 6], [5, 4]]
+    """
+    moved = np.array(counts, dtype=np.int64)
+    for classes, change in ((source, -1), (target, 1)):
+        rows = np.flatnonzero(np.asarray(classes) >= 0)
+        moved[rows, np.asarray(classes)[rows]] += change
+    return moved
 
 
 def happened(*events: tuple[Event, int]) -> tuple[Event, ...]:
@@ -260,7 +283,7 @@ def happened(*events: tuple[Event, int]) -> tuple[Event, ...]:
     return tuple(Repeated(event, count) for event, count in events if count)
 
 
-def _parameters(kind: type[Mechanism]) -> tuple[dataclasses.Field[Any], ...]:
+def _parameters(kind: type[BaseMechanism]) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(kind)  # type: ignore[arg-type]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from scipy.special import ndtr
 from pate._format import format_number
 from pate._validate import check_noise, check_whole
 from pate.accounting import (
+    Analysis,
     Event,
     GaussianNoisyMaxAnswer,
     LaplaceNoisyMaxAnswer,
@@ -23,6 +23,7 @@ from pate.accounting import (
     gaussian_total,
     laplace_total,
 )
+from pate.accounting.exact_divergence import neighbour_chances
 from pate.accounting.noisy_max import as_counts
 from pate.accounting.smooth import SensitiveCost, gnmax_cost, lnmax_cost
 from pate.errors import InvalidInput
@@ -46,8 +47,8 @@ class NoisyMax(Mechanism):
         """The event of one answer."""
 
     @abstractmethod
-    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
-        """Draw noise of its own for each count."""
+    def answers(self, counts: IntArray, rng: np.random.Generator) -> IntArray:
+        """Draw the winner of each query, with randomness of its own."""
 
     def release(
         self,
@@ -63,7 +64,7 @@ class NoisyMax(Mechanism):
         counts = checked_counts(votes)
         answers = most_of(len(counts), most_answers)
         return Release(
-            labels=noisy_argmax(counts[:answers], noise=lambda shape: self.noise(rng, shape)),
+            labels=self.answers(counts[:answers], rng),
             answered=np.arange(answers, dtype=np.int64),
             events=self.caps(queries=answers, answers=answers),
             asked=answers,
@@ -117,8 +118,8 @@ class LaplaceNoisyMax(NoisyMax):
     def answer_event(self) -> Event:
         return LaplaceNoisyMaxAnswer(scale=self.scale)
 
-    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
-        return rng.laplace(scale=self.scale, size=shape)
+    def answers(self, counts: IntArray, rng: np.random.Generator) -> IntArray:
+        return noisy_argmax(counts, noise=lambda shape: rng.laplace(scale=self.scale, size=shape))
 
     def data_dependent_cost(
         self,
@@ -127,8 +128,9 @@ class LaplaceNoisyMax(NoisyMax):
         moments: ArrayLike | None = None,
         answered: ArrayLike | None = None,
         baseline: FloatArray | None = None,
+        analysis: Analysis = Analysis.TIGHT,
     ) -> LogMoments:
-        return laplace_total(counts, scale=self.scale, moments=moments)
+        return laplace_total(counts, scale=self.scale, moments=moments, analysis=analysis)
 
     def sensitive_cost(
         self,
@@ -150,12 +152,10 @@ class LaplaceNoisyMax(NoisyMax):
     def win_chances(self, leads: FloatArray) -> FloatArray:
         return laplace_win_chances(leads, self.scale)
 
-    @classmethod
-    def least_noise(cls, answers: int, *, moments: FloatArray, room: FloatArray) -> float:
-        # At λ they fit where ε₀ = 2/b has λε₀ ≤ room/answers or ½ε₀²λ(λ+1) ≤ room/answers.
-        each = np.maximum(room, 0.0) / answers
-        pure = np.maximum(each / moments, np.sqrt(2 * each / (moments * (moments + 1))))
-        return 2 / float(np.max(pure))
+    def neighbour_chances(
+        self, counts: IntArray, source: IntArray, target: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        return neighbour_chances(counts, source, target, scale=self.scale)
 
 
 @final
@@ -181,7 +181,7 @@ class GaussianNoisyMax(NoisyMax):
     >>> votes = pate.Votes(counts=np.array([[990, 5, 5], [3, 995, 2]]))
     >>> answer = GaussianNoisyMax(sigma=40.0).release(votes, rng=pate.secure_generator())
     >>> answer.labels, round(pate.compose(answer.events).guarantee(delta=1e-5).epsilon, 3)
-    (array([0, 1]), 0.178)
+    (array([0, 1]), 0.152)
     >>> GaussianNoisyMax(sigma=40.0).caps(queries=100, answers=100)
     (Repeated(event=GaussianNoisyMaxAnswer(sigma=40.0), count=100),)
     """
@@ -199,8 +199,8 @@ class GaussianNoisyMax(NoisyMax):
     def answer_event(self) -> Event:
         return GaussianNoisyMaxAnswer(sigma=self.sigma)
 
-    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
-        return rng.normal(scale=self.sigma, size=shape)
+    def answers(self, counts: IntArray, rng: np.random.Generator) -> IntArray:
+        return noisy_argmax(counts, noise=lambda shape: rng.normal(scale=self.sigma, size=shape))
 
     def data_dependent_cost(
         self,
@@ -209,8 +209,9 @@ class GaussianNoisyMax(NoisyMax):
         moments: ArrayLike | None = None,
         answered: ArrayLike | None = None,
         baseline: FloatArray | None = None,
+        analysis: Analysis = Analysis.TIGHT,
     ) -> LogMoments:
-        return gaussian_total(counts, sigma=self.sigma, moments=moments)
+        return gaussian_total(counts, sigma=self.sigma, moments=moments, analysis=analysis)
 
     def sensitive_cost(
         self,
@@ -232,10 +233,10 @@ class GaussianNoisyMax(NoisyMax):
     def win_chances(self, leads: FloatArray) -> FloatArray:
         return gaussian_win_chances(leads, self.sigma)
 
-    @classmethod
-    def least_noise(cls, answers: int, *, moments: FloatArray, room: FloatArray) -> float:
-        rho = float(np.max(room / (moments * (moments + 1))))  # each answer costs λ(λ+1)/σ²
-        return math.sqrt(answers / rho)
+    def neighbour_chances(
+        self, counts: IntArray, source: IntArray, target: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        return neighbour_chances(counts, source, target, sigma=self.sigma)
 
 
 def blocks(queries: int, *, classes: int) -> Iterator[slice]:

@@ -35,17 +35,22 @@ def ledger_of(recipe: Recipe, options: Options) -> Path:
     return ledger_path(recipe, options.data_root, seeded=options.insecure_seed is not None)
 
 
-def open_ledger(recipe: Recipe, options: Options, *, moment: float | None = None) -> Ledger:
+def open_ledger(
+    recipe: Recipe, options: Options, *, moment: float | None = None, path: Path | None = None
+) -> Ledger:
     """Open the data set's ledger, or make it with the recipe's budget.
 
     Without a budget it is an odometer: it reports, and refuses nothing; its λ is then ``moment``,
-    the best one for the first plan, which was made without a look at any vote.
+    the best one for the first plan, which was made without a look at any vote. So it is where that
+    plan may use up the whole budget. ``path`` takes the place of its own.
     """
     privacy = recipe.privacy
+    if privacy.budget is not None and privacy.epsilon != privacy.budget:
+        moment = None
     return open_data_ledger(
-        ledger_of(recipe, options),
+        path or ledger_of(recipe, options),
         budget=privacy.budget,
-        delta=privacy.delta,
+        delta=privacy.ledger_delta,
         neighbours=Neighbours.REPLACE_ONE,
         conversion=Conversion(privacy.conversion),
         moment=moment,

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from pate._files import write_atomically
+from pate._validate import LEAST_NOISE, MOST_NOISE
 from pate.artifacts import Artifact, Store, fingerprint
-from pate.errors import InvalidInput
+from pate.artifacts.manifest import MANIFEST
+from pate.datasets.catalogue import CATALOGUE
+from pate.datasets.loading import require_files
+from pate.datasets.roles import require_accepted
+from pate.errors import InvalidInput, MissingFile, SpendNeeded
 from pate.pipeline.ledger import key_path, naming_key
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.stage import Context, Options, Stage, producer
+from pate.pipeline.stage import Absent, Context, Options, Stage, producer
+from pate.recipes.paths import set_file
 
 _RESOLVED = "recipe.json"
 _HOME = "home.json"
+_NOISE = "noise.json"  # that was found for recipes that leave it open, by its target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +52,8 @@ class PipelineRun:
     _origins: dict[str, tuple[dict[str, str], str]] = field(
         default_factory=dict, init=False, repr=False
     )
+    # Files that are not there, for stages whose stored result is taken as current.
+    _missing: dict[str, MissingFile] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def store(self) -> Store:
@@ -49,22 +61,51 @@ class PipelineRun:
         return Store(root=self.folder)
 
     def execute(self, until: str | None = None) -> list[str]:
-        """Run what is not done, up to a stage, and return the names of the stages that ran."""
+        """Run what is not done, up to a stage, and return the names of the stages that ran.
+
+        If a file of the recipe is missing, nothing is run: the file may have changed since.
+        """
+        names = [stage.name for stage in self.stages]
+        if until is not None and until not in names:
+            raise InvalidInput(
+                f"a recipe with votes.by = {self.recipe.votes.by!r} has no stage {until!r}; its "
+                f"stages are {', '.join(names)}"
+            )
+        if not self.store.earlier(self.stages[0].name):
+            require_accepted(self.recipe.data)  # of a new run, before any file is read
+        self._require_same_unit()
+        self._require_data()
         self._write_recipe()
         self.store.sweep()
-        self._origins.clear()
+        self._forget()
         ran = []
         for stage in self.stages:
             made_from = self._made_from(stage)
-            if self.store.find(stage.name, made_from) is None:
+            done = self.store.find(stage.name, made_from)
+            if done is None:
+                for problem in self._missing.values():
+                    raise problem
                 self.options.report(f"{stage.name}: running")
                 stage.run(self.context(stage.name))
                 ran.append(stage.name)
             else:
                 self.options.report(f"{stage.name}: done before")
+                if not stage.needs:
+                    self._mark_used(stage, done)
             if stage.name == until:
                 break
         return ran
+
+    def _require_data(self) -> None:
+        """Refuse data that cannot be read, before a key is drawn for them and a folder is made."""
+        if key_path(self.recipe, self.options.data_root).exists():
+            return
+        if self.recipe.data.own:
+            for value in self.stages[0].settings(self.recipe, self.options).values():  # reads them
+                if isinstance(value, Absent):
+                    raise value.problem
+        else:
+            require_files(CATALOGUE[self.recipe.data.name], self.options.data_root)
 
     def is_at_home(self) -> bool:
         """Return whether the folder is new, or belongs to the ledger in the data root given."""
@@ -78,7 +119,7 @@ class PipelineRun:
 
     def states(self) -> Iterator[State]:
         """Yield the state of each stage in order: done, stale or missing, and why."""
-        self._origins.clear()
+        self._forget()
         undone: set[str] = set()
         for stage in self.stages:
             first = next((n for n in map(producer, stage.needs) if n in undone), None)
@@ -88,10 +129,23 @@ class PipelineRun:
                 continue
             made_from = self._made_from(stage)
             if self.store.find(stage.name, made_from):
-                yield State(stage=stage.name, done=True, why="done", made_from=made_from)
+                problem = self._missing.get(stage.name)
+                why = "done" if problem is None else f"done earlier ({problem})"
+                yield State(stage=stage.name, done=True, why=why, made_from=made_from)
                 continue
             undone.add(stage.name)
             yield self._state(stage, made_from, self._what_changed(stage))
+
+    def _mark_used(self, stage: Stage, done: Artifact) -> None:
+        """Make a result the newest of its stage: it stands in while a file is missing."""
+        newest = max(self.store.earlier(stage.name), key=_modified, default=None)
+        if newest != done.path / MANIFEST:
+            with contextlib.suppress(OSError):  # a copy one may only read
+                os.utime(done.path / MANIFEST)
+
+    def _forget(self) -> None:
+        self._origins.clear()
+        self._missing.clear()
 
     def _state(self, stage: Stage, made_from: str | None, why: str) -> State:
         earlier = bool(self.store.earlier(stage.name))
@@ -99,17 +153,47 @@ class PipelineRun:
         return State(stage=stage.name, done=False, why=text, made_from=made_from)
 
     def _what_changed(self, stage: Stage) -> str:
-        """Return which input or setting differs from the newest earlier result."""
-        newest = max(self.store.earlier(stage.name), key=lambda p: p.stat().st_mtime, default=None)
-        if newest is None:
+        """Return the inputs and settings that differ from the earlier result that is most alike."""
+        newest_first = sorted(self.store.earlier(stage.name), key=_modified, reverse=True)
+        if not newest_first:
             return "not made yet"
-        try:
-            before = dict(json.loads(newest.read_text())["inputs"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return f"{newest} cannot be read"
-        now = self._origin(stage)[0]
-        names = sorted(n for n in {**before, **now} if before.get(n) != now.get(n))
+        unlike = []
+        for file in newest_first:
+            before = _inputs(file)
+            if before is None:
+                return f"{file} cannot be read"
+            unlike.append(sorted(self._differences(stage, before)))
+        names = min(unlike, key=len)
         return f"{', '.join(names)} changed" if names else "its code changed"
+
+    def _differences(self, stage: Stage, before: Mapping[str, str]) -> set[str]:
+        """Return the settings that differ, also those of stages before it; an input if none does.
+
+        An input that was made again differs by what *it* was made from, as far as that is recorded.
+        """
+        now, found = self._origin(stage)[0], set[str]()
+        for name in {*before, *now}:
+            if before.get(name) == now.get(name):
+                continue
+            deeper = set[str]()
+            if name in stage.needs and name in before:
+                maker = self._stage(producer(name))
+                if (recorded := self._recorded(maker, before[name])) is not None:
+                    deeper = self._differences(maker, recorded)
+            found |= deeper or {name}
+        return {each for each in found if not any(n.startswith(f"{each}.") for n in found)}
+
+    def _recorded(self, stage: Stage, keyed: str) -> dict[str, str] | None:
+        """Return what an earlier result of a stage was made from, by its keyed fingerprint."""
+        key = naming_key(self.recipe, self.options.data_root)
+        for file in self.store.earlier(stage.name):
+            inputs = _inputs(file)
+            if inputs is None:
+                continue
+            made = self.store.find(stage.name, fingerprint(stage.name, stage.version, inputs))
+            if made is not None and fingerprint(key, made.key) == keyed:
+                return inputs
+        return None
 
     def _origin(self, stage: Stage) -> tuple[dict[str, str], str]:
         """Return what a result is made from, under the data set's key, and its fingerprint.
@@ -121,21 +205,56 @@ class PipelineRun:
             records changed: docs/sharp-edges.md.) All of it stays on the private side of the store.
         """
         if stage.name not in self._origins:
-            origin = self._compute_origin(stage, self.options)
-            if "plugin" in origin[0] and self.store.find(stage.name, origin[1]) is None:
-                # Earlier versions counted all plug-ins in the folder: their results are still good.
-                earlier = self._compute_origin(stage, replace(self.options, whole_folder=True))
-                if self.store.find(stage.name, earlier[1]) is not None:
-                    origin = earlier
+            origin = self._compute_origin(stage, self.recipe, self.options)
+            if self.store.find(stage.name, origin[1]) is None:
+                for recipe, options in self._earlier(origin[0]):
+                    earlier = self._compute_origin(stage, recipe, options)
+                    if self.store.find(stage.name, earlier[1]) is not None:
+                        origin = earlier
             self._origins[stage.name] = origin
         return self._origins[stage.name]
 
-    def _compute_origin(self, stage: Stage, options: Options) -> tuple[dict[str, str], str]:
+    def _earlier(self, inputs: dict[str, str]) -> Iterator[tuple[Recipe, Options]]:
+        """Yield what earlier versions made of the same settings: their results are still good."""
+        if "plugin" in inputs:  # they counted all plug-ins in the folder
+            yield self.recipe, replace(self.options, whole_folder=True)
+        if "privacy.sanitise" in inputs and self.recipe.privacy.sanitise is None:  # it was the rule
+            privacy = self.recipe.privacy.model_copy(update={"sanitise": True})
+            yield self.recipe.model_copy(update={"privacy": privacy}), self.options
+
+    def _compute_origin(
+        self, stage: Stage, recipe: Recipe, options: Options
+    ) -> tuple[dict[str, str], str]:
         inputs = {need: self._open_for(stage, need).key for need in stage.needs}
-        inputs |= dict(_leaves(stage.settings(self.recipe, options)))
+        settings = dict(_leaves(stage.settings(recipe, options)))
+        absent = {name: v.problem for name, v in settings.items() if isinstance(v, Absent)}
+        inputs |= {name: fingerprint(v) for name, v in settings.items() if name not in absent}
         key = naming_key(self.recipe, options.data_root)
         keyed = {name: fingerprint(key, value) for name, value in inputs.items()}
+        if absent:
+            problem = next(iter(absent.values()))
+            keyed = self._stored_inputs(stage, keyed, absent, problem)
+            self._missing[stage.name] = problem
         return keyed, fingerprint(stage.name, stage.version, keyed)
+
+    def _stored_inputs(
+        self, stage: Stage, known: dict[str, str], absent: Collection[str], problem: MissingFile
+    ) -> dict[str, str]:
+        """Return the inputs of the last used result that differs in absent settings at most.
+
+        Guarantees:
+            What is released was paid for with that very result; nothing is run on it.
+        """
+        for file in sorted(self.store.earlier(stage.name), key=_modified, reverse=True):
+            inputs = _inputs(file)
+            if inputs is None:
+                continue
+            made_from = fingerprint(stage.name, stage.version, inputs)
+            rest = {name: value for name, value in inputs.items() if name not in absent}
+            same = rest == known and len(inputs) == len(known) + len(absent)
+            if same and self.store.find(stage.name, made_from) is not None:
+                return inputs
+        raise problem
 
     def _made_from(self, stage: Stage) -> str:
         return self._origin(stage)[1]
@@ -168,10 +287,38 @@ class PipelineRun:
             options=self.options,
         )
 
+    def _require_same_unit(self) -> None:
+        """Refuse to go from records to users, or back, in a folder with labels, without consent."""
+        if self.options.spend or not self.store.earlier("aggregate"):
+            return
+        before = now = self.recipe.partition.by
+        with contextlib.suppress(InvalidInput):  # a damaged recipe is about to be restored
+            before = read_resolved(self.folder).partition.by
+        if before == now:
+            return
+        with contextlib.suppress(InvalidInput):  # where data are not here yet, nor is anything else
+            if self.store.find("partition", self._made_from(self._stage("partition"))) is not None:
+                return
+        raise SpendNeeded(
+            f'the labels in {self.folder} protect each {before} (partition.by = "{before}"), and '
+            f'this recipe each {now}: set by = "{before}" in [partition] to keep them, choose '
+            "another --out, or add --spend to pay for new ones"
+        )
+
     def _write_recipe(self) -> None:
         """Write the recipe with every default spelt out, so that the run explains itself."""
-        home = {
-            "data_root": str(self.options.data_root.absolute()),
+        places = {
+            "data_root": self.options.data_root,
+            "recipe": self.recipe.data.file,
+            "plugin_path": self.options.plugin_path,
+        }
+        absolute = {name: str(p.absolute()) for name, p in places.items() if p is not None}
+        here = self.folder.absolute()
+        home: dict[str, Any] = {
+            **absolute,
+            # For a project that was moved, or copied, with its runs.
+            "folder": str(here),
+            "relative": {name: os.path.relpath(path, here) for name, path in absolute.items()},
             "key": fingerprint("key", naming_key(self.recipe, self.options.data_root)),
         }
         recorded = _home(self.folder)
@@ -187,12 +334,53 @@ class PipelineRun:
             draft = self.folder / f".{_RESOLVED}"
             draft.write_text(json.dumps(self.recipe.model_dump(mode="json"), indent=1) + "\n")
             draft.replace(self.folder / _RESOLVED)
+            if (found := self.recipe.found_noise) is not None:
+                noise = {self.recipe.noise_target: found[1]} | _recorded_noise(self.folder)
+                write_atomically(
+                    self.folder / _NOISE, f"{json.dumps(noise, indent=1)}\n".encode(), mode=0o666
+                )
         except OSError as error:
             raise InvalidInput(f"cannot write to {self.folder}: {error.strerror}") from error
 
 
-def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every setting by its name, as a fingerprint, to find out what changed.
+def _modified(file: Path) -> float:
+    return file.stat().st_mtime
+
+
+def _inputs(file: Path) -> dict[str, str] | None:
+    """Return what the result that a file describes was made from; None if it cannot be read."""
+    try:
+        return dict(json.loads(file.read_text())["inputs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def with_recorded_noise(recipe: Recipe, folder: Path) -> Recipe:
+    """Return a recipe with the noise that was found for it in this folder before.
+
+    A version with a tighter accountant would find less, and labels that are paid for would no
+    longer be those of the recipe. Whatever is recorded, ``privacy.epsilon`` caps the plan.
+    """
+    if recipe.found_noise is None:
+        return recipe
+    noise = _recorded_noise(folder).get(recipe.noise_target)
+    return recipe if noise is None else recipe.with_found(noise)
+
+
+def _recorded_noise(folder: Path) -> dict[str, float]:
+    try:
+        found: dict[str, float] = json.loads((folder / _NOISE).read_text())
+        if all(LEAST_NOISE <= noise <= MOST_NOISE for noise in found.values()):
+            return found
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError):
+        pass
+    raise InvalidInput(f"{folder / _NOISE} is damaged; restore it from a backup, or remove it")
+
+
+def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting by its name, to find out what changed.
 
     >>> [name for name, _ in _leaves({"aggregate": {"scale": 2.0, "queries": None}, "seed": 1})]
     ['aggregate.scale', 'aggregate.queries', 'seed']
@@ -201,28 +389,48 @@ def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
         for key, value in settings.items():
             yield from _leaves(value, f"{name}.{key}" if name else str(key))
     else:
-        yield name, fingerprint(settings)
+        yield name, settings
 
 
 def find_data_root(folder: Path, recipe: Recipe, default: Path) -> Path:
     """Return where the data and the ledger of a run are: here, or where the run was started."""
     home = _home(folder)
     if home is not None:
-        for root in (default, Path(home["data_root"])):
+        for root in (default, *_remembered(folder, home, "data_root")):
             if _has_key(recipe, root, home):
                 return root
     return default
 
 
-def _has_key(recipe: Recipe, data_root: Path, home: dict[str, str]) -> bool:
+def find_plugins(folder: Path) -> Path | None:
+    """Return the plug-in path that the run in a folder was started with, if it is still there."""
+    places = _remembered(folder, _home(folder) or {}, "plugin_path")
+    return next(filter(Path.exists, places), None)
+
+
+def _remembered(folder: Path, home: Mapping[str, Any], name: str) -> list[Path]:
+    """Return where a place of a run was, and where it is if it was moved with the run.
+
+    A run that is not where it was may have been copied with its project: then that comes first.
+    """
+    if name not in home:
+        return []
+    here = folder.absolute()
+    places = [Path(home[name])]
+    if "relative" in home:
+        places.append(Path(os.path.normpath(here / home["relative"][name])))
+    return places if home.get("folder") == str(here) else places[::-1]
+
+
+def _has_key(recipe: Recipe, data_root: Path, home: Mapping[str, Any]) -> bool:
     """Return whether the key of the data set that a run belongs to is in a data root."""
     known = key_path(recipe, data_root).is_file()
     return known and fingerprint("key", naming_key(recipe, data_root)) == home["key"]
 
 
-def _home(folder: Path) -> dict[str, str] | None:
+def _home(folder: Path) -> dict[str, Any] | None:
     try:
-        home: dict[str, str] = json.loads((folder / _HOME).read_text())
+        home: dict[str, Any] = json.loads((folder / _HOME).read_text())
         return home if home.keys() >= {"data_root", "key"} else None
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -236,6 +444,9 @@ def read_resolved(folder: Path) -> Recipe:
     if not path.is_file():
         raise InvalidInput(f"there is no run in {folder}")
     try:
-        return Recipe.model_validate_json(path.read_bytes())
+        recipe = Recipe.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise InvalidInput(f"{path} is damaged; run the recipe again to restore it") from error
+    files = _remembered(folder, _home(folder) or {}, "recipe")
+    set_file(recipe, next(filter(Path.is_file, files), files[0] if files else None))
+    return recipe

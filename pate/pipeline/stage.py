@@ -10,7 +10,9 @@ from typing import Any
 
 from pate.artifacts import Artifact, Draft, Level, Store
 from pate.engines import Engine, Show
+from pate.errors import MissingFile
 from pate.pipeline.recipe import Recipe
+from pate.recipes.paths import PluginsSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +30,14 @@ class Options:
     progress: Show
     whole_folder: bool = False  # count all plug-ins in every cache key, as earlier versions did
 
-    def at_root(self, recipe: str | None) -> Options:
-        """Return the options with a recipe's data root, unless another one was given."""
-        if recipe is None or self.root_given:
-            return self
-        return replace(self, data_root=Path(recipe))
+    def with_recipe(self, *, data_root: str | None, plugins: PluginsSpec) -> Options:
+        """Return the options with a recipe's data root and plug-ins, unless others were given."""
+        own_root = data_root is not None and not self.root_given
+        return replace(
+            self,
+            data_root=Path(str(data_root)) if own_root else self.data_root,
+            plugin_path=plugins.chosen(self.plugin_path),
+        )
 
     def source_digest(self, settings: Any) -> str | None:
         """Return a digest of the user's own code that settings use, for a stage's cache key."""
@@ -42,6 +47,13 @@ class Options:
         from pate.plugin_source import source_digest, whole_folder_digest
 
         return whole_folder_digest(path) if self.whole_folder else source_digest(settings, path)
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """In place of a setting of a stage that cannot be computed, because a file is not there."""
+
+    problem: MissingFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

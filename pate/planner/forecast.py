@@ -1,9 +1,5 @@
 """A budget as noise, and what one setting comes to if the teachers agree as in a profile.
 
-With room(λ) the total log-moment that becomes ε at λ, answers fit if their log-moments do at *some*
-λ of the accountant's grid. Gaussian costs are all ρ·λ(λ+1), so one number, the largest ρ, decides
-what fits.
-
 Guarantees:
     Every noise is rounded up, and a plan is measured again by the accountant before it is shown.
 """
@@ -12,17 +8,39 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtr
 
-from pate._validate import check_delta
-from pate.accounting import Conversion, Guarantee, Neighbours, ReleasePlan, sanitise
+from pate._validate import MOST_NOISE, check_delta
+from pate.accounting import (
+    Analysis,
+    Conversion,
+    Event,
+    GaussianNoisyMaxAnswer,
+    Guarantee,
+    Neighbours,
+    ReleasePlan,
+    Repeated,
+    ThresholdCheck,
+    compose,
+    sanitise,
+)
+from pate.accounting.calibrate import least_noise
 from pate.accounting.ledger.terms import moment_for
-from pate.accounting.moments import DEFAULT_MOMENTS, FloatArray, log_moment_at
+from pate.accounting.moments import DEFAULT_MOMENTS, FloatArray
+from pate.accounting.plan_guarantee import plan_fits
 from pate.errors import ConditionsFail, InvalidInput
-from pate.mechanisms import AggregateSpec, Mechanism, Plan, make_mechanism, plan_caps
+from pate.mechanisms import (
+    AggregateSpec,
+    GaussianNoisyMax,
+    Mechanism,
+    Plan,
+    plan_caps,
+    voting_mechanism,
+)
 from pate.planner.profile import Profile, leads
 
 _DIGITS = 4  # of a noise, in a recipe
@@ -38,56 +56,85 @@ class Budget:
     epsilon: float
     delta: float
     conversion: Conversion = Conversion.IMPROVED
+    analysis: Analysis = Analysis.TIGHT
+    by_moments: bool = False  # a ledger with a budget adds up log-moments
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon < math.inf:
             raise InvalidInput(f"epsilon is {self.epsilon:g}; it must be finite and above zero")
         check_delta(self.delta)
-        if not self.rho > 0:
+        least_answer = GaussianNoisyMaxAnswer(sigma=MOST_NOISE)
+        if not self.fits(least_answer, 1):
             raise InvalidInput(
                 f"epsilon {self.epsilon:g} at delta {self.delta:g} pays for nothing; raise one"
             )
 
-    @property
-    def rho(self) -> float:
-        """The largest ρ for which a cost of ρ·λ(λ+1) is within the budget.
-
-        >>> budget = Budget(epsilon=1.0, delta=1e-5)
-        >>> answers = 100
-        >>> round(math.sqrt(answers / budget.rho), 1)  # σ of GNMax, in votes
-        57.2
-        """
-        moments, room = self._room()
-        return float(np.max(room / (moments * (moments + 1))))
-
     def plan(self, spec: AggregateSpec, *, queries: int) -> Plan:
         """Return the caps of a setting within the budget, where there are so many public inputs."""
         return plan_caps(
-            make_mechanism(spec),
+            voting_mechanism(spec),
             spec,
             epsilon=self.epsilon,
             delta=self.delta,
             available_queries=queries,
             conversion=self.conversion,
+            analysis=self.analysis,
+            by_moments=self.by_moments,
         )
 
     def least_noise(self, kind: type[Mechanism], answers: int) -> float:
-        """Return the least noise of a mechanism with which so many answers fit."""
-        moments, room = self._room()
-        return kind.least_noise(answers, moments=moments, room=room)
+        """Return the least noise of a mechanism with which so many answers fit.
+
+        >>> from pate.mechanisms import GaussianNoisyMax
+        >>> round(Budget(epsilon=1.0, delta=1e-5).least_noise(GaussianNoisyMax, 100), 1)
+        45.9
+        """
+        return _noise_for(self, kind, answers)
 
     def gaussian(self, answers: float, *, share: float = 1.0) -> float:
-        """Return the least σ with which so many answers fit into a share of the budget."""
-        return math.sqrt(answers / (share * self.rho))
+        """Return about the least σ with which so many answers fit into a share of the budget."""
+        return self._scaled(GaussianNoisyMax, answers / share)
 
     def checks(self, queries: int, *, share: float) -> float:
-        """Return the least σ₁ with which so many checks fit into a share of the budget."""
-        return math.sqrt(queries / (2 * share * self.rho))
+        """Return about the least σ₁ with which so many checks fit into a share of the budget."""
+        return self._scaled(ThresholdCheck, queries / share)
 
-    def _room(self) -> tuple[FloatArray, FloatArray]:
-        moments = DEFAULT_MOMENTS
-        room = log_moment_at(moments, self.epsilon, delta=self.delta, conversion=self.conversion)
-        return moments, room
+    def _scaled(self, kind: Any, count: float) -> float:
+        """Return the noise for so many events, by that for a power of two that is no larger.
+
+        It grows with the root of their number, and a little less: the cost of an index falls with
+        λ over σ.
+        """
+        fewer = 2 ** math.floor(math.log2(max(count, 1.0)))
+        noise = _noise_for(self, kind, fewer)
+        return noise * math.sqrt(count / fewer)
+
+    def fits(self, event: Event, count: int) -> bool:
+        """Return whether an event may happen so often."""
+        return plan_fits(
+            [Repeated(event, count)],
+            epsilon=self.epsilon,
+            delta=self.delta,
+            conversion=self.conversion,
+            analysis=self.analysis,
+            by_moments=self.by_moments,
+        )
+
+
+@lru_cache(maxsize=1024)  # the same for every number of teachers
+def _noise_for(budget: Budget, kind: type[Any], count: int) -> float:
+    """Return the least noise with which a mechanism of one noise, or a check, fits so often."""
+
+    def meets(noise: float) -> bool:
+        if issubclass(kind, ThresholdCheck):
+            return budget.fits(kind(sigma=noise), count)
+        return budget.fits(kind.from_keys({str(kind.calibrated): noise}).answer_event, count)
+
+    guess = math.sqrt(count * math.log(1 / budget.delta)) / budget.epsilon
+    found = least_noise(meets, tolerance=1e-5, start=guess, stride=1.4)
+    if found is None:
+        raise InvalidInput(f"no noise reaches epsilon {budget.epsilon:g}; raise it, or delta")
+    return found
 
 
 def rounded_up(noise: float) -> float:
@@ -115,7 +162,19 @@ class Forecast:
     data_dependent: Guarantee  # predicted; the real one will be private
     sanitised: float | None  # the median of what would be published
     why_not_sanitised: str | None
+    with_sanitised: float | None  # the guarantee of labels and sanitised ε together
     student_accuracy: float | None = None  # where labels drawn so were learnt from, on a surrogate
+
+    @property
+    def sanitising_pays(self) -> bool:
+        """Whether a sanitised ε is predicted to lie further below the guarantee than it raises it.
+
+        It follows from the profile and the plan, which are public.
+        """
+        if self.sanitised is None or self.with_sanitised is None:
+            return False
+        own = self.plan.guarantee.epsilon
+        return own - self.sanitised > self.with_sanitised - own
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -131,6 +190,7 @@ class Forecast:
             "rehearsed_student_accuracy": self.student_accuracy,
             "predicted_sanitised": self.sanitised,
             "why_not_sanitised": self.why_not_sanitised,
+            "sanitise": self.sanitising_pays,
         }
 
 
@@ -187,7 +247,7 @@ def forecast(
     ``queries`` is the number of public inputs. The profile stands for them: what it holds of one
     input is what is expected of one query.
     """
-    mechanism = make_mechanism(spec)
+    mechanism = voting_mechanism(spec)
     plan = budget.plan(spec, queries=queries)
     weights = mechanism.answer_chances(profile.counts)
     asked, answered = expected_answers(
@@ -196,11 +256,18 @@ def forecast(
     right = mechanism.win_chances(leads(profile))
     accuracy = float(weights @ right / weights.sum())
     order = _ledger_order(plan, budget, ledger_budget)
-    # As pate.stages.account reads it: the best λ only where no answer decides on it.
-    moments = [order - 1] if spec.cost_follows_answers else None
+    # As pate.stages.account reads it: the best λ only where no answer decides on it. Every fourth
+    # λ is enough for a prediction.
+    moments = [order - 1] if spec.cost_follows_answers else DEFAULT_MOMENTS[::4]
     total = mechanism.data_dependent_cost(profile.counts, moments=moments)
     dependent = replace(total, values=total.values * (asked / profile.inputs))
     sanitised, why_not = _sanitised(profile, mechanism, asked, order, budget, doubt)
+    both = None
+    if sanitised is not None:
+        price = ReleasePlan.default(order=order, doubt=doubt).event
+        both = compose([*plan.events, price]).guarantee(
+            delta=budget.delta, conversion=budget.conversion
+        )
     return Forecast(
         teachers=profile.teachers,
         spec=spec,
@@ -219,6 +286,7 @@ def forecast(
         data_dependent=dependent.guarantee(delta=budget.delta, conversion=budget.conversion),
         sanitised=sanitised,
         why_not_sanitised=why_not,
+        with_sanitised=None if both is None else both.epsilon,
     )
 
 
@@ -249,8 +317,10 @@ def expected_answers(chance: float, *, queries: int, most: int) -> tuple[float, 
 def _ledger_order(plan: Plan, budget: Budget, ledger_budget: float | None) -> float:
     """Return the Rényi order of a new ledger, as :mod:`pate.pipeline.ledger` opens it."""
     if ledger_budget is None:
-        assert plan.guarantee.moment is not None
-        return plan.guarantee.moment + 1
+        assert plan.moment is not None
+        return plan.moment + 1
+    if ledger_budget == budget.epsilon and plan.moment is not None:
+        return plan.moment + 1
     whole = Guarantee(
         epsilon=ledger_budget,
         delta=budget.delta,

@@ -1,19 +1,19 @@
-"""Planning: a recipe and public values in; a proposal, its assumptions, a recipe and a plot out."""
+"""Planning: a recipe and public values in; a proposal and its assumptions out."""
 
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pate._plots import COLOURS, new_figure, plain_axes, render_figure
+from pate._format import format_epsilon
 from pate.accounting import Conversion
 from pate.datasets.catalogue import data_root as default_root
-from pate.datasets.catalogue import named_set
+from pate.datasets.table import Splits
 from pate.errors import InvalidInput
+from pate.mechanisms import COUNT_MECHANISMS
 from pate.pipeline.recipe import Recipe
 from pate.planner.forecast import Budget
 from pate.planner.profile import (
@@ -26,21 +26,86 @@ from pate.planner.profile import (
     simulated,
     teacher_counts,
 )
-from pate.planner.search import Proposal, plannable, propose
-from pate.planner.surrogate import Surrogate, load_surrogate, used_as_private
-from pate.recipes.read import as_settings, find_recipe, read_recipe, to_toml
+from pate.planner.record_table import TableForecast, forecast_table, table_wins, verdict
+from pate.planner.search import Proposal, Wish, plannable, propose
+from pate.planner.surrogate import (
+    Surrogate,
+    load_surrogate,
+    surrogate_splits,
+    used_as_private,
+)
+from pate.recipes.read import as_settings, read_recipe
+from pate.record_votes import VotesSpec
+from pate.teachers.spec import TeachersSpec
 
 PathLike = str | os.PathLike[str]
 Report = Callable[[str], None]
 
 
+# Of a recipe with record votes, to compare with: quick to train, on any features.
+TEACHERS = TeachersSpec(count=2, model="ridge")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A proposal, and in plain sentences what it rests on."""
+    """A proposal, and in plain sentences what it rests on.
 
-    recipe: Recipe  # the one that was planned for
-    proposal: Proposal
+    Attributes
+    ----------
+    recipe : Recipe
+        The one that was planned for.
+    facts : Facts
+        Public numbers of its data.
+    budget : Budget
+        What the labels may cost.
+    proposal : Proposal or None
+        Of teachers; None where only record votes were considered.
+    table : TableForecast or None
+        Of record votes; None where they were not considered, or nothing predicts them.
+    by_records : bool
+        Whether record votes are proposed, and not teachers.
+    assumptions : tuple of str
+        What all of it rests on.
+    """
+
+    recipe: Recipe
+    facts: Facts
+    budget: Budget
+    proposal: Proposal | None
+    table: TableForecast | None
+    by_records: bool
     assumptions: tuple[str, ...]
+
+    @property
+    def expected(self) -> str:
+        """What is proposed and how many of its labels are expected to be right, in words."""
+        best = self.table if self.by_records or self.proposal is None else self.proposal.best
+        assert best is not None
+        return f"{best.answered:.0f} answers, {100 * best.label_accuracy:.1f} % of them right"
+
+    def as_json(self) -> dict[str, Any]:
+        teachers = dict.fromkeys(
+            ("wished", "met", "rehearsed", "proposal", "over_teachers", "over_mechanisms", "trade")
+        )
+        found = {
+            "facts": {
+                "private_records": self.facts.records,
+                "public_inputs": self.facts.queries,
+                "classes": self.facts.classes,
+            },
+            "epsilon": self.budget.epsilon,
+            "delta": self.budget.delta,
+            "conversion": self.budget.conversion.value,
+        }
+        return (
+            found
+            | (teachers if self.proposal is None else self.proposal.as_json())
+            | {
+                "by": "records" if self.by_records else "teachers",
+                "records": None if self.table is None else self.table.as_json(),
+                "assumptions": list(self.assumptions),
+            }
+        )
 
 
 def plan(
@@ -63,22 +128,25 @@ def plan(
     plugin_path: PathLike | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Planned:
-    """Propose teachers, mechanism, noise and queries for an ε, from public values alone.
+    """Propose teachers or record votes, mechanism, noise and queries, from public values alone.
 
     Parameters
     ----------
     recipe : str or path
-        The recipe to plan for. Its private data are never opened.
+        The recipe to plan for. Its private data are never opened. Where it has record votes, they
+        are compared with linear teachers.
     epsilon, delta : float, optional
         What the labels may cost in all. By default the recipe's.
     surrogate : str, optional
-        A named public data set like yours: its teachers show how teachers agree.
+        A public data set like yours, by its name or as a file with the columns of the recipe's
+        ``[data]``: its teachers show how teachers agree, and its records how records vote.
     accuracy : float, mapping or sequence of str, optional
         Instead of a surrogate: what one teacher may reach, ``0.8``, or ``{500: 0.8}`` among 500.
     teachers : sequence of int
         Numbers of teachers to consider. By default a range around the recipe's.
     mechanisms : sequence of str, optional
-        Those to consider. By default all that can be planned for.
+        Those to consider. By default all of teachers that can be planned for, and the table of
+        record votes that the recipe has, or laplace-counts.
     answers : int, optional
         The fewest answers wanted; the rest goes into accuracy.
     label_accuracy : float, optional
@@ -99,7 +167,8 @@ def plan(
     Returns
     -------
     Planned
-        ``proposal`` (with ``best``) and the ``assumptions`` it rests on.
+        ``proposal`` (of teachers, with ``best``), ``table`` (of record votes), which of them is
+        better (``by_records``), and the ``assumptions`` that rests on.
 
     Guarantees:
         No file of the recipe's data set is opened, nor any run's folder or ledger: a plan is a
@@ -107,58 +176,89 @@ def plan(
 
     Examples
     --------
-    >>> planned = plan("mnist", epsilon=2.0, accuracy=0.8, teachers=[250], mechanisms=["gnmax"])
+    >>> planned = plan(
+    ...     "mnist-teachers", epsilon=2.0, accuracy=0.8, teachers=[250], mechanisms=["gnmax"]
+    ... )
     >>> planned.proposal.best.plan.guarantee.epsilon <= 2.0
     True
     """
     name, checked = read_recipe(str(recipe), as_settings(set), Recipe)
     known = _accuracies(accuracy)
     budget = _budget(name, checked, epsilon, delta)
-    found = _mechanisms(mechanisms)
+    voting, tables = _mechanisms(mechanisms, checked)
     _check(surrogate, known, teachers, label_accuracy, answers)
+    if not surrogate and (checked.by_records or not voting):
+        raise InvalidInput(
+            "how records vote cannot be simulated from --accuracy; give --surrogate NAME, a public "
+            "data set that is like yours"
+        )
     data = checked.data
-    if classes is None and surrogate and data.own and data.classes is None:
-        classes = len(named_set(surrogate).class_names)
+    report = report or (lambda text: None)
+    root = default_root(None if data_root is None else Path(data_root), checked.data_root)
+    plugins = checked.plugins.chosen(None if plugin_path is None else Path(plugin_path))
+    splits = None
+    if surrogate:
+        report(f"reading and encoding {surrogate}")
+        splits = surrogate_splits(surrogate, checked, root=root, plugin_path=plugins)
+        if classes is None and data.own and data.classes is None:
+            classes = splits.classes
     facts = public_facts(data, records=records, queries=public, classes=classes)
-    counts = sorted(frozenset(teachers)) or teacher_counts(facts, own=checked.teachers.count)
+    own = facts.records + 1 if checked.by_records else checked.teachers.count
+    counts = sorted(frozenset(teachers)) or teacher_counts(facts, own=own)
     if counts[-1] > facts.records:
         raise InvalidInput(
             f"{counts[-1]} teachers are more than the {facts.records} private records; "
             "lower --teachers"
         )
-    report = report or (lambda text: None)
-    stage = None
-    if surrogate:
-        profiles, assumptions, stage = _on_surrogate(
-            checked,
-            surrogate,
-            facts,
-            counts,
-            root=default_root(None if data_root is None else Path(data_root), checked.data_root),
-            plugin_path=None if plugin_path is None else Path(plugin_path).absolute(),
-            report=report,
+    if answers is not None and answers > facts.queries:
+        raise InvalidInput(f"--answers {answers} is more than the {facts.queries} public inputs")
+    wish = Wish(accuracy=label_accuracy or 0.0, answers=answers)
+    rehearse = rehearse and not checked.by_records  # by whose teachers? It has none
+    profiles: list[Profile] = []
+    stage = table = None
+    if surrogate and splits is not None:
+        stage, assumptions = _load(
+            checked, surrogate, splits, facts, counts, root=root, plugin_path=plugins
         )
+        if voting:
+            profiles, more = _votes_of(checked, stage, facts, counts, report=report)
+            assumptions += more
+        table, more = _table(checked, stage, facts, budget, tables, rehearse, report=report)
+        if table is None and not voting:
+            raise InvalidInput("; ".join(more).rstrip("."))
+        assumptions += more
     else:
         profiles, assumptions = _simulated(checked, known, facts, counts)
-    proposal = propose(
-        profiles,
-        facts=facts,
-        budget=budget,
-        label_accuracy=label_accuracy,
-        answers=answers,
-        mechanisms=found,
-        surrogate=stage if rehearse else None,
-        ledger_budget=checked.privacy.budget,
-        doubt=checked.privacy.doubt,
-        report=report,
-    )
+        assumptions.append(
+            "How record votes would do cannot be simulated: with --surrogate they are compared."
+        )
+    proposal = None
+    if voting:
+        proposal = propose(
+            profiles,
+            facts=facts,
+            budget=budget,
+            wish=wish,
+            mechanisms=voting,
+            surrogate=stage if rehearse else None,
+            ledger_budget=checked.privacy.budget,
+            doubt=checked.privacy.doubt,
+            report=report,
+        )
+    wins = table is not None and (proposal is None or table_wins(table, proposal.best, wish))
     source = "as given" if data.own else "the catalogue's values"
     first = (
         f"Taken as public: {facts.records} private records of {data.name}, {facts.queries} public "
         f"inputs, {facts.classes} classes ({source}). No file of {data.name} was opened."
     )
     return Planned(
-        recipe=checked, proposal=proposal, assumptions=(first, *assumptions, *_reasons(proposal))
+        recipe=checked,
+        facts=facts,
+        budget=budget,
+        proposal=proposal,
+        table=table,
+        by_records=wins,
+        assumptions=(first, *assumptions, *_reasons(proposal, table, wish, wins=wins)),
     )
 
 
@@ -178,20 +278,28 @@ def _budget(name: str, recipe: Recipe, epsilon: float | None, delta: float | Non
         )
     return Budget(
         epsilon=wanted,
-        delta=recipe.privacy.delta if delta is None else delta,
+        delta=recipe.privacy.ledger_delta if delta is None else delta,
         conversion=Conversion(recipe.privacy.conversion),
+        analysis=recipe.privacy.bounds,
+        by_moments=recipe.privacy.budget is not None,
     )
 
 
-def _mechanisms(wanted: Sequence[str] | None) -> tuple[str, ...]:
-    possible = plannable()
-    chosen = possible if wanted is None else tuple(wanted)
+def _mechanisms(
+    wanted: Sequence[str] | None, recipe: Recipe
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the mechanisms of teachers' votes, and of tables, to consider."""
+    if wanted is None and recipe.by_records:
+        return ("gnmax",), (recipe.aggregate.mechanism,)  # teachers to compare with: one is enough
+    possible = (*plannable(), *COUNT_MECHANISMS)
+    chosen = (*plannable(), "laplace-counts") if wanted is None else tuple(wanted)
     found = tuple(each for each in possible if each in chosen)
     if not found or len(found) < len(set(chosen)):
         raise InvalidInput(
             f"--mechanism {','.join(chosen)}: those one can plan for are {', '.join(possible)}"
         )
-    return found
+    tables = tuple(each for each in found if each in COUNT_MECHANISMS)
+    return tuple(each for each in found if each not in tables), tables
 
 
 def _check(
@@ -220,25 +328,43 @@ def _check(
 # --- profiles and their assumptions ---------------------------------------------------------------
 
 
-def _on_surrogate(
+def _load(
     recipe: Recipe,
     name: str,
+    splits: Splits,
     facts: Facts,
     counts: Sequence[int],
     *,
     root: Path,
     plugin_path: Path | None,
-    report: Report,
-) -> tuple[list[Profile], list[str], Surrogate]:
-    report(f"reading and encoding {name}")
+) -> tuple[Surrogate, list[str]]:
     surrogate = load_surrogate(
         name,
         recipe,
-        root=root,
-        largest_shard=-(-facts.records // counts[0]),
+        splits,
+        most=facts.records if recipe.by_records else 4 * -(-facts.records // counts[0]),
+        teachers=TEACHERS if recipe.by_records else None,
         plugin_path=plugin_path,
     )
+    assumptions = []
+    if used_as_private(name, splits, root=root):
+        assumptions.append(
+            f"{name} was used as private data before: there is a ledger of it. This plan looked at "
+            "its records without noise, and no guarantee given for them covers that."
+        )
+    if surrogate.classes != facts.classes:
+        assumptions.append(
+            f"{name} has {surrogate.classes} classes, and your data {facts.classes}."
+        )
+    return surrogate, assumptions
+
+
+def _votes_of(
+    recipe: Recipe, surrogate: Surrogate, facts: Facts, counts: Sequence[int], *, report: Report
+) -> tuple[list[Profile], list[str]]:
+    """Return the votes of so many teachers of the surrogate, and what they rest on."""
     profiles = []
+    name = surrogate.name
     for count in counts:
         report(f"training {count} teachers of {name}")
         profiles.append(
@@ -248,26 +374,80 @@ def _on_surrogate(
                 equal=recipe.partition.method == "shuffle",
             )
         )
+    whose = "ridge teachers" if recipe.by_records else "the recipe's teachers"
     assumptions = [
-        f"How teachers agree was seen on {name}: the recipe's teachers, on shards of {name} as "
+        f"How teachers agree was seen on {name}: {whose}, on shards of {name} as "
         f"large as the private ones will be, voted on {len(surrogate.truth)} of its inputs. Your "
         "data may be easier or harder: then more or fewer labels are right than predicted."
     ]
-    if used_as_private(name, root=root):
-        assumptions.append(
-            f"{name} was used as private data before: there is a ledger of it. This plan looked at "
-            "its records without noise, and no guarantee given for them covers that."
-        )
-    if surrogate.classes != facts.classes:
-        assumptions.append(
-            f"{name} has {surrogate.classes} classes, and your data {facts.classes}."
-        )
     if len(surrogate.labels) < facts.records:
         assumptions.append(
             f"{len(surrogate.labels)} records of {name} stood for {facts.records}: its teachers "
             "share records, and agree a little more than teachers with shards of their own."
         )
-    return profiles, assumptions, surrogate
+    return profiles, assumptions
+
+
+def _table(
+    recipe: Recipe,
+    surrogate: Surrogate,
+    facts: Facts,
+    budget: Budget,
+    mechanisms: Sequence[str],
+    rehearse: bool,
+    *,
+    report: Report,
+) -> tuple[TableForecast | None, list[str]]:
+    """Return the best table of record votes and what it rests on; or why there is none."""
+    if not mechanisms:
+        return None, []
+    if not recipe.by_records and recipe.protected_group is not None:
+        why = "the recipe protects users, and how many there are is not known"
+    elif recipe.partition.method == "shuffle":
+        why = "a shuffled partition protects against one record replaced, and a table does not"
+    else:
+        report(f"letting records of {surrogate.name} vote")
+        votes = recipe.votes if recipe.by_records else VotesSpec(by="records")
+        try:
+            found = [
+                forecast_table(
+                    surrogate,
+                    facts=facts,
+                    votes=votes,
+                    mechanism=each,
+                    budget=budget,
+                    per_user=recipe.per_user,
+                    rehearse=rehearse,
+                )
+                for each in mechanisms
+            ]
+        except InvalidInput as error:
+            if recipe.by_records:
+                raise
+            why = str(error)
+        else:
+            best = max(found, key=lambda each: each.label_accuracy)
+            return best, _seen(best, surrogate, facts, recipe.per_user)
+    return None, [f"Record votes were not considered: {why}."]
+
+
+def _seen(
+    table: TableForecast, surrogate: Surrogate, facts: Facts, per_user: int | None
+) -> list[str]:
+    sentence = (
+        f"How records vote was seen on {surrogate.name}: {table.voted} votes at {table.cells} "
+        "cells, noised and smoothed as in a run."
+    )
+    if table.voted < facts.records:
+        sentence += (
+            f" It has fewer public inputs than the {facts.queries} of your data, so fewer records "
+            "voted in proportion."
+        )
+    if len(surrogate.labels) < table.voted:
+        sentence += f" Its {len(surrogate.labels)} records were counted several times."
+    if per_user is not None:
+        sentence += f" All records voted, although of a user {per_user} at most will."
+    return [sentence]
 
 
 def _simulated(
@@ -292,7 +472,36 @@ def _simulated(
     return profiles, assumptions
 
 
-def _reasons(proposal: Proposal) -> list[str]:
+def _reasons(
+    proposal: Proposal | None, table: TableForecast | None, wish: Wish, *, wins: bool
+) -> list[str]:
+    assumptions = []
+    if proposal is not None:
+        assumptions += [_chosen(proposal), *_won(proposal)]
+    met = proposal is not None and proposal.met
+    if table is not None:
+        teachers = None if proposal is None else proposal.best
+        assumptions.append(verdict(table, teachers, wins=wins))
+        if wins:
+            met = wish.met_by(answers=table.answered, accuracy=table.label_accuracy)
+    if not met:
+        assumptions.append("No plan within this ε does that; this is the one that comes nearest.")
+    if wins or proposal is None:
+        assumptions.append(
+            "The ε of a table holds whatever the private records are, for one added or removed; "
+            "all else is a prediction."
+        )
+    else:
+        assumptions += _costs(proposal)
+    assumptions.append(
+        "Settings that are changed after a look at private votes, or at values marked private, "
+        "are tuned on private data, and no ε accounts for that."
+    )
+    return assumptions
+
+
+def _chosen(proposal: Proposal) -> str:
+    """Return how the teachers' setting was chosen, in a sentence or two."""
     wish = proposal.wish
     if proposal.rehearsed:
         chosen = (
@@ -304,137 +513,54 @@ def _reasons(proposal: Proposal) -> list[str]:
             chosen += f" Only settings with {wish.answers} answers or more took part."
         elif wish.accuracy:
             chosen += f" Only settings with {100 * wish.accuracy:.3g} % right labels took part."
-    elif wish.answers is not None:
-        chosen = f"Chosen for the most accurate labels, with {wish.answers} answers or more."
-    else:
-        least = f", of which {100 * wish.accuracy:.3g} % or more are right" if wish.accuracy else ""
-        chosen = (
-            f"Chosen for the most useful labels{least}; n labels with a share η of wrong ones "
-            "count as n·(1 − η·C/(C−1))¹² right ones (C classes), and as fewer where a check lets "
-            "the easy inputs through. With a surrogate, a rehearsal would decide."
-        )
-    assumptions = [chosen]
-    if not proposal.met:
-        assumptions.append("No plan within this ε does that; this is the one that comes nearest.")
-    assumptions.append(
+        return chosen
+    if wish.answers is not None:
+        return f"Chosen for the most accurate labels, with {wish.answers} answers or more."
+    least = f", of which {100 * wish.accuracy:.3g} % or more are right" if wish.accuracy else ""
+    return (
+        f"Chosen for the most useful labels{least}; n labels with a share η of wrong ones "
+        "count as n·(1 − η·C/(C−1))¹² right ones (C classes), and as fewer where a check lets "
+        "the easy inputs through. With a surrogate, a rehearsal would decide."
+    )
+
+
+def _costs(proposal: Proposal) -> list[str]:
+    """Return what is certain of the costs of teachers' answers, and what is predicted."""
+    best = proposal.best
+    certain = (
         "The data-independent ε holds whatever the private votes are. All else is a prediction: "
-        "the real data-dependent ε will be private, and a run that is held to an ε "
-        "(privacy.epsilon) publishes no sanitised one, because its price would come on top."
+        "the real data-dependent ε will be private."
     )
-    assumptions.append(
-        "Settings that are changed after a look at private votes, or at values marked private, "
-        "are tuned on private data, and no ε accounts for that."
+    if not best.sanitising_pays:
+        return [
+            certain,
+            "No sanitised ε is predicted to pay for itself, so none is asked for "
+            "(privacy.sanitise).",
+        ]
+    assert best.sanitised is not None
+    assert best.with_sanitised is not None
+    return [
+        certain,
+        f"A sanitised ε is predicted to pay: about {format_epsilon(best.sanitised)} for the "
+        f"data at hand, for a guarantee of {format_epsilon(best.with_sanitised)} that covers "
+        "it, too. The recipe asks for it and caps queries and answers in place of ε: set "
+        "privacy.sanitise = false to keep the guarantee of the labels.",
+    ]
+
+
+def _won(proposal: Proposal) -> list[str]:
+    """Return what the chosen mechanism is better at than the others, in a sentence."""
+    best, others = proposal.best, proposal.over_mechanisms
+    rivals = [each for each in others if each.spec.mechanism != best.spec.mechanism]
+    if not rivals:
+        return []
+    name = {each.spec.mechanism: f"{100 * each.label_accuracy:.1f} %" for each in rivals}
+    beside = ", ".join(
+        f"{name[each.spec.mechanism]} of {each.answered:.0f} with {each.spec.mechanism}"
+        for each in rivals
     )
-    return assumptions
-
-
-# --- a recipe and a plot --------------------------------------------------------------------------
-
-
-def write_planned(
-    path: Path,
-    planned: Planned,
-    *,
-    source: str,
-    settings: Sequence[str],
-    comment: Sequence[str],
-    force: bool = False,
-) -> None:
-    """Write the recipe at ``source`` with the plan in place of its own values.
-
-    Keys that it leaves to defaults stay out. An existing file is replaced only with ``force``.
-    """
-    given = _keys_in(find_recipe(source).read_text(encoding="utf-8-sig"), settings)
-    best, budget = planned.proposal.best, planned.proposal.budget
-    plan: dict[str, dict[str, Any]] = {
-        "teachers": {"count": best.teachers},
-        "aggregate": best.spec.model_dump(mode="json", exclude_unset=True),
-        "privacy": {"epsilon": budget.epsilon, "delta": budget.delta},
-    }
-    full = planned.recipe.model_dump(mode="json", exclude_unset=True)
-    content: dict[str, dict[str, Any]] = {}
-    for name in Recipe.model_fields:
-        kept = {key: full[name][key] for key in given.get(name, ()) if key in full.get(name, {})}
-        if name == "aggregate":
-            kept = _choosing(kept)
-        if merged := kept | plan.get(name, {}):
-            content[name] = {key: value for key, value in merged.items() if value is not None}
-    Recipe.model_validate(content)
-    lines = [f"# {line}".rstrip() for line in comment]
-    for section, keys in content.items():
-        lines += ["", f"[{section}]", *(f"{k} = {_value(v)}" for k, v in keys.items())]
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
-    except FileExistsError:
-        raise InvalidInput(f"{path} exists; add --force to replace it") from None
-    except OSError as error:
-        raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
-
-
-def _keys_in(text: str, settings: Sequence[str]) -> dict[str, list[str]]:
-    """Return the keys of each section that a recipe's text and ``--set`` give, in their order.
-
-    >>> _keys_in('[data]\\nname = "digits"', ["data.test=30", "teachers.params.depth=2"])
-    {'data': ['name', 'test'], 'teachers': ['params']}
-    """
-    sections = tomllib.loads(text).items()
-    given = {name: list(keys) for name, keys in sections if isinstance(keys, dict)}
-    for setting in settings:
-        section, key = setting.partition("=")[0].strip().split(".")[:2]
-        if key not in given.setdefault(section, []):
-            given[section].append(key)
-    return given
-
-
-def _choosing(aggregate: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys that choose inputs: not planned, so they stay."""
-    used = {"random": ("choose_seed",), "uncertain": ("rounds",)}
-    keys = ("choose", *used.get(aggregate.get("choose", ""), ()))  # no plan is interactive
-    return {key: aggregate[key] for key in keys if key in aggregate}
-
-
-def _value(value: Any) -> str:
-    """Return a value in TOML, with a line for each table of a list."""
-    if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
-        return "[\n" + "".join(f"  {to_toml(each)},\n" for each in value) + "]"
-    return to_toml(value)
-
-
-def plot_trade(proposal: Proposal, path: Path, *, title: str) -> None:
-    """Plot how often one teacher, the plurality, and labels at ε are right, over the teachers."""
-    rows = proposal.over_teachers
-    counts = [row.teachers for row in rows]
-    with new_figure() as figure:
-        axes = plain_axes(figure.subplots(), title=title, x="teachers", y="right, %")
-        axes.plot(counts, [100 * row.teacher_accuracy for row in rows], "o--", color=COLOURS[1],
-                  label="one teacher")  # fmt: skip
-        axes.plot(counts, [100 * row.plurality_accuracy for row in rows], "s-", color=COLOURS[0],
-                  label="plurality of all, without noise")  # fmt: skip
-        planned = round(proposal.best.answered)
-        for number, right in proposal.trade.items():
-            main = number == min(proposal.trade, key=lambda each: abs(each - planned))
-            axes.plot(
-                counts,
-                [100 * share for share in right],
-                "-" if main else ":" if number < planned else "-.",
-                marker="D" if main else None,
-                color=COLOURS[2],
-                linewidth=2.2 if main else 1.4,
-                alpha=1.0 if main else 0.7,
-                label=f"labels of gnmax, {number} at ε = {proposal.budget.epsilon:g}",
-            )
-        best = proposal.best
-        axes.plot(best.teachers, 100 * best.label_accuracy, marker="*", markersize=17,
-                  color=COLOURS[3], linestyle="none", zorder=5,
-                  label=f"proposed: {best.spec.mechanism}, {best.teachers} teachers")  # fmt: skip
-        axes.set_xscale("log")
-        axes.set_xticks(counts, [str(count) for count in counts])
-        axes.minorticks_off()
-        axes.set_ylim(top=101)
-        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-        try:
-            kind = path.suffix.removeprefix(".").lower() or "png"
-            path.write_bytes(render_figure(figure, kind))
-        except (OSError, ValueError) as error:
-            raise InvalidInput(f"cannot plot {path}: {error}") from error
+    return [
+        f"Of teachers, {best.spec.mechanism} is recommended: at this ε "
+        f"{100 * best.label_accuracy:.1f} % of {best.answered:.0f} labels are predicted to be "
+        f"right, against {beside}."
+    ]

@@ -55,6 +55,7 @@ def public_facts(
     """
     known = _own(data) if data.own else _named(data, CATALOGUE[data.name])
     found: dict[str, int] = {}
+    unknown: dict[str, str] = {}
     for name, option, given, least in (
         ("records", "--records", records, 2),
         ("queries", "--public", queries, 1),
@@ -62,13 +63,16 @@ def public_facts(
     ):
         value = known[name] if given is None else given
         if value is None:
-            raise InvalidInput(
-                f"how many {_UNKNOWN[name]} {data.name} has is not known without opening it; "
-                f"give it with {option}"
-            )
+            unknown[_UNKNOWN[name]] = option
+            continue
         if value < least:
             raise InvalidInput(f"{option} is {value}; it must be {least} or more")
         found[name] = value
+    if unknown:
+        raise InvalidInput(
+            f"how many {' and '.join(unknown)} {data.name} has is not known without opening it; "
+            f"give it with {' and '.join(unknown.values())}"
+        )
     return Facts(**found)
 
 

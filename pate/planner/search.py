@@ -77,11 +77,14 @@ class Wish:
         return accuracy >= self.accuracy
 
 
+_ANYTHING = Wish()
+
+
 def plannable() -> tuple[str, ...]:
     """Return the mechanisms whose settings follow from a budget.
 
     >>> plannable()
-    ('lnmax', 'gnmax', 'confident')
+    ('lnmax', 'gnmax', 'gumbel', 'confident')
     """
     return tuple(
         name
@@ -219,14 +222,6 @@ class Proposal:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "facts": {
-                "private_records": self.facts.records,
-                "public_inputs": self.facts.queries,
-                "classes": self.facts.classes,
-            },
-            "epsilon": self.budget.epsilon,
-            "delta": self.budget.delta,
-            "conversion": self.budget.conversion.value,
             "wished": {"label_accuracy": self.wish.accuracy, "answers": self.wish.answers},
             "met": self.met,
             "rehearsed": self.rehearsed,
@@ -242,8 +237,7 @@ def propose(
     *,
     facts: Facts,
     budget: Budget,
-    label_accuracy: float | None = None,
-    answers: int | None = None,
+    wish: Wish = _ANYTHING,
     mechanisms: Sequence[str] | None = None,
     surrogate: Surrogate | None = None,
     ledger_budget: float | None = None,
@@ -259,10 +253,7 @@ def propose(
     """
     if not profiles:
         raise InvalidInput("there is no number of teachers to plan for; give --teachers")
-    if answers is not None and answers > facts.queries:
-        raise InvalidInput(f"--answers {answers} is more than the {facts.queries} public inputs")
     short = [profile.first(_INPUTS) for profile in profiles]
-    wish = Wish(accuracy=label_accuracy or 0.0, answers=answers)
     mechanisms = plannable() if mechanisms is None else mechanisms
     chosen: list[list[Forecast]] = []  # for each number of teachers, the best of each mechanism
 

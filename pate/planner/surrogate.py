@@ -12,6 +12,7 @@ a model of the teachers' kind learns from them, and is tested on inputs that nob
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.datasets.catalogue import named_set
+from pate.accounting.ledger.known_records import known_ledgers
+from pate.datasets.catalogue import CATALOGUE, named_set
+from pate.datasets.content import content_digests
 from pate.datasets.loading import load
+from pate.datasets.own import find_file
 from pate.datasets.spec import DataSpec
-from pate.errors import InvalidInput, PateError, TeacherError
-from pate.mechanisms import AggregateSpec, Plan, make_mechanism
+from pate.datasets.table import Splits
+from pate.errors import InvalidInput, MissingFile, PateError, TeacherError
+from pate.mechanisms import AggregateSpec, Plan, voting_mechanism
 from pate.mechanisms.mechanism import IntArray
 from pate.pipeline.recipe import Recipe
 from pate.planner.profile import Profile
@@ -42,36 +47,82 @@ from pate.votes import Votes
 
 _POOL = 20_000  # records that teachers learn from, at most: more take long to encode
 _LEDGERS = ("ledger", "dpsgd.ledger")  # of votes, and of training with noise
+_NAME, _PUBLIC, _TEST = "surrogate", 0.3, 0.2  # of a file: shares to vote on and to test on
 _GROUP = 256  # teachers that are in memory at once
 _DRAWS = 3  # of labels, for each setting that is tried
+_NONE = np.empty(0, dtype=np.int64)
+
+
+def surrogate_splits(
+    name: str, recipe: Recipe, *, root: Path, plugin_path: Path | None = None
+) -> Splits:
+    """Return the named set, or the records of a file, with columns as the recipe's ``[data]``.
+
+    Guarantees:
+        The private data set itself is refused: votes of its teachers would be private votes. It is
+        recognised by its name, its file, and the digest by which its ledger is known; none of its
+        files is opened for that.
+    """
+    refused = InvalidInput(
+        f"{name} is the private data set, and planning on it would look at the private data; name "
+        "another one, or use --accuracy"
+    )
+    if name == recipe.data.name:
+        raise refused
+    if not _is_file(name):
+        try:
+            named_set(name)
+        except InvalidInput as error:
+            raise InvalidInput(f"{error}; of your own data, give the path of a file") from None
+        return load(DataSpec(name=name), root=root)
+    given = recipe.data
+    own = [part for part in (given.source, given.private_path) if part is not None]
+    for each in own:
+        with contextlib.suppress(MissingFile):  # then it is not this one
+            if find_file(given, each, root).resolve() == Path(name).resolve():
+                raise refused
+    keys = ("label", "id", "group", "features", "categorical", "classes", "image_size")
+    columns = {key: getattr(given, key) for key in keys} if given.own else {}
+    spec = DataSpec(name=_NAME, source=name, public=_PUBLIC, test=_TEST, **columns)
+    splits = load(spec, root=root, plugin_path=plugin_path)
+    if _known_as(recipe, root) & {*_ledgers_of(name, splits, root=root)}:
+        raise refused
+    return splits
+
+
+def _is_file(name: str) -> bool:
+    looks_so = Path(name).exists() or Path(name).suffix != "" or Path(name).name != name
+    return looks_so and name not in CATALOGUE
+
+
+def _known_as(recipe: Recipe, root: Path) -> set[Path]:
+    """Return the places of the ledgers of a recipe's data set."""
+    return {(root / "ledgers" / f"{recipe.data.name}.{end}").resolve() for end in _LEDGERS}
+
+
+def _ledgers_of(name: str, splits: Splits, *, root: Path) -> list[Path]:
+    """Return the ledgers that are known for the records of a file."""
+    spec = DataSpec(name=_NAME, source=name, public=_PUBLIC, test=_TEST)
+    return known_ledgers(content_digests(spec, splits, root=root, draw_key=False))
 
 
 def load_surrogate(
     name: str,
     recipe: Recipe,
+    splits: Splits,
     *,
-    root: Path,
-    largest_shard: int = 1,
+    most: int = 1,
+    teachers: TeachersSpec | None = None,
     plugin_path: Path | None = None,
 ) -> Surrogate:
-    """Return the named set, encoded as in the recipe; the encoder is fitted on its public part.
+    """Return a set, encoded as in the recipe; the encoder is fitted on its public part.
 
-    Of its records so many are kept that a teacher with the ``largest_shard`` has a choice.
-
-    Guarantees:
-        The private data set itself is refused: votes of its teachers would be private votes. A set
-        that was private elsewhere (:func:`used_as_private`) is reported, for the user to judge.
+    ``most`` of its records are kept, if that is more than usual. ``teachers`` take the place of
+    the recipe's.
     """
-    named = named_set(name)
-    if name == recipe.data.name:
-        raise InvalidInput(
-            f"{name} is the private data set, and planning on it would look at the private data; "
-            "name another one, or use --accuracy"
-        )
-    splits = load(DataSpec(name=named.name), root=root)
     labels, truth, test_truth = splits.private.labels, splits.public.labels, splits.test.labels
     assert labels is not None and truth is not None and test_truth is not None  # noqa: PT018
-    pool = np.random.default_rng(0).permutation(len(labels))[: max(_POOL, 4 * largest_shard)]
+    pool = np.random.default_rng(0).permutation(len(labels))[: max(_POOL, most)]
     parts = [splits.private.features[pool], splits.public.features, splits.test.features]
     if recipe.encoder.steps:
         from pate.encoders.chain import fit_encoder
@@ -87,13 +138,15 @@ def load_surrogate(
         test=parts[2],
         test_truth=test_truth,
         classes=splits.classes,
-        spec=recipe.teachers,
+        spec=teachers or recipe.teachers,
         plugin_path=plugin_path,
     )
 
 
-def used_as_private(name: str, *, root: Path) -> bool:
+def used_as_private(name: str, splits: Splits, *, root: Path) -> bool:
     """Return whether a ledger shows that something was released from this set as private data."""
+    if _is_file(name):
+        return bool(_ledgers_of(name, splits, root=root))
     return any((root / "ledgers" / f"{name}.{end}").exists() for end in _LEDGERS)
 
 
@@ -144,7 +197,7 @@ class Surrogate:
         """
         if plan.queries > len(self.truth):
             return None
-        mechanism = make_mechanism(setting)
+        mechanism = voting_mechanism(setting)
         reached = []
         for draw in range(_DRAWS):
             rng = np.random.default_rng([draw, profile.teachers])  # the votes are public
@@ -155,10 +208,11 @@ class Surrogate:
             )
             if len(release.labels):
                 rows = asked[release.answered]
-                reached.append(self._trained_accuracy(rows, release.labels, order[plan.queries :]))
+                reached.append(self.taught(rows, release.labels, order[plan.queries :]))
         return float(np.mean(reached)) if reached else None
 
-    def _trained_accuracy(self, rows: IntArray, labels: IntArray, unasked: IntArray) -> float:
+    def taught(self, rows: IntArray, labels: IntArray, unasked: IntArray = _NONE) -> float:
+        """Return the accuracy of a model of these labels, on test and unasked inputs."""
         student = self._make(self.spec, 0)
         train(student, self.inputs[rows], labels, private=False)
         inputs = np.concatenate([self.inputs[unasked], self.test])

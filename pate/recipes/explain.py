@@ -8,9 +8,10 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from pate.recipes.read import KeyPath, printable
 
@@ -53,7 +54,8 @@ def _sentence(problem: Any, model: type[BaseModel]) -> str:
     if kind == "extra_forbidden":
         return _unknown(where, problem["input"], model)
     if kind == "missing":
-        target = f"the section [{key}]" if len(where) == 1 else f"it to [{where[0]}]"
+        section = ".".join(str(part) for part in where[:-1] if isinstance(part, str))
+        target = f"it to [{section}]" if section else f"the section [{key}]"
         return f"{key} is missing; add {target}"
     message = problem["msg"].removeprefix("Value error, ").rstrip(".")
     message = f"{message[:1].lower()}{message[1:]}"
@@ -62,7 +64,9 @@ def _sentence(problem: Any, model: type[BaseModel]) -> str:
             message = f"{message[:200]}…{message[-200:]}"
         return f"{key}: {message}" if key else message
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        message = "input should be a section, or a table in braces"
+        keys = _keys_at(where, model)
+        inside = f" with some of {', '.join(keys)}" if keys else ", or a table in braces"
+        message = f"input should be a section{f' [{key}]' if keys else ''}{inside}"
     if kind == "invalid-json-value":
         message = "input should be text, a number, true, false, a list or a table"
     if kind.endswith("_parsing") or kind == "int_from_float":
@@ -74,18 +78,53 @@ def _sentence(problem: Any, model: type[BaseModel]) -> str:
 def _unknown(where: KeyPath, value: Any, model: type[BaseModel]) -> str:
     key, known = printable(".".join(map(str, where))), _keys_at(where[:-1], model)
     what = f"section [{key}]" if len(where) == 1 and isinstance(value, dict) else f"key {key}"
-    near = difflib.get_close_matches(str(where[-1]), known, n=1)
+    last = str(where[-1])
+    named = [name for name in known if last in _also_called((*where[:-1], name), model)]
+    near = named or difflib.get_close_matches(last, known, n=1)
     if near:
-        return f"unknown {what}; did you mean {near[0]}?"
+        return f"unknown {what}; did you mean {' or '.join(near)}?"
     above = ".".join(map(str, where[:-1]))
-    inside = [name for name in known if str(where[-1]) in _keys_at((*where[:-1], name), model)]
+    inside = [name for name in known if _takes((*where[:-1], name, last), value, model)]
     if above and inside:
         places = " or ".join(f"{above}.{name}" for name in inside)
-        return f"unknown {what}; {where[-1]} belongs to {places}"
-    homes = [name for name in model.model_fields if str(where[-1]) in _keys_at((name,), model)]
+        return f"unknown {what}; {last} belongs to {places}"
+    homes = [name for name in model.model_fields if _takes((name, last), value, model)]
     if homes:
-        return f"unknown {what}; {where[-1]} belongs to [{'] or ['.join(homes)}]"
-    return f"unknown {what}; known are {', '.join(known)}"
+        write = f": write [{homes[0]}.{last}]" if isinstance(value, dict) else ""
+        return f"unknown {what}; {last} belongs to [{'] or ['.join(homes)}]{write}"
+    for name in model.model_fields:
+        for own in _keys_at((name,), model):
+            if last in _also_called((name, own), model):
+                return f"unknown {what}; did you mean {name}.{own}?"
+    if isinstance(value, dict) and len(where) == 1 and value:  # a section that nothing takes whole
+        first = next(iter(value))
+        return _unknown((*where, first), value[first], model)
+    return f"unknown {what}; known are {', '.join(known or model.model_fields)}"
+
+
+def _takes(where: KeyPath, value: Any, model: type[BaseModel]) -> bool:
+    """Return whether there is such a key, and, if it is a section, whether it could be this one."""
+    if where[-1] not in _keys_at(where[:-1], model):
+        return False
+    keys, field = _keys_at(where, model), _field_at(where, model)
+    if keys and isinstance(value, dict):
+        return {*value} <= {*keys}
+    if isinstance(value, (dict, list)):
+        return field is not None and _contains(field.annotation, type(value))
+    return not keys
+
+
+def _contains(annotation: Any, kind: type) -> bool:
+    """Return whether a type is, or has a part that is, a dict or a list (or a tuple)."""
+    found = list if (origin := get_origin(annotation)) is tuple else origin
+    return found is kind or any(_contains(part, kind) for part in get_args(annotation))
+
+
+def _also_called(where: KeyPath, model: type[BaseModel]) -> Sequence[str]:
+    """Return the other names that people try for a key: ``also`` of its field."""
+    field = _field_at(where, model)
+    extra = field.json_schema_extra if field is not None else None
+    return extra.get("also", ()) if isinstance(extra, Mapping) else ()  # type: ignore[return-value]
 
 
 def _nearest_choice(problem: Any) -> str:
@@ -106,15 +145,26 @@ def _shown(value: Any) -> str:
 
 
 def _keys_at(where: KeyPath, top: type[BaseModel]) -> list[str]:
-    model: Any = top
+    model = _model_at(where, top)
+    return [] if model is None else sorted(model.model_fields)
+
+
+def _field_at(where: KeyPath, top: type[BaseModel]) -> FieldInfo | None:
+    model = _model_at(where[:-1], top)
+    return None if model is None else model.model_fields.get(str(where[-1]))
+
+
+def _model_at(where: KeyPath, top: type[BaseModel]) -> type[BaseModel] | None:
+    model = top
     for part in where:
         if isinstance(part, int):
             continue
         field = model.model_fields.get(part)
-        model = next(iter(models_in(field and field.annotation)), None)
-        if model is None:
-            return []
-    return sorted(model.model_fields)
+        inside = models_in(field and field.annotation)
+        if not inside:
+            return None
+        model = inside[0]
+    return model
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:

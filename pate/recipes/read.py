@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar, get_args
 from pydantic import BaseModel, Field, ValidationError
 
 from pate.errors import InvalidInput
+from pate.recipes.paths import PluginsSpec, set_file
 
 KeyPath = tuple[str | int, ...]  # names of tables, and positions in lists
 M = TypeVar("M", bound=BaseModel)
@@ -41,6 +42,9 @@ DataRoot = Annotated[
     ),
 ]
 
+# Neither does the place of the user's code; what of it is used is in every fingerprint.
+Plugins = Annotated[PluginsSpec, Field(exclude=True)]
+
 
 def read_recipe(name: str, settings: list[str] | None, model: type[M]) -> tuple[str, M]:
     """Return the name and the validated content of a shipped recipe, or of a ``.toml`` file.
@@ -52,8 +56,8 @@ def read_recipe(name: str, settings: list[str] | None, model: type[M]) -> tuple[
     text, content = _load(path)
     _check_kind(name, content, wanted=kind)
     set_by = {_apply(content, setting): printable(setting) for setting in settings or []}
-    if isinstance(root := content.get("data_root"), str):
-        content["data_root"] = str((path.parent / Path(root).expanduser()).absolute())
+    _make_absolute(content, "data_root", path.parent)
+    _make_absolute(content.get("plugins"), "path", path.parent)
     problem: tuple[KeyPath, str] | None = None
     try:
         recipe = model.model_validate(content)
@@ -67,7 +71,13 @@ def read_recipe(name: str, settings: list[str] | None, model: type[M]) -> tuple[
 
         where, sentence = problem
         raise InvalidInput(f"{location_of(path, text, where, set_by)}: {sentence}")
+    set_file(recipe, path.parent.resolve() / path.name)
     return path.stem, recipe
+
+
+def _make_absolute(section: Any, key: str, folder: Path) -> None:
+    if isinstance(section, dict) and isinstance(place := section.get(key), str):
+        section[key] = str((folder / Path(place).expanduser()).absolute())
 
 
 def _unfit_values(content: Any, read: Any, where: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:

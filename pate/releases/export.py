@@ -1,4 +1,4 @@
-"""The export of a trained student as data: ONNX, a matrix, or the weights of a network of ours.
+"""The export of a trained student as data: ONNX, a matrix, a kernel, or weights of our networks.
 
 Whatever is written is read again and compared with the original. A student that cannot be expressed
 so is released as its class saves it, and loaded only by callers who trust the code.
@@ -6,22 +6,37 @@ so is released as its class saves it, and loaded only by callers who trust the c
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.artifacts import Artifact, digest_of
+from pate.artifacts import Artifact, StoreError, digest_of
 from pate.artifacts.manifest import MANIFEST
+from pate.artifacts.results import Evaluation
 from pate.encoders.chain import Chain, load_encoder
-from pate.encoders.spec import EncoderSpec, find_weights
-from pate.encoders.user_code import Backbone
+from pate.encoders.spec import EncoderSpec, StepSpec, find_weights
+from pate.encoders.user_code import Backbone, Plugin
 from pate.errors import InvalidInput, PateError
-from pate.releases.files import ENCODER, GRAPH, LABELS, STUDENT, TENSORS, Header, may_leave
+from pate.pipeline.runner import PipelineRun
+from pate.releases.files import (
+    ENCODER,
+    GRAPH,
+    LABELS,
+    STUDENT,
+    TABLE,
+    TENSORS,
+    Header,
+    Input,
+    may_leave,
+)
+from pate.releases.records import RecordForm, form_record
 from pate.releases.run import FinishedRun
 from pate.releases.student import (
     STATE,
@@ -30,8 +45,9 @@ from pate.releases.student import (
     teacher_model,
     write_tensors,
 )
+from pate.students.kernel_ridge import KernelRidge
 from pate.students.spec import NETWORKS
-from pate.teachers.adapters import SklearnTeacher
+from pate.teachers.adapters import SklearnTeacher, takes_missing
 from pate.teachers.boosting import BoostedClassifier
 from pate.teachers.linear import LinearTeacher
 from pate.teachers.persist import load
@@ -66,23 +82,61 @@ def export_student(run: FinishedRun, draft: Path, header: dict[str, Any]) -> dic
     if run.encoder is not None:
         chain = load_encoder(recipe.encoder, artifacts["encoder"].path, plugin_path=plugins)
         shape = chain.shape
+    if run.columns is not None:
+        missing = _takes_missing(teacher, chain, int(np.prod(inputs.shape[1:])))
+        header = header | {"input": header["input"] | {"missing": missing}}
     try:
-        steps = [] if chain is None else _encoder(chain, draft / ENCODER)
+        steps = [] if chain is None else encoder_steps(chain, draft / ENCODER)
         written = header | {"encoder": steps, "model": _model(teacher, model, shape, draft)}
         exported = open_student(draft, Header.model_validate(written))
         original = ReleasedStudent(
             model=teacher_model(teacher, classes=classes),
             encoder=np.asarray if chain is None else chain.transform,
             class_names=exported.class_names,
-            shape=exported.shape,
-            dtype=exported.dtype,
+            form=exported.form,
         )
-        _require_same(original, exported, _records(inputs))
+        require_same(original, exported, sampled_records(inputs, exported.form))
     except (_Inexpressible, InvalidInput) as error:
         for place in (draft / STUDENT, draft / ENCODER):
             shutil.rmtree(place, ignore_errors=True)
         return _with_code(run, draft, header, why=str(error))
     return written
+
+
+def own_student(run: PipelineRun) -> ReleasedStudent:
+    """Return the student of a run in the hands of its owner, with the names of its columns."""
+    recipe, plugins, made = run.recipe, run.options.plugin_path, run.artifact("distill")
+    classes = int(made.facts["classes"])
+    model, seed = recipe.student.as_model(), recipe.student.seed
+    teacher = load(made.path, model, classes=classes, seed=seed, plugin_path=plugins)
+    inputs, encoder = run.artifact("data-public").array("features.npy"), run.artifact("encoder")
+    chain = None
+    if recipe.student.inputs == "features" and not encoder.facts["identity"]:
+        chain = load_encoder(recipe.encoder, encoder.path, plugin_path=plugins)
+    columns, names = None, tuple(map(str, range(classes)))
+    with contextlib.suppress(StoreError):  # of records that are no table
+        columns = run.artifact("data-columns").json("columns.json")
+    with contextlib.suppress(InvalidInput, StoreError):  # not evaluated yet
+        names = tuple(e.name for e in Evaluation.load(run.artifact("evaluate")).classes)
+    width = int(np.prod(inputs.shape[1:]))
+    missing = columns is not None and _takes_missing(teacher, chain, width)
+    record = form_record(inputs, columns, missing=missing, names=True)
+    return ReleasedStudent(
+        model=teacher_model(teacher, classes=classes),
+        encoder=np.asarray if chain is None else chain.transform,
+        class_names=names,
+        form=Input.model_validate(record).form,
+    )
+
+
+def _takes_missing(teacher: Any, chain: Chain | None, width: int) -> bool:
+    """Return whether a student takes missing values: filled in by its encoder, or by its model."""
+    records = np.full((2, width), np.nan)
+    try:
+        features = records if chain is None else chain.transform(records)
+    except InvalidInput:
+        return False
+    return not np.isnan(features).any() or takes_missing(teacher, width=features.shape[1])
 
 
 def _with_code(
@@ -114,7 +168,7 @@ def _with_code(
 
 def copy_labels(run: FinishedRun, draft: Path) -> None:
     """Copy the released labels, and the rows of the public inputs that they belong to."""
-    _copy(run.artifacts["aggregate"], draft, "labels", only=LABELS)
+    _copy(run.artifacts["aggregate"], draft, "labels", only=(*LABELS, *TABLE))
 
 
 def _copy(
@@ -144,18 +198,20 @@ def _copy_encoder(run: FinishedRun, encoder: EncoderSpec, draft: Path) -> None:
     for at, (before, now) in enumerate(steps):
         if before.weights is not None and now.weights is not None:
             content["steps"][at]["weights"] = now.weights
-            digest = _copy_weights(run, before.weights, draft / now.weights)
+            digest = _copy_weights(run, before, draft / now.weights)
             kept_digest = draft / ENCODER / f"step-{at}" / "weights.json"
             kept_digest.write_text(json.dumps({"sha256": digest}), encoding="utf-8")
     header.write_text(json.dumps(content, sort_keys=True), encoding="utf-8")
 
 
-def _copy_weights(run: FinishedRun, weights: str, place: Path) -> str:
+def _copy_weights(run: FinishedRun, step: StepSpec, place: Path) -> str:
     """Copy a backbone's weights as safetensors; return their digest."""
     import torch
     from safetensors.torch import save_file
 
-    file = find_weights(weights, plugin_path=run.run.options.plugin_path)
+    assert step.weights is not None
+    plugins = run.run.options.plugin_path
+    file = find_weights(step.weights, folder=step.folder, plugin_path=plugins)
     if file.suffix == ".safetensors":
         shutil.copyfile(file, place)
     else:
@@ -186,6 +242,11 @@ def _model(teacher: Any, spec: ModelSpec, shape: tuple[int, ...], draft: Path) -
         tensors = {"weights": teacher.weights, "intercept": teacher.intercept}
         write_tensors(folder / TENSORS, tensors)
         return {"kind": "linear"}
+    if isinstance(teacher, KernelRidge):
+        tensors = {name: getattr(teacher, name) for name in ("inputs", "coefficients", "shares")}
+        scale = np.array(teacher.width * teacher.unit)
+        write_tensors(folder / TENSORS, tensors | {"scale": scale})
+        return {"kind": "kernel"}
     if isinstance(teacher, TorchTeacher):
         for name, network in NETWORKS.items():
             if spec.model == network:
@@ -198,34 +259,55 @@ def _model(teacher: Any, spec: ModelSpec, shape: tuple[int, ...], draft: Path) -
                     "name": name,
                     "widths": default if widths is None else widths,
                 }
-        (folder / GRAPH).write_bytes(_of_module(teacher.module, shape, output="logits"))
+        (folder / GRAPH).write_bytes(module_graph(teacher.module, shape, output="logits"))
         return {"kind": "onnx", "classes": list(range(teacher.classes))}
     raise _Inexpressible(f"a {type(teacher).__name__} is a class of its own")
 
 
 def _of_estimator(estimator: Any, width: int) -> bytes:
-    """Return a scikit-learn model as a graph from (n, width) to labels and probabilities.
+    """Return a scikit-learn model as a graph from (n, width) to labels and probabilities."""
 
-    In double precision, or in single where the converter has no other.
-    """
+    def trim(model: Any) -> None:
+        if not hasattr(estimator, "predict_proba"):
+            del model.graph.output[1:]  # scores, which are not probabilities
+
+    return _converted(estimator, width, ({id(estimator): {"zipmap": False}}, None), trim)
+
+
+def _of_transformer(estimator: Any, width: int) -> bytes:
+    """Return a transformer of scikit-learn as a graph from (n, width) to features."""
+
+    def rename(model: Any) -> None:
+        (output,) = model.graph.output
+        for node in model.graph.node:
+            for names in (node.input, node.output):
+                names[:] = ["features" if name == output.name else name for name in names]
+        output.name = "features"
+
+    return _converted(estimator, width, (None,), rename)
+
+
+def _converted(
+    estimator: Any, width: int, options: Sequence[Any], change: Callable[[Any], None]
+) -> bytes:
+    """Return a graph in double precision, or in single where the converter has no other."""
     from skl2onnx import to_onnx
     from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType
 
     from pate.releases.onnx_graph import OnnxGraph
 
-    def convert(kind: Any, options: Any) -> bytes:
+    def convert(kind: Any, option: Any) -> bytes:
         types = [("X", kind([None, width]))]
-        model = to_onnx(estimator, initial_types=types, options=options)
-        if not hasattr(estimator, "predict_proba"):
-            del model.graph.output[1:]  # scores, which are not probabilities
+        model = to_onnx(estimator, initial_types=types, options=option)
+        change(model)
         graph = _plain(model)
         OnnxGraph(graph)
         return graph
 
     reason: PateError | None = None
     for kind in (DoubleTensorType, FloatTensorType):
-        for options in ({id(estimator): {"zipmap": False}}, None):
-            call = functools.partial(convert, kind, options)
+        for option in options:
+            call = functools.partial(convert, kind, option)
             try:
                 graph: bytes = run_untrusted("skl2onnx", call, private=False, error=_Inexpressible)
             except (_Inexpressible, InvalidInput) as error:
@@ -235,7 +317,7 @@ def _of_estimator(estimator: Any, width: int) -> bytes:
     raise _Inexpressible(f"a {type(estimator).__name__} has no form in ONNX ({reason})")
 
 
-def _of_module(module: Any, shape: tuple[int, ...], *, output: str) -> bytes:
+def module_graph(module: Any, shape: tuple[int, ...], *, output: str) -> bytes:
     """Return a torch module as a graph from records of a shape."""
     import torch
 
@@ -273,16 +355,21 @@ def _plain(model: Any) -> bytes:
 # --- the encoder ----------------------------------------------------------------------------------
 
 
-def _encoder(chain: Chain, folder: Path) -> list[dict[str, Any]]:
+def encoder_steps(chain: Chain, folder: Path, *, first: int = 0) -> list[dict[str, Any]]:
+    """Write the steps of an encoder, the first one as step ``first``; return their records."""
     folder.mkdir(parents=True, exist_ok=True)
     records: list[dict[str, Any]] = []
     shape = chain.input_shape
-    for at, (step, spec) in enumerate(zip(chain.steps, chain.spec.steps, strict=True)):
-        if spec.own:
-            raise _Inexpressible(f"the encoder's step {spec.name} is code of its own")
-        if isinstance(step, Backbone):
+    steps = zip(chain.steps, chain.spec.steps, strict=True)
+    for at, (step, spec) in enumerate(steps, start=first):
+        if isinstance(step, Plugin):
+            if not step.is_estimator or len(shape) != 1:
+                raise _Inexpressible(f"the encoder's step {spec.name} is code of its own")
+            (folder / f"step-{at}.onnx").write_bytes(_of_transformer(step.made, shape[0]))
+            records.append({"name": "onnx"})
+        elif isinstance(step, Backbone):
             (folder / f"step-{at}.onnx").write_bytes(
-                _of_module(_whole(step), shape, output="features")
+                module_graph(_whole(step), shape, output="features")
             )
             records.append({"name": "onnx"})
         else:
@@ -314,25 +401,21 @@ def _whole(step: Backbone) -> Any:
 # --- comparing ------------------------------------------------------------------------------------
 
 
-def _records(inputs: NDArray[Any]) -> NDArray[Any]:
+def sampled_records(inputs: NDArray[Any], form: RecordForm) -> NDArray[Any]:
     """Return public inputs, and others drawn between and around them."""
     known = np.asarray(inputs[:_MOST])
-    rng = np.random.default_rng(0)
-    low, high = known.min(axis=0), known.max(axis=0)
-    drawn = rng.uniform(
-        low - (high - low) / 4, high + (high - low) / 4, (_RANDOM, *known.shape[1:])
-    )
-    return np.concatenate([known, drawn.astype(known.dtype)])
+    return np.concatenate([known, form.drawn(_RANDOM, near=known).astype(known.dtype)])
 
 
-def _require_same(
+def require_same(
     original: ReleasedStudent, exported: ReleasedStudent, records: NDArray[Any]
 ) -> None:
-    given, wanted = exported.predict(records), original.predict(records)
+    """Raise unless an exported student predicts as the original."""
+    given, wanted = exported.labels_of(records), original.labels_of(records)
     sure = np.ones(len(records), dtype=bool)
     if hasattr(original, "predict_proba"):
-        table = original.predict_proba(records)
-        if not np.allclose(exported.predict_proba(records), table, rtol=0, atol=TOLERANCE):
+        table = original.probabilities_of(records)
+        if not np.allclose(exported.probabilities_of(records), table, rtol=0, atol=TOLERANCE):
             raise _Inexpressible("its exported form gives other probabilities than the original")
         best = np.sort(table, axis=1)
         sure = best[:, -1] - best[:, -2] > TOLERANCE

@@ -12,24 +12,34 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from pate.artifacts import digest_of
+from pate.datasets.columns import MOST_CATEGORIES
+from pate.datasets.table import Column
 from pate.errors import InvalidInput
+from pate.releases.records import RecordForm
+from pate.teachers.persist import RELEASABLE
 
 FORMAT = 3  # of release.json, and of the texts of the card and the page
-HEADER_FORMAT = 2  # of student.json
+HEADER_FORMAT = 3  # of student.json
 SUMS, HEADER, STATEMENT, RELEASE = "SHA256SUMS", "student.json", "guarantee.json", "release.json"
 CARD, PAGE = "MODEL_CARD.md", "report.html"
 STUDENT, ENCODER = "student", "encoder"
 GRAPH, TENSORS = "model.onnx", "model.safetensors"
 LABELS = ("asked.npy", "answered.npy", "labels.npy", "kept.npy", "kept_labels.npy")
+TABLE = ("noised.npy", "probabilities.npy", "confidence.npy")  # of record votes, beside them
 
-# A class of the user's own must save files of these kinds, which are read without running code.
-_SAFE = "npy|npz|json|safetensors|skops|txt|onnx|ubj"
 _MAY_LEAVE = re.compile(
     "|".join(
         [
@@ -37,10 +47,10 @@ _MAY_LEAVE = re.compile(
             rf"{STUDENT}/({re.escape(GRAPH)}|{re.escape(TENSORS)})",
             rf"{ENCODER}/step-\d+\.(onnx|safetensors)",
             # of a student that needs code
-            rf"{STUDENT}/(teacher\.json|model\.skops|arrays\.npz|own/([\w-]+/)*[\w.-]+\.({_SAFE}))",
+            rf"{STUDENT}/(teacher\.json|model\.skops|arrays\.npz|own/([\w-]+/)*[\w.-]+\.({RELEASABLE}))",
             rf"{ENCODER}/(encoder\.json|weights-\d+\.safetensors)",
-            rf"{ENCODER}/step-\d+/([\w-]+/)*[\w.-]+\.({_SAFE})",
-            rf"labels/({'|'.join(re.escape(name) for name in LABELS)})",
+            rf"{ENCODER}/step-\d+/([\w-]+/)*[\w.-]+\.({RELEASABLE})",
+            rf"labels/({'|'.join(re.escape(name) for name in (*LABELS, *TABLE))})",
         ]
     )
 )
@@ -187,13 +197,16 @@ class _Part(BaseModel):
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Whole = Annotated[int, Field(ge=1, le=10**9)]
 Label = Annotated[int, Field(ge=0, lt=100_000)]
-Delta = Annotated[float, Field(gt=0, lt=1)]
+Delta = Annotated[float, Field(ge=0, lt=1)]
 Epsilon = Annotated[float, Field(ge=0)]
 Proportion = Annotated[float, Field(ge=0, le=1)]
 Moment = Annotated[float, Field(gt=0)]
 Conversion = Literal["classic", "improved"]
+Analysis = Literal["published", "tight"]
+Accountant = Literal["gaussian", "bounded-range", "adaptive-bounded-range", "pure", "pld"]
 ChargeName = Annotated[str, Field(pattern=r"^(labels|sanitised) [0-9a-f]{8,64}$")]
 Events = Annotated[list[str], Field(max_length=100_000)]
+Day = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
 
 
 # --- student.json ---------------------------------------------------------------------------------
@@ -210,6 +223,12 @@ class LinearModel(_Part):
     """``X @ weights + intercept``, in ``student/model.safetensors``."""
 
     kind: Literal["linear"]
+
+
+class KernelModel(_Part):
+    """A :class:`~pate.students.kernel_ridge.KernelRidge`, in ``student/model.safetensors``."""
+
+    kind: Literal["kernel"]
 
 
 class ConstantModel(_Part):
@@ -244,8 +263,22 @@ class EncoderStep(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: Literal[
-        "scattering", "root", "standardise", "normalise", "groupnorm", "pca", "diffusion", "onnx"
-    ]
+        "scattering", "root", "standardise", "normalise", "groupnorm", "pca", "diffusion",
+        "impute", "one-hot", "ordinal", "onnx",
+    ]  # fmt: skip
+
+
+class InputColumn(_Part):
+    """A column of a table: of numbers, or of categories."""
+
+    name: Annotated[str, Field(max_length=1000)] | None
+    categories: (
+        Annotated[
+            list[Annotated[str, Field(max_length=1000)]],
+            Field(min_length=1, max_length=MOST_CATEGORIES),
+        ]
+        | None
+    )
 
 
 class Input(_Part):
@@ -253,6 +286,51 @@ class Input(_Part):
 
     shape: list[Whole]
     dtype: str
+    # Of format 3: see pate.releases.records.
+    columns: Annotated[list[InputColumn], Field(max_length=1_000_000)] | None = None
+    range: list[Literal[0, 1, 255]] | None = None
+    missing: bool | None = None
+
+    @field_validator("missing")
+    @classmethod
+    def _stated(cls, value: bool | None) -> bool | None:
+        if value is None:  # left out by earlier formats, never null
+            raise ValueError("missing is null; it must be true or false")
+        return value
+
+    @property
+    def form(self) -> RecordForm:
+        """The form by which records are read."""
+        columns = self.columns and tuple(
+            Column(
+                name=each.name,
+                categories=None if each.categories is None else tuple(each.categories),
+            )
+            for each in self.columns
+        )
+        low_high = None if self.range is None else (self.range[0], self.range[1])
+        return RecordForm(
+            shape=tuple(self.shape),
+            dtype=self.dtype,
+            columns=columns or None,
+            range=low_high,
+            missing=self.missing,
+        )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [each.name for each in self.columns or ()]
+        known = [name for name in names if name is not None]
+        if self.columns is not None and self.shape != [len(names)]:
+            raise ValueError("it has another number of columns than its shape")
+        if known and len(set(known)) < len(names):
+            raise ValueError("columns have names of their own, all or none")
+        for each in self.columns or ():
+            if len(set(each.categories or ())) < len(each.categories or ()):
+                raise ValueError("a category is named twice")
+        if self.range not in (None, [0, 1], [0, 255]):
+            raise ValueError("pixels are from 0 to 1 or 255")
+        return self
 
     @field_validator("dtype")
     @classmethod
@@ -265,12 +343,12 @@ class Input(_Part):
 class Header(_Part):
     """``student.json``."""
 
-    format: Literal[2]
+    format: Literal[2, 3]
     class_names: Annotated[list[str], Field(min_length=2, max_length=100_000)]
     input: Input
     encoder: Annotated[list[EncoderStep], Field(max_length=32)]
     model: Annotated[
-        OnnxModel | LinearModel | ConstantModel | NetworkModel | CodeModel,
+        OnnxModel | LinearModel | KernelModel | ConstantModel | NetworkModel | CodeModel,
         Field(discriminator="kind"),
     ]
 
@@ -318,6 +396,8 @@ class _Guarantee(_Part):
     moment: Moment | None
     conversion: Conversion | None
     neighbours: str
+    analysis: Analysis | None = None  # published, where it is not said
+    accountant: Accountant | None = None  # log-moments, where it is not said
 
 
 class _Sanitised(_Part):
@@ -335,6 +415,8 @@ class _DataSet(_Part):
     name: str
     terms: dict[str, Any]  # as the ledger has them; read by it
     events: Events
+    covers: Literal["record", "user", "mixed"] | None = None  # None: of an earlier version
+    records: list[str | None] | None = None  # relations of the charges, with record votes
     guarantee: _Guarantee
 
 
@@ -364,7 +446,8 @@ class _Evaluation(_Part):
     student: _Share
     labels: _Share | None
     agreement: _Share | None
-    confusion: list[list[Count]]
+    confusion: list[list[Count]] | None  # None: of people who are not public, and not asked for
+    majority: Proportion | None = None  # share of the majority class, where there is no table
 
 
 class _Answers(_Part):
@@ -377,7 +460,7 @@ class _Answers(_Part):
 class _Release(_Part):
     format: Literal[2, 3]
     what: str
-    date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
+    date: Day
     versions: dict[str, str]
     recipe: dict[str, Any]
     public_inputs: Whole
@@ -389,10 +472,59 @@ class _Release(_Part):
     files: dict[str, str]
 
 
-def value_problems(name: str, value: Any) -> list[str]:
+# --- of a model trained by DP-SGD -----------------------------------------------------------------
+
+
+class _TrainingStatement(_Part):
+    format: Literal[1]
+    method: Literal["dpsgd"]
+    protects: str
+    accountant: Literal["tightest", "moments", "abadi", "pld"]
+    events: Annotated[list[str], Field(min_length=1, max_length=1000)]
+    charges: Annotated[
+        list[Annotated[str, Field(pattern=r"^dpsgd [0-9a-f]{8,64}$")]], Field(min_length=1)
+    ]
+    guarantee: _Guarantee
+    data_set: _DataSet
+
+
+class _Epoch(_Part):
+    epoch: Whole
+    step: Whole
+    accuracy: Proportion | None
+
+
+class _Training(_Part):
+    # That the sampling rate follows from; 0 for least squares, where nothing follows from it.
+    records: Annotated[int, Field(ge=0, le=10**9)]
+    noise_multiplier: Annotated[float, Field(gt=0)]
+    epochs: Annotated[list[_Epoch], Field(max_length=100_000)]
+
+
+class _TrainingRelease(_Part):
+    format: Literal[3]
+    what: str
+    date: Day
+    versions: dict[str, str]
+    recipe: dict[str, Any]
+    training: _Training
+    notes: list[str]
+    evaluation: _Evaluation
+    files: dict[str, str]
+
+
+def is_training(release: Any) -> bool:
+    """Return whether a ``release.json`` is that of a model trained by DP-SGD."""
+    return isinstance(release, dict) and "training" in release
+
+
+def value_problems(name: str, value: Any, *, training: bool = False) -> list[str]:
     """Return the values of ``guarantee.json`` or ``release.json`` of a wrong type or range."""
+    models: tuple[type[_Part], type[_Part]] = (_Statement, _Release)
+    if training:
+        models = (_TrainingStatement, _TrainingRelease)
     try:
-        (_Statement if name == STATEMENT else _Release).model_validate(value)
+        models[name != STATEMENT].model_validate(value)
     except ValidationError as error:
         return [
             f"{name}: {'.'.join(map(str, each['loc'])) or 'it'} is wrong: {each['msg'].lower()}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PureWindowsPath
@@ -16,17 +16,23 @@ from typing import Any
 import numpy as np
 
 from pate.accounting import (
+    Analysis,
     Charge,
     Conversion,
     Event,
     Guarantee,
     Ledger,
+    Neighbours,
     ReleasePlan,
     SmoothRelease,
     compose,
     event_to_json,
 )
 from pate.accounting.events import tally
+from pate.accounting.ledger.data_set import coverage_of
+from pate.accounting.ledger.running_total import states_records
+from pate.accounting.ledger.study_costs import TotalStudyCost
+from pate.accounting.ledger.terms import Terms
 from pate.artifacts import Artifact, Level, Store, StoreError, fingerprint
 from pate.artifacts.results import (
     ChargeNote,
@@ -34,6 +40,7 @@ from pate.artifacts.results import (
     Evaluation,
     Labels,
     SanitisedGuarantee,
+    StatedGuarantee,
     drawn_for,
     is_seeded,
 )
@@ -47,19 +54,39 @@ from pate.pipeline.stage import producer
 from pate.releases.files import ENCODER, HEADER_FORMAT
 from pate.releases.guarantee import (
     agrees,
+    data_set_relation,
     difference,
     guarantee_of_ledger,
-    guarantee_of_plan,
     guarantee_record,
     read_events,
+    restated,
     statement_problems,
     write_events,
 )
+from pate.releases.records import form_record
 from pate.releases.verify import evaluation_problem
-from pate.report.facts import finished_stages, without_folders, without_places
+from pate.report.facts import AnyRecipe, finished_stages, without_folders, without_places
 from pate.stages.catalogue import open_run
 from pate.stages.caveats import studies_behind, tuning_caveats
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What of a run leaves: all but texts, checksums and date, which every release has alike."""
+
+    folder: Path  # of the run
+    data_root: Path
+    plugin_path: Path | None
+    recipe_folder: Path | None
+    settings: str  # in a few words
+    unit: str  # the noun for whoever is protected
+    statement: dict[str, Any]  # guarantee.json
+    record: dict[str, Any]  # its part of release.json
+    export: Callable[[Path], dict[str, Any]]  # write the student into a draft; its student.json
+    secrets: tuple[tuple[bytes, str], ...]  # bytes that must not leave, and what they are
+
+
+_COLUMNS = "data-columns"
 _READ = ("aggregate", "account", "distill", "evaluate", "encoder", "data-public")
 
 
@@ -82,6 +109,12 @@ class FinishedRun:
     @property
     def recipe(self) -> Recipe:
         return self.run.recipe
+
+    @property
+    def columns(self) -> list[dict[str, Any]] | None:
+        """The columns of a table; None for other records, and in runs of earlier versions."""
+        found = self.artifacts.get(_COLUMNS)
+        return None if found is None else found.json("columns.json")
 
     @property
     def encoder(self) -> EncoderSpec | None:
@@ -117,6 +150,8 @@ def open_finished_run(
     run = open_run(folder, data_root=root, plugin_path=plugin_path)
     made_from = finished_stages(run)
     artifacts = {name: store.open(name, made_from[producer(name)]) for name in _READ}
+    if store.find(_COLUMNS, made_from["data"]) is not None:  # of a table
+        artifacts[_COLUMNS] = store.open(_COLUMNS, made_from["data"])
     for name in ("aggregate", "distill"):
         if is_seeded(artifacts[name]):
             raise _seeded(artifacts[name])
@@ -209,7 +244,7 @@ class _Charges:
         self.charges = ledger.charges()
         self.paid = {each.release: each for each in self.charges}
         self.report = run.artifacts["account"].path / "guarantees.json"
-        self.neighbours = run.recipe.partition.neighbours
+        self.neighbours = run.recipe.neighbours
         # For the names of charges, kept with the drawn answers; no more of it is read.
         self.store = Store(root=run.run.folder).cleared("release", Level.PRIVATE)
         self.names: list[str] = []
@@ -267,20 +302,8 @@ class _Charges:
         if not studies:
             return []
         if chosen_beforehand:
-            return [
-                "Its owner states that it was chosen before any of their results was seen, which "
-                "its own ε requires."
-            ]
-        found = ", and ".join(
-            f"one of {each.releases} release{'s' * (each.releases > 1)} of the study "
-            f"“{each.here.name}”, or has the settings of one, which cost {each.describe()}"
-            for each in studies
-        )
-        raise InvalidInput(
-            f"this run is {found}, and whoever chose it by their results has spent that; choose by "
-            "`pate sweep --private-selection`, or, if it was chosen before any of these results "
-            "was seen, add --chosen-beforehand"
-        )
+            return [stated_beforehand()]
+        raise study_refusal(studies)
 
     def statement(self) -> dict[str, Any]:
         """Return ``guarantee.json``."""
@@ -299,17 +322,18 @@ class _Charges:
             statement["events"] = write_events(until)
         else:
             price = read_events([sanitised["event"]]) if sanitised and sanitised["charged"] else []
-            conversion = Conversion(self.run.recipe.privacy.conversion)
-            total = self._planned([*self.labels, *price], conversion)
+            total = self._planned([*self.labels, *price], self.run.costs.guarantee)
         statement["guarantee"] = guarantee_record(total, self.neighbours.value)
         everything = [event for each in self.charges for event in each.events]
         whole = guarantee_of_ledger(everything, terms)  # of the charges read above
-        statement["data_set"] = {
-            "name": self.run.recipe.data.name,
-            "terms": json.loads(terms.to_json()),
-            "events": write_events(everything),
-            "guarantee": guarantee_record(whole, terms.budget.neighbours.value),
-        }
+        name, noted = self.run.recipe.data.name, {each.records for each in self.charges}
+        covers = coverage_of({each.group for each in self.charges})
+        relation = data_set_relation(everything, terms, records=noted, covers=covers)
+        statement["data_set"] = data_set_record(
+            name, terms, self.charges, whole, neighbours=relation
+        )
+        if any(map(states_records, tally(everything))):
+            statement["data_set"]["records"] = sorted(noted, key=str)
         self._require_same(total)
         if not math.isfinite(total.epsilon) or not math.isfinite(whole.epsilon):
             raise InvalidInput(f"{self.report}: ε is infinite, which guarantees nothing")
@@ -317,9 +341,9 @@ class _Charges:
             raise InvalidInput(f"{self.report}: {problem}; it was not released")
         return statement
 
-    def _planned(self, events: Sequence[Event], conversion: Conversion) -> Guarantee:
-        delta = self.run.recipe.privacy.delta
-        return guarantee_of_plan(events, delta=delta, conversion=conversion)
+    def _planned(self, events: Sequence[Event], stated: StatedGuarantee) -> Guarantee:
+        """Return the cost of events by the bounds and the accountant that the run states."""
+        return restated(stated.as_json() | {"delta": self.run.recipe.privacy.delta}, events)
 
     def _until(self) -> tuple[list[Event], Guarantee]:
         """Return all charges up to the moment at which the run read the ledger, and their cost."""
@@ -329,7 +353,9 @@ class _Charges:
             events += each.events
             if each.number < last:
                 continue
-            total = guarantee_of_ledger(events, self.ledger.terms)
+            total = guarantee_of_ledger(
+                events, self.ledger.terms, analysis=Analysis(self.run.costs.guarantee.analysis)
+            )
             if agrees(self.run.costs.guarantee.epsilon, total.epsilon):
                 return events, total
         raise self._mismatch("no reading of the ledger comes to its ε")
@@ -368,9 +394,9 @@ class _Charges:
     def _follows_from_events(self, stated: SanitisedGuarantee) -> bool:
         """Return whether an ε without a price is that of the events, so that it reveals no vote."""
         assert stated.moment is not None
-        own = compose(self.run.labels.events, [stated.moment]).guarantee(
-            delta=stated.delta, conversion=Conversion(str(stated.conversion))
-        )
+        own = compose(
+            self.run.labels.events, [stated.moment], analysis=Analysis.PUBLISHED
+        ).guarantee(delta=stated.delta, conversion=Conversion(str(stated.conversion)))
         return agrees(stated.price, 0.0) and agrees(stated.epsilon, own.epsilon)
 
     def _require_same(self, total: Guarantee) -> None:
@@ -385,7 +411,7 @@ class _Charges:
         if costs.protects != self.run.labels.protects:
             problems.append("it protects something else than the labels do")
         for each in Conversion:
-            planned = self._planned(self.labels, each)
+            planned = self._planned(self.labels, costs.plan[each.value])
             problems.append(difference(costs.plan[each.value].as_json(), planned))
         for problem in filter(None, problems):
             raise self._mismatch(problem)
@@ -397,26 +423,70 @@ class _Charges:
         )
 
 
+def stated_beforehand() -> str:
+    """Return the note on a run of a study that its owner chose before its results."""
+    return (
+        "Its owner states that it was chosen before any of their results was seen, which its own ε "
+        "requires."
+    )
+
+
+def study_refusal(studies: Iterable[TotalStudyCost]) -> InvalidInput:
+    """Return the refusal of a run whose settings were compared with others."""
+    found = ", and ".join(
+        f"one of {each.releases} release{'s' * (each.releases > 1)} of the study "
+        f"“{each.here.name}”, or has the settings of one, which cost {each.describe()}"
+        for each in studies
+    )
+    return InvalidInput(
+        f"this run is {found}, and whoever chose it by their results has spent that; choose by "
+        "`pate sweep --private-selection`, or, if it was chosen before any of these results was "
+        "seen, add --chosen-beforehand"
+    )
+
+
 # --- parts of the JSON files ----------------------------------------------------------------------
 
 
-def student_header(run: FinishedRun) -> dict[str, Any]:
-    """Return the part of ``student.json`` that students of every kind share."""
-    public = run.artifacts["data-public"].array("features.npy")
-    _require_portable("student", run.recipe.student.as_model().model_dump(mode="json"))
-    for at, step in enumerate([] if run.encoder is None else run.encoder.steps):
-        _require_portable(f"encoder.steps[{at}]", step.model_dump(mode="json"))
+def data_set_record(
+    name: str,
+    terms: Terms,
+    charges: Sequence[Charge],
+    whole: Guarantee,
+    *,
+    neighbours: Neighbours,
+) -> dict[str, Any]:
+    """Return the part of ``guarantee.json`` on all charges of a data set."""
     return {
-        "format": HEADER_FORMAT,
-        "class_names": [str(each.name) for each in run.evaluation.classes],
-        "input": {"shape": list(public.shape[1:]), "dtype": public.dtype.name},
+        "name": name,
+        "terms": json.loads(terms.to_json()),
+        "events": write_events(event for each in charges for event in each.events),
+        "covers": coverage_of({each.group for each in charges}).value,
+        "guarantee": guarantee_record(whole, neighbours.value),
     }
 
 
-def _require_portable(where: str, value: Any) -> None:
+def student_header(run: FinishedRun, *, column_names: bool = False) -> dict[str, Any]:
+    """Return the part of ``student.json`` that students of every kind share.
+
+    With ``column_names`` it names the columns of a table.
+    """
+    public = run.artifacts["data-public"].array("features.npy")
+    require_portable("student", run.recipe.student.as_model().model_dump(mode="json"))
+    for at, step in enumerate([] if run.encoder is None else run.encoder.steps):
+        require_portable(f"encoder.steps[{at}]", step.model_dump(mode="json"))
+    return {
+        "format": HEADER_FORMAT,
+        "class_names": [str(each.name) for each in run.evaluation.classes],
+        "input": form_record(public, run.columns, missing=False, names=column_names),
+    }
+
+
+def require_portable(where: str, value: Any) -> None:
+    """Raise if settings name a path of this machine."""
     if isinstance(value, (dict, list)):
         for each in value.values() if isinstance(value, dict) else value:
-            _require_portable(where, each)
+            require_portable(where, each)
     elif isinstance(value, str) and (
         Path(value).is_absolute() or PureWindowsPath(value).is_absolute() or value[:1] == "~"
     ):
@@ -426,9 +496,14 @@ def _require_portable(where: str, value: Any) -> None:
         )
 
 
-def evaluation_record(run: FinishedRun) -> dict[str, Any]:
-    """Return the accuracy of the student and of the labels, once it agrees with its own table."""
-    file, evaluation = run.artifacts["evaluate"].path / "evaluation.json", run.evaluation
+def evaluation_record(
+    evaluation: Evaluation, artifact: Artifact, *, confusion: bool
+) -> dict[str, Any]:
+    """Return the accuracy of the student and of the labels, once it agrees with its own table.
+
+    The table itself leaves with ``confusion`` only.
+    """
+    file = artifact.path / "evaluation.json"
     shares = {name: getattr(evaluation, name) for name in ("student", "labels", "agreement")}
     with _undamaged(file):
         record: dict[str, Any] = {
@@ -444,6 +519,8 @@ def evaluation_record(run: FinishedRun) -> dict[str, Any]:
             f"{file} states another accuracy than its table of confusions comes to ({problem}); "
             "remove its folder and run the recipe again"
         )
+    if not confusion:
+        record |= {"confusion": None, "majority": max(rows) / sum(rows)}
     return record
 
 
@@ -456,8 +533,8 @@ def answers_record(run: FinishedRun) -> dict[str, Any]:
     return record | {"by_class": counts.tolist()}
 
 
-def recipe_record(run: FinishedRun) -> dict[str, Any]:
-    """Return the recipe as its page shows it: no path, no column, no key of a partition."""
-    shown = without_places(run.recipe).model_dump(mode="json", exclude={"partition": {"key"}})
+def recipe_record(recipe: AnyRecipe) -> dict[str, Any]:
+    """Return a recipe as its page shows it: no path, no column, no key of a partition."""
+    shown = without_places(recipe).model_dump(mode="json", exclude={"partition": {"key"}})
     record: dict[str, Any] = without_folders(shown)
     return record

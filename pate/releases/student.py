@@ -1,7 +1,7 @@
 """A released student, loaded from its folder: ``pate.load_student(path).predict(X)``.
 
-A student is data: an ONNX graph, a matrix, one label, or the weights of a network of ours. One that
-needs code of its own is loaded only for a caller who trusts that code.
+A student is data: an ONNX graph, a matrix, the arrays of a kernel, one label, or the weights of a
+network of ours. One that needs code of its own is loaded only for a caller who trusts that code.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate.encoders.spec import StepSpec
-from pate.encoders.step import Step, checked_features
+from pate.encoders.step import Step, apply_step, checked_features
 from pate.errors import InvalidInput
 from pate.releases.files import (
     ENCODER,
@@ -35,6 +36,7 @@ from pate.releases.files import (
     ConstantModel,
     EncoderStep,
     Header,
+    KernelModel,
     LinearModel,
     NetworkModel,
     OnnxModel,
@@ -42,6 +44,7 @@ from pate.releases.files import (
     read_header,
 )
 from pate.releases.onnx_graph import OnnxGraph, read_graph
+from pate.releases.records import RecordForm
 from pate.teachers.protocol import checked_labels
 
 # The arrays of fitted encoder steps; the others have none.
@@ -49,6 +52,8 @@ STATE: dict[str, tuple[str, ...]] = {
     "standardise": ("mean", "scale"),
     "pca": ("mean", "components", "variances"),
     "diffusion": ("inputs", "reach", "coordinates"),
+    "impute": ("fill",),
+    "one-hot": ("counts", "missing"),
 }
 _ROWS, _MOST_NUMBERS = 256, 2**22  # of one batch
 
@@ -76,29 +81,59 @@ class ReleasedStudent:
         The shape of one record.
     dtype
         The type of the records it was trained on.
+    columns
+        The names of the columns of a table, in order; None where they are not known.
     """
 
     model: Model
     encoder: Predict  # fitted on public inputs
     class_names: tuple[str, ...]
-    shape: tuple[int, ...]  # of one record
-    dtype: str  # of the records it learnt from
+    form: RecordForm
 
-    def predict(self, X: ArrayLike) -> NDArray[np.int64]:
-        """Return the label of each record, from 0.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one record."""
+        return self.form.shape
+
+    @property
+    def dtype(self) -> str:
+        """The type of the records it was trained on."""
+        return self.form.dtype
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The names of the columns of a table, in order; None where they are not known."""
+        names = [each.name for each in self.form.columns or ()]
+        known = tuple(name for name in names if name is not None)
+        return known if known and len(known) == len(names) else None
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Return the class of each record: its name, or its number where classes are numbers.
 
         Parameters
         ----------
         X
-            Records, (n, *shape), of a numeric type.
+            Records: an array, (n, *shape), or a DataFrame, whose columns are found by name.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Text, or whole numbers if all class names are whole numbers.
 
         Raises
         ------
         InvalidInput
-            If the records have another shape or no numeric type.
+            If the records are not in the form that the student learnt from: another shape, columns
+            that are missing or unknown, text in place of numbers, pixels on another scale.
         """
-        empty = np.zeros(0, dtype=np.int64)
-        return np.concatenate([empty, *self._answers(self.model.labels, X)])
+        return self._classes[self.predict_labels(X)]
+
+    def predict_labels(self, X: ArrayLike) -> NDArray[np.int64]:
+        """Return the label of each record, from 0: its place in ``class_names``.
+
+        Takes and refuses records as ``predict`` does.
+        """
+        return self.labels_of(self.form.read(X))
 
     @property
     def predict_proba(self) -> Callable[[ArrayLike], NDArray[np.float64]]:
@@ -106,18 +141,25 @@ class ReleasedStudent:
         ask = self.model.probabilities
         if ask is None:
             raise AttributeError("this student gives no probabilities")
-        empty = np.zeros((0, len(self.class_names)))
-        return lambda X: np.concatenate([empty, *self._answers(ask, X)])
+        return lambda X: self.probabilities_of(self.form.read(X))
 
-    def _answers(self, ask: Predict, X: ArrayLike) -> list[NDArray[Any]]:
-        records = np.asarray(X)
-        if records.ndim == 0 or records.shape[1:] != self.shape:
-            raise InvalidInput(
-                f"the records have shape {records.shape}; the student takes (n, "
-                f"{', '.join(map(str, self.shape))})"
-            )
-        if records.dtype.kind not in "fiub":
-            raise InvalidInput(f"the records have type {records.dtype}; the student takes numbers")
+    @property
+    def _classes(self) -> NDArray[Any]:
+        whole = all(re.fullmatch(r"-?\d{1,18}", name) for name in self.class_names)
+        return np.array([int(name) for name in self.class_names] if whole else self.class_names)
+
+    def labels_of(self, records: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the labels of records that are in the form already."""
+        empty = np.zeros(0, dtype=np.int64)
+        return np.concatenate([empty, *self._answers(self.model.labels, records)])
+
+    def probabilities_of(self, records: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the probabilities of records that are in the form already."""
+        assert self.model.probabilities is not None
+        empty = np.zeros((0, len(self.class_names)))
+        return np.concatenate([empty, *self._answers(self.model.probabilities, records)])
+
+    def _answers(self, ask: Predict, records: NDArray[Any]) -> list[NDArray[Any]]:
         rows = rows_of(self.shape)
         starts = range(0, len(records), rows)
         return [ask(self.encoder(records[start : start + rows])) for start in starts]
@@ -141,8 +183,8 @@ def load_student(
     Returns
     -------
     ReleasedStudent
-        The student, with ``predict``, ``predict_proba`` where it has probabilities, and
-        ``class_names``.
+        The student, with ``predict`` (classes by name), ``predict_labels`` (numbers from 0),
+        ``predict_proba`` where it has probabilities, and ``class_names``.
 
     Raises
     ------
@@ -181,7 +223,7 @@ def open_student(folder: Path, header: Header) -> ReleasedStudent:
 
     def encode(X: NDArray[Any]) -> NDArray[Any]:
         if steps:
-            X = checked_features(X, step="(the inputs)", records=len(X))
+            X = checked_features(X, step="(the inputs)", records=len(X), missing=True)
         for step in steps:
             X = step(X)
         return X
@@ -194,8 +236,7 @@ def _released(header: Header, model: Model, encoder: Predict) -> ReleasedStudent
         model=model,
         encoder=encoder,
         class_names=tuple(header.class_names),
-        shape=tuple(header.input.shape),
-        dtype=header.input.dtype,
+        form=header.input.form,
     )
 
 
@@ -256,6 +297,8 @@ def _load_model(folder: Path, header: Header, encode: Predict) -> Model:
             return _graph_model(read_graph(place / GRAPH), order=order, classes=classes)
         case LinearModel():
             return _linear_model(read_tensors(place / TENSORS), classes=classes)
+        case KernelModel():
+            return _kernel_model(read_tensors(place / TENSORS), classes=classes)
         case ConstantModel(label=label):
             if label >= classes:
                 raise InvalidInput(f"the student's only label is {label}, and there are {classes}")
@@ -322,6 +365,30 @@ def _linear_model(tensors: Tensors, *, classes: int) -> Model:
     return Model(labels)
 
 
+def _kernel_model(tensors: Tensors, *, classes: int) -> Model:
+    from pate.students.kernel_ridge import KernelRidge
+
+    shapes = {name: each.shape for name, each in tensors.items()}
+    count = math.prod(shapes.get("coefficients", ())[:1])
+    width = math.prod(shapes.get("inputs", ())[1:])
+    wanted = {
+        "inputs": (count, width),
+        "coefficients": (count, classes),
+        "shares": (classes,),
+        "scale": (),
+    }
+    arrays = {name: np.asarray(each, dtype=np.float32) for name, each in tensors.items()}
+    if shapes != wanted or not all(np.isfinite(each).all() for each in arrays.values()):
+        raise InvalidInput(f"{TENSORS} does not hold the numbers of a kernel-ridge")
+    scale = float(tensors["scale"])
+    if not 0 < scale < math.inf:
+        raise InvalidInput(f"the kernel's scale is {scale:g}; it must be positive and finite")
+    model = KernelRidge(classes=classes)
+    model.inputs, model.coefficients = arrays["inputs"], arrays["coefficients"]
+    model.shares, model.unit = arrays["shares"], scale
+    return Model(model.predict, model.predict_proba)
+
+
 def _network_model(
     tensors: Tensors, spec: NetworkModel, *, shape: tuple[int, ...], classes: int
 ) -> Model:
@@ -377,7 +444,9 @@ def _step(folder: Path, at: int, spec: EncoderStep) -> Predict:
         graph = read_graph(folder / f"step-{at}.onnx")
         if graph.outputs != ("features",):
             raise InvalidInput(f"step {at} of the encoder gives no features")
-        return lambda X: checked_features(graph.run(X)["features"], step="onnx", records=len(X))
+        return lambda X: checked_features(
+            graph.run(X)["features"], step="onnx", records=len(X), missing=bool(np.isnan(X).any())
+        )
     from pate.encoders.chain import make_step
 
     try:
@@ -393,7 +462,7 @@ def _step(folder: Path, at: int, spec: EncoderStep) -> Predict:
             raise InvalidInput(f"step {at} of the encoder is not a {spec.name}")
         for name, value in tensors.items():
             setattr(step, name, value)
-    return lambda X: checked_features(step.transform(X), step=spec.name, records=len(X))
+    return lambda X: apply_step(step, X, name=spec.name)
 
 
 # --- the trial ------------------------------------------------------------------------------------
@@ -472,10 +541,7 @@ def _try(folder: Path, plugin_path: Path | None, *, trust: bool) -> None:
         student = load_student(folder, plugin_path, trust=True)
     else:
         student = open_student(folder, read_header(folder))
-    records = np.random.default_rng(0).normal(size=(rows_of(student.shape), *student.shape))
-    records[: len(records) // 2] = 0
-    with np.errstate(all="ignore"):
-        records = records.astype(student.dtype)
-    student.predict(records)
+    records = student.form.drawn(rows_of(student.shape))
+    student.labels_of(records)
     if hasattr(student, "predict_proba"):
-        student.predict_proba(records)
+        student.probabilities_of(records)

@@ -15,14 +15,22 @@ from typing import Any
 import numpy as np
 
 from pate import __version__
-from pate.accounting import Event, ReleasePlan, event_from_json
+from pate.accounting import Accountant, Analysis, ReleasePlan, event_from_json
 from pate.accounting.events import tally
 from pate.artifacts import digest_of
+from pate.dpsgd_runs import plan_of
 from pate.errors import InvalidInput
 from pate.mechanisms import Plan
 from pate.metrics import wilson
 from pate.pipeline.recipe import Recipe
-from pate.releases.documents import recipe_of, render_card, render_release_page
+from pate.releases.documents import (
+    caps_analysis,
+    caps_of,
+    recipe_of,
+    render_card,
+    render_release_page,
+    training_recipe_of,
+)
 from pate.releases.files import (
     CARD,
     HEADER,
@@ -31,17 +39,24 @@ from pate.releases.files import (
     RELEASE,
     STATEMENT,
     SUMS,
+    TABLE,
     CodeModel,
     file_problems,
+    is_training,
     read_header,
     read_json,
     read_sums,
     unpublishable,
     value_problems,
 )
-from pate.releases.guarantee import agrees, read_events, statement_problems
+from pate.releases.guarantee import (
+    accountant_of,
+    agrees,
+    analysis_of,
+    read_events,
+    statement_problems,
+)
 from pate.releases.student import trial_problem
-from pate.stages.selection import candidates_of, event_of
 
 _NEEDED = (CARD, HEADER, STATEMENT, RELEASE)
 
@@ -87,13 +102,23 @@ class _Given:
     def first_format(self) -> bool:
         return isinstance(self.release, dict) and self.release.get("format") == 1
 
+    @property
+    def training(self) -> bool:
+        """Whether it is a model trained by DP-SGD."""
+        return is_training(self.release)
+
     @cached_property
     def recipe(self) -> Recipe:
         return recipe_of(self.release)
 
     @cached_property
+    def caps_analysis(self) -> Analysis | None:
+        events = read_events(self.statement["labels"])
+        return caps_analysis(self.recipe, events, inputs=self.release["public_inputs"])
+
+    @cached_property
     def plan(self) -> Plan:
-        return self.recipe.plan(inputs=self.release["public_inputs"])
+        return self.recipe.plan(inputs=self.release["public_inputs"], analysis=self.caps_analysis)
 
     @property
     def classes(self) -> int:
@@ -153,13 +178,21 @@ def verify(
     parts: list[tuple[str, Callable[[_Given], Iterator[str]]]] = [
         (STATEMENT, _figures),
     ]
-    if given.first_format:
+    if given.training:
+        parts += [
+            (RELEASE, _training_settings),
+            (RELEASE, _evaluated),
+            (CARD, _card),
+            (PAGE, lambda given: _page(given, notes)),
+        ]
+    elif given.first_format:
         notes.append("its settings, card and labels were not checked: it is of format 1")
     else:
         parts += [
             (RELEASE, _settings),
             (RELEASE, _evaluation),
             ("labels", _labels),
+            ("labels", _table),
             (CARD, _card),
             (PAGE, lambda given: _page(given, notes)),
         ]
@@ -208,9 +241,9 @@ def _files(folder: Path) -> Iterator[str]:
 def _values(given: _Given) -> Iterator[str]:
     """Check that every value in the JSON files is of its type and in its range."""
     read_header(given.folder)
-    yield from value_problems(STATEMENT, given.statement)
+    yield from value_problems(STATEMENT, given.statement, training=given.training)
     if not given.first_format:
-        yield from value_problems(RELEASE, given.release)
+        yield from value_problems(RELEASE, given.release, training=given.training)
     first = given.header["format"] == 1
     if first is not given.first_format:  # the first one is checked for less
         yield f"{HEADER} is of another format than release.json"
@@ -233,19 +266,31 @@ def _settings(given: _Given) -> Iterator[str]:
     """Check the guarantee against the settings: noise, number, δ, conversion, neighbours."""
     statement, recipe = given.statement, given.recipe
     stated, sanitised, partition = statement["guarantee"], statement["sanitised"], recipe.partition
-    protects = {partition.protects(named=named) for named in (True, False)}
-    if stated["neighbours"] != partition.neighbours.value:
+    protects = {recipe.protects(named=named) for named in (True, False)}
+    if stated["neighbours"] != recipe.neighbours.value:
         yield "guarantee.json: its neighbours are not those of the partition in release.json"
     if statement["protects"] not in protects:
         yield "guarantee.json: it protects something else than the partition in release.json"
+    if statement["data_set"].get("covers") == "user" and partition.by != "group":
+        yield "guarantee.json: its data set covers users, and the release itself does not"
     if statement["data_set"]["name"] != recipe.data.name:
         yield "guarantee.json: its data set is not that of release.json"
     # A ledger's guarantee holds at the ledger's own δ, which its terms are checked for.
     planned = [("guarantee", stated)] if statement["counted"] == "plan" else []
     for name, part in [*planned, *([] if sanitised is None else [("sanitised", sanitised)])]:
-        for key in ("delta", "conversion"):
-            if part[key] != getattr(recipe.privacy, key):
-                yield f"guarantee.json: the {key} of its {name} is not that of release.json"
+        if part["delta"] != recipe.privacy.delta:
+            yield f"guarantee.json: the delta of its {name} is not that of release.json"
+        converted = accountant_of(part) is Accountant.MOMENTS
+        if part["conversion"] != (recipe.privacy.conversion if converted else None):
+            yield f"guarantee.json: the conversion of its {name} is not that of release.json"
+    if not recipe.by_records and recipe.privacy.analysis not in (None, analysis_of(stated).value):
+        yield "guarantee.json: its analysis is not that of release.json"
+    accountant = accountant_of(stated)
+    if accountant is Accountant.BOUNDED_RANGE and recipe.aggregate.in_rounds:
+        yield "guarantee.json: its accountant is for queries that were fixed in advance"
+    by_moments = recipe.privacy.analysis == "published" or recipe.privacy.conversion == "classic"
+    if accountant is not Accountant.MOMENTS and by_moments and stated["delta"]:
+        yield "guarantee.json: its accountant is not that of release.json"
     if sanitised is not None:
         doubt = recipe.privacy.doubt
         plan = ReleasePlan.default(order=sanitised["moment"] + 1, doubt=doubt)
@@ -254,27 +299,56 @@ def _settings(given: _Given) -> Iterator[str]:
             or sanitised["confidence"] != 1 - doubt
         ):
             yield "guarantee.json: its sanitised ε is not the one that release.json plans"
-    events, charged = tally(read_events(statement["labels"])), tally(_charged(given))
+    caps = caps_of(recipe, inputs=given.release["public_inputs"], analysis=given.caps_analysis)
+    events, charged = tally(read_events(statement["labels"])), tally(caps)
     if set(events) != set(charged):
         yield "guarantee.json: its events are not those of the mechanism in release.json"
     elif events != charged:
         yield "guarantee.json: it counts other events than the settings in release.json ask for"
 
 
-def _charged(given: _Given) -> tuple[Event, ...]:
-    """Return the charge of these settings: their plan, or the choice they were part of."""
-    recipe = given.recipe
-    if recipe.selection is None:
-        return given.plan.events
-    inputs = given.release["public_inputs"]
-    return (event_of(candidates_of(recipe), recipe.selection, inputs=inputs),)
+def _training_settings(given: _Given) -> Iterator[str]:
+    """Check the guarantee of DP-SGD against the settings: sampling, noise, steps, δ, accountant."""
+    statement, recipe = given.statement, training_recipe_of(given.release)
+    stated, training = statement["guarantee"], given.release["training"]
+    if recipe.training.sampling != "poisson" or recipe.privacy.noise != "secure":
+        yield "release.json: lots or noise are of a kind that no guarantee covers"
+    agreed = recipe.training.users if recipe.by_user else recipe.training.records
+    if agreed not in (None, training["records"]):
+        yield "release.json: its sampling follows from another number of records than its recipe's"
+    if recipe.privacy.noise_multiplier not in (None, training["noise_multiplier"]):
+        yield "release.json: its noise is not that of its recipe"
+    plan = plan_of(
+        recipe, records=training["records"], noise_multiplier=training["noise_multiplier"]
+    )
+    if tally(read_events(statement["events"])) != tally(plan.events):
+        yield "guarantee.json: its events are not those of the settings in release.json"
+    if statement["data_set"]["name"] != recipe.data.name:
+        yield "guarantee.json: its data set is not that of release.json"
+    if statement["accountant"] != recipe.privacy.accountant:
+        yield "guarantee.json: its accountant is not that of release.json"
+    if stated["delta"] != recipe.privacy.delta:
+        yield "guarantee.json: its delta is not that of release.json"
+    target = recipe.privacy.epsilon
+    if target is not None and stated["epsilon"] > target and not agrees(stated["epsilon"], target):
+        yield "guarantee.json: its ε is above the one that release.json asks for"
+    for row in training["epochs"]:
+        if row["step"] > plan.steps:
+            yield "release.json: it shows more steps than were paid for"
+    if (given.folder / "labels").exists():
+        yield "labels: a model trained by DP-SGD has none"
 
 
-def _evaluation(given: _Given) -> Iterator[str]:
-    """Check that shares of records follow from their counts, and fit the classes and the plan."""
+def _evaluated(given: _Given) -> Iterator[str]:
+    """Check that shares of records follow from their counts, and fit the classes."""
     wrong = evaluation_problem(given.release["evaluation"], classes=given.classes)
     if wrong is not None:
         yield f"release.json: evaluation of the {wrong}"
+
+
+def _evaluation(given: _Given) -> Iterator[str]:
+    """Check the same of a student, and that its labels fit the plan."""
+    yield from _evaluated(given)
     answers, plan = given.release["answers"], given.plan
     asked, answered, kept = (answers[key] for key in ("asked", "answered", "kept"))
     if len(answers["by_class"]) != given.classes or sum(answers["by_class"]) != answered:
@@ -290,6 +364,13 @@ def evaluation_problem(record: Mapping[str, Any], *, classes: int) -> str | None
         if problem is not None:
             return f"{name}: {problem}"
     table = record["confusion"]
+    if (table is None) is (record.get("majority") is None):
+        return "it has both a table and the share of the majority class, or neither"
+    if table is None:
+        rows = record["majority"] * record["student"]["records"]
+        if record["majority"] < 1 / classes or not agrees(float(round(rows)), rows):
+            return "its majority class is no share of its records"
+        return None
     if len(table) != classes or any(len(row) != classes for row in table):
         return "its table has not a row and a column for each class"
     records, right = sum(map(sum, table)), sum(row[at] for at, row in enumerate(table))
@@ -336,6 +417,28 @@ def _labels(given: _Given) -> Iterator[str]:
     for name, rows in (("labels.npy", "answered.npy"), ("kept_labels.npy", "kept.npy")):
         if len(arrays[name]) != len(arrays[rows]) or not _within(arrays[name], given.classes):
             yield f"labels/{name} does not hold a class for each row of labels/{rows}"
+
+
+def _table(given: _Given) -> Iterator[str]:
+    """Check that a table of record votes has the planned shape, and that the labels follow."""
+    folder, recipe = given.folder / "labels", given.recipe
+    inputs = given.release["public_inputs"]
+    for name in TABLE:
+        if (folder / name).exists() is not (recipe.by_records and folder.is_dir()):
+            yield f"labels/{name} is missing, or does not belong to the release"
+            return
+    if not recipe.by_records or not folder.is_dir():
+        return
+    shapes = [(recipe.votes.cells or inputs, given.classes), (inputs, given.classes), (inputs,)]
+    for name, shape, kind in zip(TABLE, shapes, "iff", strict=True):
+        values = np.load(folder / name, mmap_mode="r", allow_pickle=False)
+        if values.shape != shape or values.dtype.kind != kind:
+            yield f"labels/{name} is not a table of shape {shape}"
+            return
+    probabilities = np.load(folder / TABLE[1], mmap_mode="r", allow_pickle=False)
+    labels = np.load(folder / "labels.npy", allow_pickle=False)
+    if not np.array_equal(probabilities.argmax(axis=1), labels):
+        yield f"labels/labels.npy does not hold the most probable classes of labels/{TABLE[1]}"
 
 
 def _array(file: Path) -> Any:

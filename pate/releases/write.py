@@ -22,7 +22,9 @@ from typing import Any
 import numpy as np
 
 from pate._files import draft_folder, remove_abandoned, sync
+from pate._format import in_units
 from pate.artifacts import digest_of
+from pate.dpsgd_runs import is_dpsgd_run
 from pate.errors import InvalidInput, PateError
 from pate.pipeline.ledger import naming_key
 from pate.releases.documents import render_card, render_release_page
@@ -42,7 +44,7 @@ from pate.releases.files import (
     unpublishable,
 )
 from pate.releases.run import (
-    FinishedRun,
+    Content,
     answers_record,
     evaluation_record,
     open_finished_run,
@@ -50,6 +52,7 @@ from pate.releases.run import (
     recipe_record,
     student_header,
 )
+from pate.releases.training import training_content
 from pate.releases.verify import verify
 from pate.report.facts import package_versions, without_paths
 
@@ -71,6 +74,8 @@ class Release:
         Its ``student.json``.
     settings
         The settings of the run, in a few words.
+    protects
+        The difference between two data sets that the guarantee hides, in words of the recipe.
     digest
         The SHA-256 of its list of checksums, which the owner shares out of band.
     """
@@ -79,6 +84,7 @@ class Release:
     statement: dict[str, Any]
     header: dict[str, Any]
     settings: str
+    protects: str
     digest: str
 
     @property
@@ -98,6 +104,8 @@ def write_release(
     *,
     labels: bool = False,
     chosen_beforehand: bool = False,
+    with_confusion: bool = False,
+    column_names: bool = False,
     data_root: Path | None = None,
     plugin_path: Path | None = None,
 ) -> Release:
@@ -113,21 +121,25 @@ def write_release(
         * Making a release costs nothing: all in it was paid for. The same run gives the same files,
           but for the date.
     """
-    finished = open_finished_run(Path(run), data_root=data_root, plugin_path=plugin_path)
-    out = Path(out)
-    _require_place(out, finished.run.folder)
-    statement, notes = read_charges(finished, chosen_beforehand=chosen_beforehand)
-    shared = student_header(finished)
+    folder, out = Path(run), Path(out)
+    _require_place(out, folder)
+    content = (training_content if is_dpsgd_run(folder) else pipeline_content)(
+        folder,
+        labels=labels,
+        chosen_beforehand=chosen_beforehand,
+        with_confusion=with_confusion,
+        column_names=column_names,
+        data_root=data_root,
+        plugin_path=plugin_path,
+    )
+    statement, record = content.statement, _release_record(content)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(out.parent, drafts=f"{_DRAFT}*")
         with draft_folder(out.parent, prefix=_DRAFT) as draft:
-            header = export_student(finished, draft, shared)
-            if labels:
-                copy_labels(finished, draft)
+            header = content.export(draft)
             _write_json(draft / HEADER, header)
             _write_json(draft / STATEMENT, statement)
-            record = _release_record(finished, notes, labels=labels)
             # As they will be read: what is rendered again must be the same to the last byte.
             read = [json.loads(_as_text(each)) for each in (statement, header, record)]
             for name, render in ((CARD, render_card), (PAGE, render_release_page)):
@@ -139,8 +151,8 @@ def write_release(
                     raise InvalidInput(
                         f"{name} is not on the list of what may leave; nothing was released"
                     )
-            require_clean(draft, finished)
-            _require_verified(draft, finished)
+            require_clean(draft, content)
+            _require_verified(draft, content)
             _make_readable(draft, record["date"])
             draft.rename(out)
     except OSError as error:
@@ -151,7 +163,8 @@ def write_release(
         folder=out,
         statement=statement,
         header=header,
-        settings=finished.recipe.asked,
+        settings=content.settings,
+        protects=in_units(statement["protects"], content.unit),
         digest=digest_of(out / SUMS),
     )
 
@@ -165,21 +178,69 @@ def _require_place(out: Path, run: Path) -> None:
         raise InvalidInput(f"{out} is not empty; a release is never overwritten: choose another")
 
 
-def _release_record(run: FinishedRun, notes: list[str], *, labels: bool) -> dict[str, Any]:
+def pipeline_content(
+    folder: Path,
+    *,
+    labels: bool = False,
+    chosen_beforehand: bool = False,
+    with_confusion: bool = False,
+    column_names: bool = False,
+    data_root: Path | None = None,
+    plugin_path: Path | None = None,
+) -> Content:
+    """Return what may leave of a finished run of ``pate run``."""
+    run = open_finished_run(folder, data_root=data_root, plugin_path=plugin_path)
+    statement, notes = read_charges(run, chosen_beforehand=chosen_beforehand)
+    shared = student_header(run, column_names=column_names)
+
+    def export(draft: Path) -> dict[str, Any]:
+        header = export_student(run, draft, shared)
+        if labels:
+            copy_labels(run, draft)
+        return header
+
+    key = naming_key(run.recipe, run.run.options.data_root)
+    names = [
+        (each.encode(), "a fingerprint of private records") for each in run.run.store.fingerprints()
+    ]
+    return Content(
+        folder=folder,
+        data_root=run.run.options.data_root,
+        plugin_path=run.run.options.plugin_path,
+        recipe_folder=run.recipe.data.folder,
+        settings=run.recipe.asked,
+        unit=run.recipe.unit,
+        statement=statement,
+        record={
+            "what": "a student of private data, by PATE",
+            "recipe": recipe_record(run.recipe),
+            "public_inputs": len(run.artifacts["data-public"].array("features.npy")),
+            "labels": labels,
+            "notes": notes,
+            "why_not": without_paths(run.costs.why_not),
+            "evaluation": evaluation_record(
+                run.evaluation,
+                run.artifacts["evaluate"],
+                confusion=with_confusion or not run.recipe.data.own,
+            ),
+            "answers": answers_record(run),
+        },
+        export=export,
+        secrets=(
+            (key.encode(), "the key of the data set"),
+            (bytes.fromhex(key), "the key of the data set"),
+            *names,
+        ),
+    )
+
+
+def _release_record(content: Content) -> dict[str, Any]:
     """Return ``release.json``, but for the list of files."""
-    return {
+    return content.record | {
         "format": FORMAT,
-        "what": "a student of private data, by PATE",
         "date": datetime.now(UTC).date().isoformat(),
         "versions": package_versions()
         | {name: importlib.metadata.version(name) for name in ("matplotlib", "onnxruntime")},
-        "recipe": recipe_record(run),
-        "public_inputs": len(run.artifacts["data-public"].array("features.npy")),
-        "labels": labels,
-        "notes": notes,
-        "why_not": without_paths(run.costs.why_not),
-        "evaluation": evaluation_record(run),
-        "answers": answers_record(run),
     }
 
 
@@ -191,9 +252,9 @@ def _write_json(file: Path, value: Any) -> None:
     file.write_text(f"{_as_text(value)}\n", encoding="utf-8")
 
 
-def _require_verified(draft: Path, run: FinishedRun) -> None:
+def _require_verified(draft: Path, content: Content) -> None:
     """Verify the draft; code that the recipe names is trusted: its owner ran it."""
-    checked = verify(draft, plugin_path=run.run.options.plugin_path, trust=True)
+    checked = verify(draft, plugin_path=content.plugin_path, trust=True)
     for found in (*checked.problems, *checked.notes):
         raise PateError(f"the release does not verify: {found}; nothing was released")
 
@@ -210,16 +271,16 @@ def _make_readable(draft: Path, date: str) -> None:
 # --- the search for leaks -------------------------------------------------------------------------
 
 
-def require_clean(draft: Path, run: FinishedRun) -> None:
+def require_clean(draft: Path, content: Content) -> None:
     """Raise if a file contains a forbidden text; the message names the file."""
-    forbidden = dict(_forbidden(run))
+    forbidden = dict(_forbidden(content))
     for file in sorted(draft.rglob("*")):
         if not file.is_file():
             continue
         name = file.relative_to(draft).as_posix()
-        for content in _layers(file.read_bytes()):
+        for layer in _layers(file.read_bytes()):
             for mark, what in forbidden.items():
-                if mark in content:
+                if mark in layer:
                     raise InvalidInput(f"{name} would carry {what}; nothing was released")
         if file.suffix in _ARRAYS:
             _require_plain(file, name)
@@ -228,26 +289,22 @@ def require_clean(draft: Path, run: FinishedRun) -> None:
                 raise InvalidInput(f"{name} holds {problem}; nothing was released")
 
 
-def _forbidden(run: FinishedRun) -> Iterator[tuple[bytes, str]]:
-    folder, options = run.run.folder, run.run.options
+def _forbidden(content: Content) -> Iterator[tuple[bytes, str]]:
     for path, what in (
-        (folder, "the path of the run"),
-        (options.data_root, "the path of the data"),
-        (options.plugin_path, "the path of the plug-ins"),
+        (content.folder, "the path of the run"),
+        (content.data_root, "the path of the data"),
+        (content.plugin_path, "the path of the plug-ins"),
     ):
         for form in () if path is None else {path.absolute(), path.resolve()}:
             if len(form.parts) > 1:
                 yield os.fsencode(form), what
     home = os.path.expanduser("~")  # "~" itself where there is no home
-    places = [Path.cwd(), Path(sys.prefix), Path(__file__).parents[2]]
+    recipe = content.recipe_folder or Path()
+    places = [Path.cwd(), recipe, Path(sys.prefix), Path(__file__).parents[2]]
     for place in (home, *(each for each in places if len(each.parts) > 2)):
         if str(place) not in ("~", "/"):
             yield os.fsencode(str(place)) + b"/", "a path of this machine"
-    key = naming_key(run.recipe, options.data_root)
-    yield key.encode(), "the key of the data set"
-    yield bytes.fromhex(key), "the key of the data set"
-    for name in run.run.store.fingerprints():
-        yield name.encode(), "a fingerprint of private records"
+    yield from content.secrets
 
 
 def _layers(content: bytes) -> Iterator[bytes]:

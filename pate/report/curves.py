@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from pate.accounting import (
+    Analysis,
     Conversion,
     Event,
     GaussianNoisyMaxAnswer,
-    LaplaceNoisyMaxAnswer,
     ThresholdCheck,
     compose,
 )
-from pate.accounting.composition import advanced, gaussian_epsilon
+from pate.accounting.composition import advanced, gaussian_epsilon, pure_epsilon
 from pate.accounting.events import tally
 from pate.accounting.moments import epsilon_at
 from pate.mechanisms import Mechanism
@@ -60,7 +60,13 @@ class MomentProfile:
 
 
 def cost_curves(
-    mechanism: Mechanism, *, queries: int, answers: int, delta: float, conversion: Conversion
+    mechanism: Mechanism,
+    *,
+    queries: int,
+    answers: int,
+    delta: float,
+    conversion: Conversion,
+    analysis: Analysis = Analysis.TIGHT,
 ) -> CostCurves:
     """Return the three data-independent curves over the queries of a plan.
 
@@ -68,7 +74,7 @@ def cost_curves(
     >>> curves = cost_curves(LaplaceNoisyMax(scale=8.0), queries=100, answers=100, delta=1e-4,
     ...                      conversion=Conversion.IMPROVED)
     >>> curves.queries[-1], curves.naive[-1], round(curves.moments[-1], 2)
-    (100, 25.0, 12.8)
+    (100, 25.0, 5.36)
     """
     steps = shown_queries(queries)
     events = [mechanism.caps(queries=n, answers=min(n, answers)) for n in steps]
@@ -77,7 +83,8 @@ def cost_curves(
         naive=tuple(naive_epsilon(each, delta) for each in events),
         advanced=tuple(advanced_epsilon(each, delta) for each in events),
         moments=tuple(
-            compose(each).guarantee(delta=delta, conversion=conversion).epsilon for each in events
+            compose(each, analysis=analysis).guarantee(delta=delta, conversion=conversion).epsilon
+            for each in events
         ),
     )
 
@@ -99,7 +106,7 @@ def naive_epsilon(events: Sequence[Event], delta: float) -> float:
         2018, Theorem 8.
     """
     counts = tally(events)
-    gaussian = sum(n for event, n in counts.items() if not isinstance(event, LaplaceNoisyMaxAnswer))
+    gaussian = sum(n for event, n in counts.items() if pure_epsilon(event) is None)
     each = delta / gaussian if gaussian else 0.0
     return math.fsum(n * _one(event, each) for event, n in counts.items())
 
@@ -113,7 +120,7 @@ def advanced_epsilon(events: Sequence[Event], delta: float) -> float:
         for the theorem, in equal shares of the kinds.
     """
     counts = tally(events)
-    gaussian = sum(n for event, n in counts.items() if not isinstance(event, LaplaceNoisyMaxAnswer))
+    gaussian = sum(n for event, n in counts.items() if pure_epsilon(event) is None)
     each = delta / 2 / gaussian if gaussian else 0.0
     slack = (delta / 2 if gaussian else delta) / max(len(counts), 1)
     return math.fsum(
@@ -127,8 +134,9 @@ def _one(event: Event, delta: float) -> float:
     One vote moves two counts by one each, √2 in L2; a check's count by one. An event of another
     kind is converted from its log-moments, which holds for any.
     """
-    if isinstance(event, LaplaceNoisyMaxAnswer):
-        return 2 / event.scale
+    pure = pure_epsilon(event)
+    if pure is not None:
+        return pure
     if isinstance(event, GaussianNoisyMaxAnswer):
         return gaussian_epsilon(event.sigma / math.sqrt(2), delta=delta)
     if isinstance(event, ThresholdCheck):
@@ -137,17 +145,21 @@ def _one(event: Event, delta: float) -> float:
 
 
 def moment_profile(
-    events: Sequence[Event], *, delta: float, conversion: Conversion
+    events: Sequence[Event],
+    *,
+    delta: float,
+    conversion: Conversion,
+    analysis: Analysis = Analysis.TIGHT,
 ) -> MomentProfile:
     """Return ε at each λ of the grid around the best: 30 times smaller to 30 times larger.
 
-    >>> from pate.accounting import Repeated
+    >>> from pate.accounting import LaplaceNoisyMaxAnswer, Repeated
     >>> plan = [Repeated(LaplaceNoisyMaxAnswer(scale=8.0), 100)]
     >>> profile = moment_profile(plan, delta=1e-4, conversion=Conversion.IMPROVED)
     >>> profile.moments[profile.epsilons.index(min(profile.epsilons))]
-    1.6
+    3.3
     """
-    total = compose(events)
+    total = compose(events, analysis=analysis)
     epsilons = epsilon_at(total.moments, total.values, delta=delta, conversion=conversion)
     best = total.moments[np.argmin(epsilons)]
     near = (total.moments >= best / _AROUND) & (total.moments <= best * _AROUND)

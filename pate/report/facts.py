@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pate.accounting import Conversion, Ledger, Neighbours
+from pate._format import format_epsilon, format_percent, in_units, strength
+from pate.accounting import Accountant, Analysis, Conversion, Event, Ledger, Neighbours
+from pate.accounting.events import tally
+from pate.accounting.ledger.running_total import states_records
 from pate.artifacts import Artifact, Level
 from pate.artifacts.results import Costs, Evaluation, Labels, StatedGuarantee
+from pate.dpsgd_runs import DpsgdRecipe
 from pate.errors import InvalidInput
-from pate.mechanisms import make_mechanism
-from pate.metrics import Share
+from pate.mechanisms import make_mechanism, voting_mechanism
+from pate.metrics import Share, no_better
 from pate.pipeline.ledger import key_path, ledger_path
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import PipelineRun
@@ -32,6 +36,8 @@ from pate.stages.caveats import tuning_caveats
 if TYPE_CHECKING:
     from pate.report.private import PrivateFacts
 
+AnyRecipe = TypeVar("AnyRecipe", Recipe, DpsgdRecipe)
+
 _PACKAGES = ("numpy", "scipy", "scikit-learn", "torch", "dp-accounting", "randomgen")
 _DIGESTS = {
     "data-public": "public inputs",
@@ -41,22 +47,24 @@ _DIGESTS = {
     "distill": "student",
     "evaluate": "evaluation",
 }
-_WITH_EPSILON = ("pate", "dpsgd")  # the methods compared that use private records
+# The methods compared that use private records.
+_WITH_EPSILON = ("pate", "record-votes", "dpsgd", "least-squares")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """One (ε, δ), and the λ at which it was reached."""
+    """One (ε, δ), how it was reached, and at which λ."""
 
     epsilon: float
     delta: float
     moment: float | None
     conversion: str | None
+    accountant: str = Accountant.MOMENTS.value
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
         """Return the cost in a record of ``guarantees.json`` or ``guarantee.json``."""
-        return cls(**{key: record[key] for key in cls.__slots__})
+        return cls(**{key: record[key] for key in cls.__slots__ if key in record})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +105,16 @@ class Facts:
     asked: int
     answered: int
     kept: int
-    curves: CostCurves
-    profile: MomentProfile
+    curves: CostCurves | None  # None of a table, which is one release
+    profile: MomentProfile | None  # None where no log-moment is involved
     classes: tuple[ClassRow, ...]
-    confusion: tuple[tuple[int, ...], ...]
+    confusion: tuple[tuple[int, ...], ...]  # empty: of people who are not public
+    majority: float  # share of the majority class among test records
     student: Share
     labels: Share | None  # that are right, where the true labels of public inputs are known
     agreement: Share | None  # of the student with the released labels
     all_releases: Cost | None  # of the data set, as its ledger publishes it
+    covers: str | None  # the unit that all releases protect, in words
     seeded: bool
     extended: bool
     notes: tuple[str, ...]  # caveats that the settings alone do not show
@@ -112,7 +122,13 @@ class Facts:
     versions: Mapping[str, str]
     written: date
     comparison: tuple[ComparedMethod, ...] = ()
+    stated_apart: bool = False  # record votes are among all releases: each states its relation
     private: PrivateFacts | None = None
+
+    @property
+    def cells(self) -> int:
+        """The number of cells at which records voted, where they did."""
+        return self.recipe.votes.cells or self.queries
 
     @property
     def conversion(self) -> Conversion:
@@ -144,7 +160,29 @@ class Facts:
     def relations(self) -> dict[str, str | None]:
         """The neighbouring relation of each method of the comparison that has one."""
         found = {row.method: row.neighbours for row in self.comparison if row.neighbours}
-        return {"pate": None, "dpsgd": None} | found
+        return {"pate": found.get("record-votes"), "dpsgd": None} | found
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences to read first, beside the notes: what the numbers below could be taken for."""
+        return tuple(self._warnings())
+
+    def _warnings(self) -> Iterator[str]:
+        word, verdict = strength(self.guarantee.epsilon)
+        if word == "weak" and not self.seeded:
+            yield weak_guarantee(self.guarantee, in_units(verdict, self.recipe.unit))
+        unseen = [row.name for row in self.classes if row.records and not row.correct]
+        yield from poor_accuracy("student", self.student, majority=self.majority, unseen=unseen)
+
+    @property
+    def no_better(self) -> tuple[ComparedMethod, ...]:
+        """The methods compared, and charged, that do not beat the majority class."""
+        most = [row.accuracy for row in self.comparison if row.method == "majority"]
+        return tuple(
+            row
+            for row in self.comparison
+            if most and row.method in _WITH_EPSILON and no_better(row.low, most[0])
+        )
 
     def shares(self, *, majority: str) -> list[tuple[str, Share]]:
         """Return the accuracies to plot under each other; the last one is named ``majority``."""
@@ -155,7 +193,7 @@ class Facts:
             ("agrees with labels", self.agreement),
         ]
         records = self.student.records
-        most = max(row.records for row in self.classes) / records
+        most = self.majority
         rows.append((majority, Share(accuracy=most, low=most, high=most, records=records)))
         return [(name, share) for name, share in rows if share is not None]
 
@@ -169,6 +207,29 @@ class Facts:
             if i != j and count
         ]
         return sorted(found, reverse=True)[:limit]
+
+
+def weak_guarantee(guarantee: Cost, verdict: str) -> str:
+    """Return a warning that ε is large."""
+    return f"ε = {format_epsilon(guarantee.epsilon)} is a weak guarantee. {verdict}"
+
+
+def poor_accuracy(
+    what: str, share: Share, *, majority: float, unseen: Sequence[str]
+) -> Iterator[str]:
+    """Yield warnings that a model is no better than the majority class, or misses a class whole."""
+    if no_better(share.low, majority):
+        yield (
+            f"The {what} is no better than a guess: it is right on "
+            f"{format_percent(share.accuracy)} of the test records, and always predicting the "
+            f"majority class is right on {format_percent(majority)}."
+        )
+    if unseen:
+        more = f", and {len(unseen) - 5} more" if len(unseen) > 5 else ""
+        yield (
+            f"The {what} finds no test record of {'class' if len(unseen) == 1 else 'classes'} "
+            f"{', '.join(unseen[:5])}{more}: recall is zero."
+        )
 
 
 class ShownArtifacts:
@@ -215,8 +276,10 @@ def _remedy(why: str) -> str:
     return "run the recipe again, or the sweep or comparison, to resume it"
 
 
-def gather_facts(run: PipelineRun) -> Facts:
+def gather_facts(run: PipelineRun, *, confusion: bool = False) -> Facts:
     """Return the facts of a finished run, for anybody to see.
+
+    Of test records of the user's own, errors by class are shown with ``confusion`` only.
 
     Guarantees:
         Reads RELEASED and PUBLIC artifacts (:class:`ShownArtifacts`), the recipe, and what the data
@@ -227,10 +290,10 @@ def gather_facts(run: PipelineRun) -> Facts:
     recipe = run.recipe
     released = Labels.load(shown.open("aggregate"))
     costs, evaluation = Costs.load(shown.open("account")), Evaluation.load(shown.open("evaluate"))
-    delta, conversion = recipe.privacy.delta, Conversion(recipe.privacy.conversion)
     sanitised = costs.sanitised
     labels = np.bincount(released.labels, minlength=len(evaluation.classes))
-    total, notes = _of_the_ledger(run)
+    total, covers, notes, apart = _of_the_ledger(run)
+    tested = confusion or not recipe.data.own
     return Facts(
         recipe=recipe,
         recipe_text=recipe_text(recipe),
@@ -246,29 +309,30 @@ def gather_facts(run: PipelineRun) -> Facts:
         asked=len(released.asked),
         answered=len(released.answered),
         kept=len(released.kept),
-        curves=cost_curves(
-            make_mechanism(recipe.aggregate),
+        **plan_curves(
+            recipe,
+            released.plan.events,
             queries=released.plan.queries,
             answers=released.plan.answers,
-            delta=delta,
-            conversion=conversion,
+            analysis=Analysis(costs.guarantee.analysis),
         ),
-        profile=moment_profile(released.plan.events, delta=delta, conversion=conversion),
         classes=tuple(
             ClassRow(
                 name=row.name,
                 labels=int(count),
-                records=row.records,
-                correct=row.right,
-                predicted=row.predicted,
+                records=row.records * tested,
+                correct=row.right * tested,
+                predicted=row.predicted * tested,
             )
             for row, count in zip(evaluation.classes, labels, strict=True)
         ),
-        confusion=evaluation.confusion,
+        confusion=evaluation.confusion if tested else (),
+        majority=max(row.records for row in evaluation.classes) / evaluation.student.records,
         student=evaluation.student,
         labels=evaluation.labels,
         agreement=evaluation.agreement,
         all_releases=total,
+        covers=covers,
         seeded=released.seeded,
         extended=released.extended,
         notes=tuple(notes),
@@ -279,7 +343,28 @@ def gather_facts(run: PipelineRun) -> Facts:
         versions=package_versions(),
         written=datetime.now(UTC).date(),
         comparison=read_comparison(run.folder),
+        stated_apart=apart,
     )
+
+
+def plan_curves(
+    recipe: Recipe, events: Sequence[Event], *, queries: int, answers: int, analysis: Analysis
+) -> dict[str, Any]:
+    """Return the curves of a plan: over its queries, and over λ where there is one to choose."""
+    delta, conversion = recipe.privacy.delta, Conversion(recipe.privacy.conversion)
+    curves = profile = None
+    if recipe.aggregate.asks:
+        curves = cost_curves(
+            voting_mechanism(recipe.aggregate),
+            queries=queries,
+            answers=answers,
+            delta=delta,
+            conversion=conversion,
+            analysis=analysis,
+        )
+    if delta:
+        profile = moment_profile(events, delta=delta, conversion=conversion, analysis=analysis)
+    return {"curves": curves, "profile": profile}
 
 
 def publishable_cost(stated: StatedGuarantee) -> Cost:
@@ -289,18 +374,25 @@ def publishable_cost(stated: StatedGuarantee) -> Cost:
     return Cost.of(stated.as_json())
 
 
-def _of_the_ledger(run: PipelineRun) -> tuple[Cost | None, list[str]]:
-    """Return what may be published of all releases of the data set, and traces of tuning."""
+def _of_the_ledger(run: PipelineRun) -> tuple[Cost | None, str | None, list[str], bool]:
+    """Return what may be published of all releases of the data set, what it covers, and caveats.
+
+    The last value is whether record votes are among them (:attr:`Facts.stated_apart`).
+    """
     seeded = run.options.insecure_seed is not None
     place = ledger_path(run.recipe, run.options.data_root, seeded=seeded)
     if not place.is_file():
-        return None, [
+        unknown = (
             "The ledger of this data set was not found: whether other releases were made from the "
             "same data is not known."
-        ]
+        )
+        return None, None, [unknown], False
     with Ledger.open(place) as ledger:
         whole = None if seeded else publishable_cost(StatedGuarantee.of(ledger.guarantee()))
-        return whole, tuning_caveats(run, ledger)
+        events = [event for charge in ledger.charges() for event in charge.events]
+        apart = any(map(states_records, tally(events)))
+        relation = ledger.guarantee().neighbours if apart else None
+        return whole, ledger.coverage().describe(relation), tuning_caveats(run, ledger), apart
 
 
 def without_paths(reason: str | None) -> str | None:
@@ -343,7 +435,7 @@ def best_guess(epsilon: float, delta: float) -> float:
 # --- the recipe -----------------------------------------------------------------------------------
 
 
-def recipe_text(recipe: Recipe, *, like: Mapping[str, Any] | None = None) -> str:
+def recipe_text(recipe: AnyRecipe, *, like: Mapping[str, Any] | None = None) -> str:
     """Return a recipe as TOML: every setting that has a value; of a path, its last part.
 
     Folders reveal a machine and its user, and nothing of the guarantee. So do the files and columns
@@ -352,12 +444,12 @@ def recipe_text(recipe: Recipe, *, like: Mapping[str, Any] | None = None) -> str
     """
     # How it was chosen, if it was, is no part of a recipe that runs.
     sections = without_places(recipe).model_dump(mode="json", exclude={"selection"})
-    parts = []
+    parts: list[str] = [f"kind = {to_toml(sections['kind'])}"] if "kind" in sections else []
     for name, settings in sections.items():
         if not isinstance(settings, Mapping):
             continue
         known = settings.keys() if like is None else like.get(name, {}).keys()
-        lines = [
+        lines: list[str] = [
             f"{key} = {to_toml(without_folders(each))}"
             for key, each in settings.items()
             if each is not None and key in known
@@ -367,17 +459,16 @@ def recipe_text(recipe: Recipe, *, like: Mapping[str, Any] | None = None) -> str
     return "\n\n".join(parts) + "\n"
 
 
-def without_places(recipe: Recipe) -> Recipe:
+def without_places(recipe: AnyRecipe) -> AnyRecipe:
     """Return a recipe without the files and columns of the data, and the key of the shards."""
-    gone = dict.fromkeys(
-        ("source", "private_path", "public_path", "test_path", "id", "group", "label", "features")
-    )
-    return recipe.model_copy(
-        update={
-            "data": recipe.data.model_copy(update=gone),
-            "partition": recipe.partition.model_copy(update={"key": None}),
-        }
-    )
+    places: tuple[str, ...] = ("source", "private_path", "public_path", "test_path")
+    gone = dict.fromkeys((*places, "id", "group", "label", "features", "categorical"))
+    update: dict[str, BaseModel] = {"data": recipe.data.model_copy(update=gone)}
+    if isinstance(recipe, Recipe):
+        update["partition"] = recipe.partition.model_copy(update={"key": None})
+    elif recipe.by_user:  # the column of users goes; that they are protected stays
+        update["training"] = recipe.training.model_copy(update={"by": "group"})
+    return recipe.model_copy(update=update)
 
 
 def without_folders(value: Any) -> Any:

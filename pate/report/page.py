@@ -11,14 +11,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from pate._files import write_atomically
 from pate._format import (
+    COMPOSITION_RULES,
     compare_neighbours,
     describe_neighbours,
     format_epsilon,
@@ -26,29 +30,46 @@ from pate._format import (
     format_factor,
     format_number,
     format_percent,
+    in_units,
+    plural,
     strength,
 )
 from pate.pipeline.runner import PipelineRun
 from pate.report import plots
+from pate.report.epsilons import WHEN, why_above
 from pate.report.facts import Facts, best_guess, gather_facts
 from pate.report.templates import template
 from pate.stages.caveats import sanitised_caveat
 
+if TYPE_CHECKING:
+    from pate.report.training import TrainingFacts
+
 STAMP = "PRIVATE – do not publish"
 _NAME = "report.html"
+_FOUR_DIGITS = {
+    "epsilon": partial(format_epsilon_fixed, digits=4),
+    "rounded_up": partial(format_epsilon, digits=4),
+}
 
 
-def write_report(run: PipelineRun, file: Path | None = None, *, private: bool = False) -> Path:
+def write_report(
+    run: PipelineRun,
+    file: Path | None = None,
+    *,
+    private: bool = False,
+    with_confusion: bool = False,
+) -> Path:
     """Write the page of a finished run and return its path: ``report.html`` by default.
 
     The ``private`` one, ``private/report.html`` by default, adds the votes in sum and the
-    data-dependent ε: it may not be published.
+    data-dependent ε: it may not be published. ``with_confusion`` shows the errors by class also of
+    test records that are the user's own; the private page always does.
 
     Guarantees:
         The public page is made from RELEASED and PUBLIC artifacts only. The private one is stamped,
         and a file of mode 0600.
     """
-    facts = gather_facts(run)
+    facts = gather_facts(run, confusion=private or with_confusion)
     if private:
         from pate.report.private import gather_private
 
@@ -59,28 +80,60 @@ def write_report(run: PipelineRun, file: Path | None = None, *, private: bool = 
 
 
 def render_page(facts: Facts, *, package: str = "pate.report", name: str = "page.html.j2") -> str:
-    """Return the page as HTML; the same facts give the same page, byte for byte."""
-    script = _file("page.js")
-    css = _file("page.css") + ("" if facts.private is None else _file("private.css"))
+    """Return the page as HTML; the same facts give the same page, byte for byte.
+
+    Templates of another ``package`` are those of an earlier format, which had four digits of an ε.
+    """
+    return fill_page(
+        facts,
+        package=package,
+        name=name,
+        css=("page.css",) if facts.private is None else ("page.css", "private.css"),
+        stamp=STAMP,
+        compare_neighbours=compare_neighbours,
+        when=WHEN,
+        why_above=why_above,
+        composition_rules=COMPOSITION_RULES,
+        sanitised_caveat=sanitised_caveat(facts.recipe.aggregate),
+        **({} if package == "pate.report" else _FOUR_DIGITS),
+    )
+
+
+def fill_page(
+    facts: Facts | TrainingFacts,
+    *,
+    name: str,
+    package: str = "pate.report",
+    css: Sequence[str] = ("page.css",),
+    **more: Any,
+) -> str:
+    """Return a template of a page, filled with facts and with what formats them."""
+    formats = {"epsilon": format_epsilon_fixed, "rounded_up": format_epsilon, **more}
     page = template(package, name).render(
         facts=facts,
-        stamp=STAMP,
         plots=plots,
-        policy=_policy(script),
-        css=Markup(css),
-        script=Markup(script),
         guess=_guess(best_guess(facts.guarantee.epsilon, facts.guarantee.delta)),
-        epsilon=format_epsilon_fixed,
-        rounded_up=format_epsilon,
         number=format_number,
         percent=format_percent,
         factor=format_factor,
         strength=strength,
         describe_neighbours=describe_neighbours,
-        compare_neighbours=compare_neighbours,
-        sanitised_caveat=sanitised_caveat(facts.recipe.aggregate),
+        in_units=in_units,
+        plural=plural,
+        **page_frame(*css),
+        **formats,
     )
     return f"<!DOCTYPE html>\n{page}\n"
+
+
+def page_frame(*css: str) -> dict[str, Any]:
+    """Return what every page has: its style, its script, and the policy that allows that alone."""
+    script = _file("page.js")
+    return {
+        "policy": _policy(script),
+        "css": Markup("".join(map(_file, css))),
+        "script": Markup(script),
+    }
 
 
 def _file(name: str) -> str:

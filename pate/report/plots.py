@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from pate.report.training import TrainingFacts
+
 # The colours given to matplotlib, and the variables of the page's style that take their place.
 INK, MUTED, GRID, MAIN, SECOND, THIRD, FOURTH, SOFT = (f"#0000{n:02x}" for n in range(1, 9))
 _VARIABLES = {
@@ -121,6 +123,7 @@ def _inline(name: str, svg: str, title: str, description: str) -> str:
 def cost_plot(facts: Facts, shown: Shown = _NEAREST) -> Markup:
     """Plot ε as queries are answered."""
     curves, private = facts.curves, facts.private
+    assert curves is not None  # there is no such plot of a table
     last = curves.queries[-1]
     lines = [
         ("naive", curves.naive, MUTED, (0, (1, 1.6)), 1.8),
@@ -157,6 +160,7 @@ def cost_plot(facts: Facts, shown: Shown = _NEAREST) -> Markup:
 def moment_plot(facts: Facts, shown: Shown = _NEAREST) -> Markup:
     """Plot ε over λ, and mark the best λ."""
     profile = facts.profile
+    assert profile is not None
     best = min(range(len(profile.moments)), key=profile.epsilons.__getitem__)
     moment, least = profile.moments[best], profile.epsilons[best]
 
@@ -180,6 +184,40 @@ def moment_plot(facts: Facts, shown: Shown = _NEAREST) -> Markup:
         f"ε of the planned labels at each λ; the least, {shown(least)}, is at λ = {moment:g}."
     )
     return plot("moment", plotter, title="Which λ won", description=description, height=0.8)
+
+
+def steps_plot(facts: TrainingFacts, shown: Shown) -> Markup:
+    """Plot ε as steps are taken."""
+    steps, costs = zip(*facts.curve, strict=True)
+    guarantee = facts.guarantee.epsilon
+
+    def plotter(axes: Axes, narrow: bool) -> None:
+        axes.plot(steps, costs, color=MAIN, linewidth=2.6, solid_capstyle="round")
+        axes.plot([steps[-1]], [guarantee], "o", color=MAIN, markersize=8, clip_on=False)
+        axes.set_ylim(0, 1.12 * max(guarantee, *costs))
+        axes.set_xlim(0, steps[-1] * 1.015)
+        axes.locator_params(axis="x", integer=True)
+        axes.set_xlabel("steps")
+        axes.set_ylabel("ε")
+
+    description = f"ε grows with the steps. After all {steps[-1]} it is {shown(guarantee)}."
+    return plot("steps", plotter, title="ε as steps are taken", description=description, height=0.8)
+
+
+def epochs_plot(epochs: Sequence[tuple[int, float]]) -> Markup:
+    """Plot accuracy on test records by epoch."""
+    places, shares = zip(*epochs, strict=True)
+
+    def plotter(axes: Axes, narrow: bool) -> None:
+        axes.plot(places, [100 * share for share in shares], color=MAIN, linewidth=2.2,
+                  marker="o" if len(places) <= 40 else None, markersize=5)  # fmt: skip
+        axes.locator_params(axis="x", integer=True)
+        axes.set_xlabel("epochs")
+        axes.set_ylabel("accuracy, per cent")
+
+    ends = f"{100 * shares[0]:.1f} % after the first, {100 * shares[-1]:.1f} % after the last"
+    title = "Accuracy by epoch"
+    return plot("epochs", plotter, title=title, description=f"{title}: {ends}.", height=0.8)
 
 
 def labels_plot(facts: Facts) -> Markup:
@@ -258,19 +296,32 @@ def comparison_plot(facts: Facts) -> Markup:
     free = [row for row in facts.comparison if row.epsilon is None]
     names = list(dict.fromkeys(row.name for row in priced))
     costs = sorted({float(f"{row.epsilon:.3g}") for row in priced})
+    weak = facts.no_better
     styles = ((THIRD, (0, (6, 2))), (MUTED, (0, (1, 1.8))), (FOURTH, (0, (6, 2, 1.5, 2))))
 
     def plotter(axes: Axes, narrow: bool) -> None:
         curves = []
+        marks = ((MAIN, "o"), (SECOND, "s"), (FOURTH, "P"), (THIRD, "D"))
         for place, name in enumerate(names):
+            colour, marker = marks[place % len(marks)]
             rows = sorted((r for r in priced if r.name == name), key=lambda r: r.epsilon or 0.0)
             curves.append(
                 axes.errorbar(
                     [row.epsilon or 0.0 for row in rows], [100 * row.accuracy for row in rows],
-                    yerr=[100 * (row.spread or 0.0) for row in rows], label=short(name),
-                    color=(MAIN, SECOND)[place % 2], marker="os"[place % 2], markersize=7,
+                    yerr=[
+                        [100 * (row.accuracy - row.low) for row in rows],
+                        [100 * (row.high - row.accuracy) for row in rows],
+                    ],
+                    label=short(name),
+                    color=colour, marker=marker, markersize=7,
                     linewidth=1.8, elinewidth=1.4, capsize=3,
                 )
+            )  # fmt: skip
+            flat = [row for row in rows if row in weak]
+            axes.plot(
+                [row.epsilon or 0.0 for row in flat], [100 * row.accuracy for row in flat],
+                linestyle="none", color=colour, marker=marker,
+                markersize=13, markerfacecolor="none",
             )  # fmt: skip
         bottom, _ = axes.get_ylim()
         lines = []
@@ -293,7 +344,8 @@ def comparison_plot(facts: Facts) -> Markup:
 
     description = "; ".join(
         f"{row.name}{'' if row.epsilon is None else f' at ε {format_epsilon(row.epsilon)}'}: "
-        f"{100 * row.accuracy:.1f} %"
+        f"{100 * row.accuracy:.1f} % ({100 * row.low:.1f} to {100 * row.high:.1f} %)"
+        f"{', no better than the majority class' if row in weak else ''}"
         for row in facts.comparison
     )
     return plot("comparison", plotter, title="Accuracy over ε", description=description)

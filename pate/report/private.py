@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pate.accounting import Conversion
 from pate.artifacts.results import Costs, Labels, PrivateCosts, load_reference
-from pate.mechanisms import make_mechanism
+from pate.mechanisms import voting_mechanism
 from pate.metrics import Share
 from pate.pipeline.runner import PipelineRun
 from pate.report.curves import shown_queries
@@ -40,6 +40,8 @@ class PrivateFacts:
 def gather_private(run: PipelineRun) -> PrivateFacts:
     """Return the private facts of a run, for the owner of the data."""
     recipe = run.recipe
+    if recipe.by_records:
+        return _of_records(run)
     conversion = Conversion(recipe.privacy.conversion)
     found = PrivateCosts.load(run.artifact("account-private")).guarantees.get(conversion.value)
     dependent = None if found is None else Cost.of(found.as_json())
@@ -51,7 +53,7 @@ def gather_private(run: PipelineRun) -> PrivateFacts:
         fixed = [dependent.moment]
     # The cost of one try is not that of a choice among several: then there is no curve either.
     steps = shown_queries(len(counts), _POINTS) if len(counts) and dependent is not None else ()
-    mechanism = make_mechanism(recipe.aggregate)
+    mechanism = voting_mechanism(recipe.aggregate)
     totals = [
         mechanism.data_dependent_cost(counts[:n], moments=fixed, answered=answered[:n])
         for n in steps
@@ -70,6 +72,21 @@ def gather_private(run: PipelineRun) -> PrivateFacts:
         reading=Cost.of(costs.odometer[conversion.value].as_json()),
         winners=_winners(counts, teachers),
         reference=reference,
+        shards=run.artifact("partition").json("report.json"),
+    )
+
+
+def _of_records(run: PipelineRun) -> PrivateFacts:
+    """Return what there is of record votes: their cost is the same for all data."""
+    costs, conversion = Costs.load(run.artifact("account")), run.recipe.privacy.conversion
+    asked = run.recipe.evaluate.reference
+    return PrivateFacts(
+        dependent=None,
+        dependent_queries=(),
+        dependent_curve=(),
+        reading=Cost.of(costs.odometer[conversion].as_json()),
+        winners=(),
+        reference=load_reference(run.artifact("evaluate-reference")) if asked else None,
         shards=run.artifact("partition").json("report.json"),
     )
 

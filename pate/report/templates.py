@@ -12,6 +12,7 @@ import jinja2
 from jinja2.ext import Extension
 from markupsafe import Markup
 
+_SHARED = "pate.report"  # whose macros the templates of other packages may use
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")  # no HTML page holds these
 _BESIDE_TAG = re.compile(r"(?:(?<=>)|(?<=[%#]\}))\n\s*|\n\s*(?=<|\{[%#])|(?<=\}\})\n\s*(?=\{\{)")
 
@@ -55,7 +56,8 @@ def template(
     """
 
     def load(wanted: str) -> str:
-        return resources.files(package).joinpath(wanted).read_text(encoding="utf-8")
+        home = package if resources.files(package).joinpath(wanted).is_file() else _SHARED
+        return resources.files(home).joinpath(wanted).read_text(encoding="utf-8")
 
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(load),

@@ -32,9 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.accounting import (
+    Analysis,
     Conversion,
     Event,
-    LaplaceNoisyMaxAnswer,
     Ledger,
     LogMoments,
     Neighbours,
@@ -42,9 +42,10 @@ from pate.accounting import (
     ReleasePlan,
     Repeated,
     compose,
+    guarantee_of_plan,
     sanitise,
 )
-from pate.accounting.composition import advanced, basic
+from pate.accounting.composition import advanced, basic, pure_epsilon
 from pate.accounting.events import tally
 from pate.accounting.smooth import SensitiveCost
 from pate.artifacts import Artifact, Draft, Level
@@ -60,11 +61,16 @@ from pate.artifacts.results import (
     drawn_for,
 )
 from pate.errors import BudgetExceeded, ConditionsFail, InvalidInput, SpendNeeded
-from pate.mechanisms import Mechanism, Plan, Randomness, make_mechanism, student_baseline
+from pate.mechanisms import Mechanism, Plan, Randomness, student_baseline, voting_mechanism
 from pate.pipeline.ledger import open_ledger
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.exactly_once import charges_behind, release_once
+from pate.stages.exactly_once import (
+    charges_behind,
+    covers_unit,
+    guarantee_of_all,
+    release_once,
+)
 
 _CHOSEN = (
     "the settings were chosen privately among several: what holds is the cost of the choice, "
@@ -72,11 +78,15 @@ _CHOSEN = (
 )
 
 
+_TABLE = "the cost of a noised table is the same for all votes"
+
+
 def _settings(recipe: Recipe, options: Options) -> Any:
     chosen = {} if recipe.selection is None else {"selection": recipe.selection.model_dump()}
+    privacy = recipe.privacy.model_dump(mode="json", exclude={"budget"})
     return chosen | {
         "aggregate": recipe.aggregate.model_dump(mode="json"),
-        "privacy": recipe.privacy.model_dump(mode="json", exclude={"budget"}),
+        "privacy": privacy | {"sanitise": bool(recipe.privacy.sanitise)},
         "insecure_seed": options.insecure_seed,
     }
 
@@ -87,17 +97,22 @@ def _run(context: Context) -> None:
     labels = Labels.load(context.inputs["aggregate"])
     costs = _public_costs(labels, recipe)
     if recipe.selection is not None:
-        _write_chosen(context, costs)
+        _write_independent(context, costs, why=_CHOSEN)
         return
-    mechanism, votes = make_mechanism(recipe.aggregate), _Votes.of(context, labels)
+    if recipe.by_records:
+        _write_independent(context, costs, why=_TABLE)
+        return
+    mechanism, votes = voting_mechanism(recipe.aggregate), _Votes.of(context, labels)
     with open_ledger(recipe, context.options) as ledger:
         order = order_of(ledger)
         # What was paid for may depend on answers: then the best λ does, too.
         moments = [order - 1] if recipe.aggregate.cost_follows_answers else None
-        dependent = votes.total(mechanism, moments)
+        dependent = votes.total(mechanism, moments, recipe.privacy.bounds)
         with context.draft(Level.PRIVATE, part="private") as draft:
             PrivateCosts(guarantees=_by_conversion(dependent, recipe.privacy.delta)).save(draft)
         cost, why = _sensitive(votes, recipe, order)
+        if labels.extended and not covers_unit(recipe, ledger):
+            cost, why = None, "other releases protect single records only"
         if cost is not None:
             plan = ReleasePlan.default(order=order, doubt=recipe.privacy.doubt)
             try:
@@ -123,21 +138,13 @@ def require_computable(recipe: Recipe, plan: Plan, *, classes: int, order: float
 
     All that is computed once the labels are paid for is computed on made-up votes.
     """
-    teachers = recipe.teachers.count
-    made_up = np.zeros((3, classes), dtype=np.int64)  # all agree, two classes are level, none votes
-    made_up[0, 0], made_up[1, :2] = teachers, (teachers - teachers // 2, teachers // 2)
-    mechanism = make_mechanism(recipe.aggregate)
-    votes = _Votes(
-        counts=made_up,
-        answered=np.ones(len(made_up), dtype=bool),
-        baseline=np.zeros(made_up.shape) if mechanism.uses_student else None,
-        teachers=teachers,
-    )
+    mechanism, votes = voting_mechanism(recipe.aggregate), _Votes.made_up(recipe, classes=classes)
     try:
-        _by_conversion(compose(plan.events), recipe.privacy.delta)
+        _by_conversion(_composed(plan.events, recipe), recipe.privacy.delta)
         _older_rules(plan.events, recipe.privacy.delta)
         for moments in ([order - 1], None):
-            _by_conversion(votes.total(mechanism, moments), recipe.privacy.delta)
+            total = votes.total(mechanism, moments, recipe.privacy.bounds)
+            _by_conversion(total, recipe.privacy.delta)
         _sensitive(votes, recipe, order)
     except (ArithmeticError, ValueError) as error:
         raise InvalidInput(
@@ -146,18 +153,28 @@ def require_computable(recipe: Recipe, plan: Plan, *, classes: int, order: float
         ) from error
 
 
-def _write_chosen(context: Context, costs: Costs) -> None:
-    """Write the one figure that there is of a private selection.
+def sanitised_price(recipe: Recipe, *, classes: int, order: float) -> tuple[Event, ...]:
+    """Return what publishing a sanitised ε will be charged with; public settings decide that."""
+    if recipe.by_records:
+        return ()
+    cost, _ = _sensitive(_Votes.made_up(recipe, classes=classes), recipe, order)
+    if recipe.selection is not None or cost is None or not cost.local_sensitivity.any():
+        return ()
+    return (ReleasePlan.default(order=order, doubt=recipe.privacy.doubt).event,)
+
+
+def _write_independent(context: Context, costs: Costs, *, why: str) -> None:
+    """Write the one figure that there is of a private selection, or of a table.
 
     Guarantees:
-        No data-dependent figure is worked out, nor sanitised: the cost of a choice rests on all
-        tries, of which only the winner is known, and its bound (Papernot & Steinke 2022, Theorem 2)
-        needs the cost of every try at worst.
+        Of a selection no data-dependent figure is worked out, nor sanitised: the cost of a choice
+        rests on all tries, of which only the winner is known, and its bound (Papernot & Steinke
+        2022, Theorem 2) needs the cost of every try at worst.
     """
     with context.draft(Level.PRIVATE, part="private") as draft:
-        PrivateCosts(guarantees={}, why_not=_CHOSEN).save(draft)
+        PrivateCosts(guarantees={}, why_not=why).save(draft)
     with context.draft(Level.RELEASED) as draft:
-        replace(costs, why_not=_CHOSEN).save(draft)
+        replace(costs, why_not=why).save(draft)
 
 
 def _sensitive(
@@ -169,7 +186,7 @@ def _sensitive(
     if recipe.privacy.epsilon is not None:
         return None, "its price would come on top of privacy.epsilon"
     try:
-        return votes.sensitive(make_mechanism(recipe.aggregate), order), None
+        return votes.sensitive(voting_mechanism(recipe.aggregate), order), None
     except (ConditionsFail, InvalidInput) as error:
         return None, str(error)
 
@@ -187,7 +204,7 @@ def _release(
     A cost that is the same for all votes is published as it is: nothing is charged, and the
     guarantee stays that of the labels.
     """
-    recipe, neighbours = context.recipe, context.recipe.partition.neighbours
+    recipe, neighbours = context.recipe, context.recipe.neighbours
     conversion = Conversion(recipe.privacy.conversion)
     randomness = Randomness.open(insecure_seed=context.options.insecure_seed)
     price: tuple[Event, ...] = (plan.event,) if cost.local_sensitivity.any() else ()
@@ -206,10 +223,10 @@ def _release(
     def publish(answer: Artifact, draft: Draft) -> None:
         stated = replace(costs, sanitised=SanitisedGuarantee.load(answer))
         if labels.extended:  # then the ledger's figure covers it all
-            whole = StatedGuarantee.of(ledger.guarantee(), neighbours=neighbours)
+            whole = StatedGuarantee.of(guarantee_of_all(recipe, ledger), neighbours=neighbours)
             stated = replace(stated, guarantee=whole)
         elif price:
-            total = compose([*labels.plan.events, *price])
+            total = _composed([*labels.plan.events, *price], recipe)
             whole = _stated(total, recipe.privacy.delta, conversion, neighbours)
             stated = replace(stated, guarantee=whole)
         stated.save(draft)
@@ -230,17 +247,31 @@ def _release(
 
 def _public_costs(labels: Labels, recipe: Recipe) -> Costs:
     """Return all that follows from public events, stated of the data sets the partition covers."""
-    delta, neighbours = recipe.privacy.delta, recipe.partition.neighbours
-    reading = _by_conversion(compose(labels.events), delta, neighbours)
+    delta, neighbours = recipe.privacy.delta, recipe.neighbours
+    reading = _planned(labels.events, recipe)
     return Costs(
         guarantee=replace(labels.plan.guarantee, neighbours=neighbours.value),
         protects=labels.protects,
         randomness=labels.randomness,
         # How much was answered was not fixed in advance: a reading, which covers nothing.
         odometer={name: replace(each, publishable=False) for name, each in reading.items()},
-        plan=_by_conversion(compose(labels.plan.events), delta, neighbours),
-        composition=_older_rules(labels.plan.events, delta),
+        plan=_planned(labels.plan.events, recipe),
+        composition=_older_rules(labels.plan.events, delta) if delta else None,
     )
+
+
+def _planned(events: Sequence[Event], recipe: Recipe) -> dict[str, StatedGuarantee]:
+    """Return the cost of events by each conversion; without a δ there is none to do."""
+    if not recipe.privacy.delta:
+        pure = StatedGuarantee.of(
+            guarantee_of_plan(events, delta=0.0), neighbours=recipe.neighbours
+        )
+        return {each.value: pure for each in Conversion}
+    return _by_conversion(_composed(events, recipe), recipe.privacy.delta, recipe.neighbours)
+
+
+def _composed(events: Sequence[Event], recipe: Recipe) -> LogMoments:
+    return compose(events, analysis=recipe.privacy.bounds)
 
 
 def _by_conversion(
@@ -262,9 +293,9 @@ def _older_rules(events: Sequence[Event], delta: float) -> Mapping[str, float] |
     if len(counts) != 1:
         return None
     ((event, count),) = counts.items()
-    if not isinstance(event, LaplaceNoisyMaxAnswer):
+    each = pure_epsilon(event)
+    if each is None:
         return None
-    each = 2 / event.scale
     return {
         "naive": basic([Repeated(PureDP(epsilon=each), count)])[0],
         "advanced": advanced(each, count=count, slack=delta),
@@ -292,12 +323,31 @@ class _Votes:
             teachers=teachers,
         )
 
-    def total(self, mechanism: Mechanism, moments: Any) -> LogMoments:
+    @classmethod
+    def made_up(cls, recipe: Recipe, *, classes: int) -> Self:
+        """Return votes of which all agree, two classes are level, and nobody votes. PUBLIC."""
+        teachers = recipe.teachers.count
+        counts = np.zeros((3, classes), dtype=np.int64)
+        counts[0, 0], counts[1, :2] = teachers, (teachers - teachers // 2, teachers // 2)
+        return cls(
+            counts=counts,
+            answered=np.ones(len(counts), dtype=bool),
+            baseline=np.zeros(counts.shape) if recipe.aggregate.kind.uses_student else None,
+            teachers=teachers,
+        )
+
+    def total(self, mechanism: Mechanism, moments: Any, analysis: Analysis) -> LogMoments:
         """Return the data-dependent cost."""
         if not len(self.counts):
             return compose([], moments)
+        # A registered mechanism may know of one analysis only, its own.
+        given = {} if analysis is Analysis.TIGHT else {"analysis": analysis}
         return mechanism.data_dependent_cost(
-            self.counts, moments=moments, answered=self.answered, baseline=self.baseline
+            self.counts,
+            moments=moments,
+            answered=self.answered,
+            baseline=self.baseline,
+            **given,
         )
 
     def sensitive(self, mechanism: Mechanism, order: float) -> SensitiveCost:

@@ -7,6 +7,7 @@ released answers only, which costs nothing for the reason given there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,17 +16,43 @@ from numpy.typing import NDArray
 
 from pate.accounting import Event, Ledger
 from pate.artifacts import Artifact, Draft, Level, fingerprint
-from pate.artifacts.results import LABELS, Answers, Labels, StatedGuarantee, StatedPlan
+from pate.artifacts.results import (
+    LABELS,
+    Answers,
+    Labels,
+    NoisedCounts,
+    StatedGuarantee,
+    StatedPlan,
+)
 from pate.devices import use_first
-from pate.mechanisms import Mechanism, Plan, Randomness, Release, make_mechanism
+from pate.mechanisms import (
+    Mechanism,
+    Plan,
+    Randomness,
+    Release,
+    count_mechanism,
+    voting_mechanism,
+)
 from pate.pipeline.ledger import open_ledger
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.queries import Chooser
+from pate.record_votes import RecordVotes
 from pate.stages.account import order_of, require_computable
-from pate.stages.distill import require_student
+from pate.stages.data import require_own_ledger
+from pate.stages.distill import require_learning
 from pate.stages.encode import graph_features, public_features, student_inputs
-from pate.stages.exactly_once import Round, draw_once, paid_answers, release_once
+from pate.stages.exactly_once import (
+    Round,
+    covers_unit,
+    draw_once,
+    guarantee_of_all,
+    is_drawn_and_paid,
+    paid_answers,
+    release_once,
+    require_consent,
+)
+from pate.students.count_smoothing import smooth_counts
 from pate.students.train import StudentData, train_student
 from pate.teachers.protocol import probabilities
 from pate.votes import Votes
@@ -34,7 +61,11 @@ _NONE = np.empty(0, dtype=np.int64)
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
-    chosen = {} if recipe.selection is None else {"selection": recipe.selection.model_dump()}
+    chosen: dict[str, Any] = {}
+    if recipe.selection is not None:
+        chosen["selection"] = recipe.selection.model_dump()
+    if recipe.privacy.analysis is not None and recipe.privacy.epsilon is not None:
+        chosen["analysis"] = recipe.privacy.analysis  # the caps depend on it
     return chosen | {
         "aggregate": recipe.aggregate.model_dump(mode="json"),
         "epsilon": recipe.privacy.epsilon,
@@ -56,20 +87,25 @@ def _run(context: Context) -> None:
 
         publish_selected(context)
         return
-    mechanism = make_mechanism(recipe.aggregate)
+    if recipe.by_records:
+        _release_table(context)
+        return
+    mechanism = voting_mechanism(recipe.aggregate)
     plan = recipe.plan(inputs=len(context.inputs["data-public"].array("features.npy")))
     chooser = chooser_of(context)
+    classes = int(context.inputs["data-public"].facts["classes"])
+    # What is refused here leaves no ledger behind, whose terms would never change.
+    require_learning(context, classes=classes, answers=plan.answers)
+    if options.study is None:  # a study has asked before its first point
+        require_own_ledger(recipe, options)
 
-    with open_ledger(recipe, options, moment=plan.guarantee.moment) as ledger:
-        classes = int(context.inputs["data-public"].facts["classes"])
-        require_student(context, classes=classes)
+    with open_ledger(recipe, options, moment=plan.moment) as ledger:
         require_computable(recipe, plan, classes=classes, order=order_of(ledger))
         # One drawing of all is chosen before the votes are opened; rounds choose as they go.
         rows = _NONE if recipe.aggregate.in_rounds else chooser.first(plan.queries)
         charge, known = _known_answers(context, ledger, plan, rows)
         asked = len(known.rows)
-        rest = plan.queries - asked
-        events = mechanism.caps(queries=rest, answers=rest) if asked else plan.events
+        events = _events_beyond(asked, plan, mechanism)
 
         def prepare(draft: Draft, name: str) -> None:
             if recipe.aggregate.in_rounds:
@@ -90,10 +126,12 @@ def _run(context: Context) -> None:
         def publish(answer: Artifact, draft: Draft) -> None:
             labels = Labels.load(answer)
             labels.stated(
-                neighbours=recipe.partition.neighbours,
+                neighbours=recipe.neighbours,
                 protects=str(context.inputs["vote"].facts["protects"]),
                 # A plan that grew after answers were seen: only what covers that may be printed.
-                guarantee=StatedGuarantee.of(ledger.guarantee()) if labels.extended else None,
+                guarantee=StatedGuarantee.of(guarantee_of_all(recipe, ledger))
+                if labels.extended
+                else None,
             ).save(draft)
 
         release_once(
@@ -110,6 +148,102 @@ def _run(context: Context) -> None:
         )
 
 
+def _release_table(context: Context) -> None:
+    """Noise the table of record votes once, pay for it, and label public inputs by it.
+
+    Guarantees:
+        The labels are worked out of the noised table, which is paid for by then, and of public
+        features: post-processing (Dwork & Roth 2014, Proposition 2.1).
+    """
+    recipe, options, public = context.recipe, context.options, context.inputs["data-public"]
+    inputs, classes = len(public.array("features.npy")), int(public.facts["classes"])
+    plan = recipe.plan(inputs=inputs)
+    require_learning(context, classes=classes, answers=plan.answers)
+    if options.study is None:
+        require_own_ledger(recipe, options)
+
+    def prepare(draft: Draft, name: str) -> None:
+        votes = RecordVotes(
+            counts=context.inputs["vote"].array("counts.npy"),
+            reach=recipe.votes.reach,
+            per_user=recipe.per_user,
+        )
+        drawn = count_mechanism(recipe.aggregate).release(votes, rng=noise(options))
+        drawn.table.save(draft)
+
+    def publish(answer: Artifact, draft: Draft) -> None:
+        table = NoisedCounts.load(answer)
+        assert table is not None  # it was prepared above
+        soft = smooth_counts(
+            np.array(table.counts),
+            units=table.units,
+            features=_flat_features(context),
+            cells=np.array(context.inputs["cells"].array("members.npy")),
+            variance=table.variance,
+        )
+        labels = Labels.of(
+            Answers(
+                asked=np.arange(inputs),
+                answered=np.arange(inputs),
+                labels=soft.labels,
+                kept=_NONE,
+                kept_labels=_NONE,
+            ),
+            events=plan.events,
+            plan=stated_plan(plan),
+            randomness=Randomness.open(insecure_seed=options.insecure_seed).verdict,
+        )
+        stated = labels.stated(
+            neighbours=recipe.neighbours, protects=str(context.inputs["vote"].facts["protects"])
+        )
+        replace(stated, table=table, soft=soft).save(draft)
+
+    with open_ledger(recipe, options, moment=plan.guarantee.moment) as ledger:
+        release_once(
+            context,
+            kind=LABELS,
+            source="vote",
+            ledger=ledger,
+            events=plan.events,
+            prepare=prepare,
+            publish=publish,
+        )
+
+
+def _flat_features(context: Context) -> NDArray[np.float64]:
+    features = np.array(public_features(context), dtype=np.float64)
+    return features.reshape(len(features), -1)
+
+
+def _events_beyond(asked: int, plan: Plan, mechanism: Mechanism) -> tuple[Event, ...]:
+    """Return what a plan costs beyond answers that are paid for."""
+    rest = plan.queries - asked
+    return mechanism.caps(queries=rest, answers=rest) if asked else plan.events
+
+
+def events_to_pay(context: Context, ledger: Ledger, plan: Plan) -> tuple[Event, ...]:
+    """Return what the labels of a run would be charged with; nothing is drawn.
+
+    Raises
+    ------
+    SpendNeeded
+        If they would not be drawn without ``--spend``.
+    """
+    spec = context.recipe.aggregate
+    if context.recipe.by_records:
+        if is_drawn_and_paid(context, LABELS, ledger):
+            return ()
+        require_consent(context, LABELS, "vote", ledger)
+        return plan.events
+    rows = _NONE if spec.in_rounds else chooser_of(context).first(plan.queries)
+    charge, known = _known_answers(context, ledger, plan, rows)
+    if is_drawn_and_paid(context, LABELS, ledger):
+        return ()
+    if charge is None:
+        require_consent(context, LABELS, "vote", ledger)
+    return _events_beyond(len(known.rows), plan, voting_mechanism(spec))
+
+
 def chooser_of(context: Context) -> Chooser:
     """Return how inputs are chosen; for a stage that needs ``encoder`` and ``data-public``."""
     spec = context.recipe.aggregate
@@ -123,7 +257,7 @@ def chooser_of(context: Context) -> Chooser:
 
 def draw(context: Context, rows: NDArray[np.int64], *, most_answers: int, number: int = 0) -> Round:
     """Draw answers to all ``rows``, with noise of their own. PRIVATE until they are paid for."""
-    release = make_mechanism(context.recipe.aggregate).release(
+    release = voting_mechanism(context.recipe.aggregate).release(
         _votes_on(context, rows), rng=noise(context.options, number), most_answers=most_answers
     )
     return Round(rows=rows, release=release)
@@ -181,7 +315,9 @@ def _known_answers(
     if capped or spec.kind.checks or spec.in_rounds:
         return charge, best
     # The ledger's figure, which covers a plan that grew, would not hold under this relation.
-    if not ledger.relations() <= {context.recipe.partition.neighbours, None}:
+    if not ledger.relations() <= {context.recipe.neighbours, None}:
+        return charge, best
+    if not covers_unit(context.recipe, ledger):
         return charge, best
     for release, answer in paid_answers(context, LABELS, ledger).items():
         if answer.manifest["inputs"].get("vote") != context.provenance["vote"]:
@@ -306,3 +442,5 @@ AGGREGATE = Stage(
     settings=_settings,
     run=_run,
 )
+
+AGGREGATE_RECORDS = replace(AGGREGATE, needs=(*AGGREGATE.needs, "cells"))

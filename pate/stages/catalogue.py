@@ -9,19 +9,22 @@ from pate.artifacts import Store
 from pate.datasets.catalogue import data_root as default_root
 from pate.engines import make_engine
 from pate.errors import InvalidInput
-from pate.pipeline.runner import PipelineRun, find_data_root, read_resolved
+from pate.pipeline.recipe import Recipe
+from pate.pipeline.runner import PipelineRun, find_data_root, find_plugins, read_resolved
 from pate.pipeline.stage import Options, Stage
+from pate.recipes.paths import PluginsSpec
 from pate.stages.account import ACCOUNT
-from pate.stages.aggregate import AGGREGATE
+from pate.stages.aggregate import AGGREGATE, AGGREGATE_RECORDS
 from pate.stages.data import DATA, PARTITION
 from pate.stages.distill import DISTILL
-from pate.stages.encode import ENCODE, ENCODER
+from pate.stages.encode import ENCODE, ENCODE_RECORDS, ENCODER
 from pate.stages.evaluate import EVALUATE
 from pate.stages.exactly_once import require_paid_in
+from pate.stages.record_vote import CELLS, VOTE_RECORDS
 from pate.stages.teach import TEACH
 from pate.stages.vote import VOTE
 
-STAGES: tuple[Stage, ...] = (
+STAGES: tuple[Stage, ...] = (  # of teachers' votes
     DATA,
     PARTITION,
     ENCODER,
@@ -35,6 +38,25 @@ STAGES: tuple[Stage, ...] = (
 )
 
 
+RECORD_STAGES: tuple[Stage, ...] = (
+    DATA,
+    PARTITION,
+    ENCODER,
+    ENCODE_RECORDS,
+    CELLS,
+    VOTE_RECORDS,
+    AGGREGATE_RECORDS,
+    ACCOUNT,
+    DISTILL,
+    EVALUATE,
+)
+
+
+def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
+    """Return the stages of a recipe: where records vote there are cells in place of teachers."""
+    return RECORD_STAGES if recipe.by_records else STAGES
+
+
 def open_run(
     folder: Path,
     *,
@@ -44,12 +66,11 @@ def open_run(
 ) -> PipelineRun:
     """Return the run in ``folder``, with the recipe it was run with; no stage is run.
 
-    Its data and ledger are found where they were, unless ``data_root`` is given. A run is refused
-    whose ledger lacks the charge of something that is released in the folder.
+    Its data, plug-ins and ledger are found where they were, unless others are given. A run is
+    refused whose ledger lacks the charge of something that is released in the folder.
     """
     recipe = read_resolved(folder)
-    if plugin_path is not None and not plugin_path.exists():
-        raise InvalidInput(f"there is nothing at --plugin-path {plugin_path}")
+    plugins = PluginsSpec().chosen(plugin_path) or find_plugins(folder)
     root = default_root(data_root)
     if data_root is None:
         root = find_data_root(folder, recipe, root)
@@ -57,11 +78,11 @@ def open_run(
     run = PipelineRun(
         folder=folder,
         recipe=recipe,
-        stages=STAGES,
+        stages=stages_of(recipe),
         options=Options(
             data_root=root,
             engine=make_engine("serial"),
-            plugin_path=None if plugin_path is None else plugin_path.absolute(),
+            plugin_path=plugins,
             insecure_seed=insecure_seed,
             report=lambda text: None,
             progress=lambda *_: nullcontext(),  # type: ignore[arg-type]

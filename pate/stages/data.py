@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -10,20 +12,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.artifacts import Level
+from pate.datasets import content
 from pate.datasets.loading import load
-from pate.datasets.spec import DataSpec
+from pate.datasets.roles import require_apart, require_named_groups
+from pate.datasets.spec import WORDING, DataSpec
 from pate.datasets.table import Splits, Table, record_ids
-from pate.partition import Shards, partition
+from pate.errors import MissingFile, SpendNeeded
+from pate.partition import Shards, partition, record_shards
+from pate.pipeline.ledger import ledger_of
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.stage import Context, Options, Stage
+from pate.pipeline.stage import Absent, Context, Options, Stage
 
 
 def _data_settings(recipe: Recipe, options: Options) -> Any:
     """Return the section, and for the user's own data a digest; named sets never change."""
-    content = _own_data(recipe.data, options)[1] if recipe.data.own else None
-    return {"data": recipe.data.model_dump(mode="json"), "content": content}
+    own: str | Absent | None = None
+    if recipe.data.own:
+        try:
+            own = _own_data(recipe.data, options)[1]
+        except MissingFile as problem:
+            own = Absent(problem)
+    return {"data": recipe.data.model_dump(mode="json", exclude=WORDING), "content": own}
 
 
+_EQUAL = "equal_rows.json"  # of different people, between private records and the others
 _read: tuple[Options, DataSpec, tuple[Splits, str]] | None = None
 
 
@@ -36,6 +48,29 @@ def _own_data(spec: DataSpec, options: Options) -> tuple[Splits, str]:
     return _read[2]
 
 
+def require_own_ledger(
+    recipe: Recipe,
+    options: Options,
+    *,
+    report: Callable[[str], None] | None = None,
+    remember: bool = True,
+) -> None:
+    """Refuse a second ledger of the same private records: before anything is charged.
+
+    ``report`` takes the place of the options' own.
+    """
+    if recipe.data.own:
+        content.require_own_ledger(
+            recipe.data,
+            _own_data(recipe.data, options)[0],
+            root=options.data_root,
+            ledger=ledger_of(recipe, options),
+            spend=options.spend,
+            report=report or options.report,
+            remember=remember,
+        )
+
+
 def _digest(splits: Splits) -> str:
     total = hashlib.sha256(repr(splits.class_names).encode())
     for table in (splits.private, splits.public, splits.test):
@@ -44,6 +79,8 @@ def _digest(splits: Splits) -> str:
                 total.update(repr((values.shape, values.dtype.str)).encode())
                 total.update(np.ascontiguousarray(values).tobytes())
         total.update(repr((table.ids, table.groups)).encode())
+    if splits.categories:  # of which the features hold codes
+        total.update(repr(splits.columns).encode())
     return total.hexdigest()
 
 
@@ -52,11 +89,26 @@ def _write_data(context: Context) -> None:
     spec, options = context.recipe.data, context.options
     if spec.own:
         splits, _ = _own_data(spec, options)
+        try:
+            require_own_ledger(context.recipe, options, remember=False)
+        except SpendNeeded as error:  # known early; a charge is refused when it is to be made
+            options.report(str(error))
     else:
         splits = load(spec, root=options.data_root, plugin_path=options.plugin_path)
+    protected = context.recipe.protected_group is not None
+    require_named_groups(spec, splits, protected=protected, section="partition")
+    equal = require_apart(spec, splits)
     with context.draft(Level.PUBLIC, part="public") as draft:
         draft.save_array("features.npy", splits.public.features)
         draft.facts["classes"] = splits.classes
+        # Left out where they say nothing: then the artifact is the one of earlier versions.
+        if splits.categories:
+            draft.facts["categories"] = list(splits.categories)
+        if any(_has_missing(table) for table in (splits.public, splits.test)):
+            draft.facts["missing"] = True
+    if splits.columns is not None:
+        with context.draft(Level.PUBLIC, part="columns") as draft:
+            draft.save_json("columns.json", [asdict(each) for each in splits.columns])
     with context.draft(Level.PUBLIC, part="answers", only_for=("evaluate",)) as draft:
         _save_labels(draft, splits.public)
     with context.draft(Level.PUBLIC, part="test", only_for=("evaluate",)) as draft:
@@ -69,7 +121,12 @@ def _write_data(context: Context) -> None:
         draft.save_json("ids.json", record_ids(splits.private))
         groups = splits.private.groups
         draft.save_json("groups.json", None if groups is None else list(groups))
+        draft.save_json(_EQUAL, equal)
         draft.facts.update(classes=splits.classes, named=splits.private.ids is not None)
+
+
+def _has_missing(table: Table) -> bool:
+    return table.features.ndim == 2 and bool(np.isnan(table.features).any())
 
 
 def _save_labels(draft: Any, table: Table) -> None:
@@ -81,31 +138,40 @@ def _save_labels(draft: Any, table: Table) -> None:
 
 
 def _partition_settings(recipe: Recipe, options: Options) -> Any:
-    return {"partition": recipe.partition.model_dump(), "teachers": recipe.teachers.count}
+    section = recipe.partition.model_dump()
+    if recipe.by_records:
+        return {"partition": section, "per_user": recipe.per_user}
+    return {"partition": section, "teachers": recipe.teachers.count}
 
 
 def _write_shards(context: Context) -> None:
     """Write records shard after shard, so that a worker maps its own slice and no other."""
     data, recipe = context.inputs["data"], context.recipe
     features, labels = data.array("features.npy"), data.array("labels.npy")
-    shards = partition(
-        data.json("ids.json"),
-        teachers=recipe.teachers.count,
-        spec=recipe.partition,
-        groups=data.json("groups.json"),
-    )
+    ids, groups, places = data.json("ids.json"), data.json("groups.json"), None
+    if recipe.by_records:
+        shards, places = record_shards(
+            ids, spec=recipe.partition, groups=groups, per_user=recipe.per_user
+        )
+    else:
+        teachers = recipe.teachers.count
+        shards = partition(ids, teachers=teachers, spec=recipe.partition, groups=groups)
     with context.draft(Level.PRIVATE) as draft:
+        if places is not None:
+            draft.save_array("places.npy", places)
         sorted_features, sorted_labels = features[shards.order], labels[shards.order]
         draft.save_array("features.npy", sorted_features)
         draft.save_array("labels.npy", sorted_labels)
         draft.save_array("offsets.npy", shards.offsets)
         digests = _shard_digests(shards, sorted_features, sorted_labels)
         draft.save_json("shards.json", digests)
-        draft.save_json("report.json", _shard_report(shards, sorted_features, sorted_labels))
+        equal = data.json(_EQUAL) if (data.path / _EQUAL).is_file() else {}
+        report = _shard_report(shards, sorted_features, sorted_labels)
+        draft.save_json("report.json", report | equal)
         draft.facts.update(
             classes=data.facts["classes"],
             teachers=shards.count,
-            protects=recipe.partition.protects(named=data.facts["named"]),
+            protects=recipe.protects(named=data.facts["named"]),
         )
     place = context.store.folder("partition", Level.PRIVATE, context.made_from)
     context.options.report(f"partition: sizes, coverage and duplicates are in {place}/report.json")

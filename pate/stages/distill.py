@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pate.artifacts import Level
+from pate.artifacts import Level, fingerprint
 from pate.artifacts.results import Labels
 from pate.devices import use_first
 from pate.errors import InvalidInput, TeacherError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
-from pate.stages.encode import graph_features, student_inputs
+from pate.stages.encode import graph_features, require_complete, student_inputs
 from pate.students.train import StudentData, train_student
 from pate.teachers.adapters import make
-from pate.teachers.persist import save
+from pate.teachers.persist import require_releasable, restore, save
+from pate.teachers.placement import isolated_randomness
+from pate.teachers.protocol import Teacher, predict_labels
+
+_TRIED = 256  # public inputs that a student is tried on
+_ASKED = 8
+_passed: tuple[Options, set[str]] | None = None  # what was tried: points of a study share it
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
@@ -26,34 +36,102 @@ def _settings(recipe: Recipe, options: Options) -> Any:
 
 def require_student(context: Context, *, classes: int) -> None:
     """Refuse a student that cannot be made: for stages before labels are paid for."""
-    spec = context.recipe.student
-    try:
-        make(
-            spec.as_model(),
+    with _before_the_charge("be made"):
+        _fresh(context, classes=classes)
+
+
+def require_learning(context: Context, *, classes: int, answers: int) -> None:
+    """Refuse a student that cannot learn, predict or be stored, before labels are paid for.
+
+    It is tried on a few public inputs with made-up labels, for one epoch. If that fails it is tried
+    on as many as are planned: a model may need more than a few.
+    """
+    global _passed
+    require_student(context, classes=classes)
+    public = [context.inputs[name].digest for name in ("data-public", "encoder")]
+    tried = fingerprint(_settings(context.recipe, context.options), public, classes, answers)
+    if _passed is None or _passed[0] is not context.options:
+        _passed = (context.options, set())
+    if tried in _passed[1]:
+        return
+    inputs = np.array(student_inputs(context))
+    features = graph_features(context)
+    for most in sorted({min(_TRIED, len(inputs)), len(inputs)}):
+        rows = np.arange(min(answers, most))
+        data = StudentData(
+            inputs=inputs[:most],
+            features=None if features is None else features[:most],
+            rows=rows,
+            labels=rows % classes,
             classes=classes,
-            seed=spec.seed,
-            plugin_path=context.options.plugin_path,
         )
+        try:
+            with _before_the_charge("be trained, asked and stored"):
+                _try(context, data)
+            _passed[1].add(tried)
+            return
+        except (TeacherError, InvalidInput):
+            if most == len(inputs):
+                raise
+
+
+def _try(context: Context, data: StudentData) -> None:
+    """Train a student for an epoch, ask it, store it and load it."""
+    spec, options = context.recipe.student, context.options
+    quick = spec.model_copy(update={"epochs": 1, "first_epochs": 1})
+    with (
+        use_first(options.engine.devices),
+        isolated_randomness(spec.seed),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        student = train_student(quick, data, plugin_path=options.plugin_path)
+        few = data.inputs[:_ASKED]
+        predict_labels(student, few, classes=data.classes, private=False)
+        save(student, Path(folder))
+        require_releasable(Path(folder))
+        again = restore(_fresh(context, classes=data.classes), Path(folder))
+        predict_labels(again, few, classes=data.classes, private=False)
+
+
+def _fresh(context: Context, *, classes: int) -> Teacher:
+    spec, path = context.recipe.student, context.options.plugin_path
+    return make(spec.as_model(), classes=classes, seed=spec.seed, plugin_path=path)
+
+
+@contextmanager
+def _before_the_charge(what: str) -> Iterator[None]:
+    try:
+        yield
     except (TeacherError, InvalidInput) as error:
-        raise type(error)(f"the student cannot be made, so nothing was charged: {error}") from None
+        text = str(error).removeprefix("the student failed: ")
+        raise type(error)(f"the student cannot {what}, so nothing was charged: {text}") from None
 
 
 def _run(context: Context) -> None:
     """Train a student, which costs nothing: it is made from what is already paid for."""
     released = Labels.load(context.inputs["aggregate"])
     classes = int(context.inputs["data-public"].facts["classes"])
+    inputs = np.array(student_inputs(context))
+    require_complete(context, classes=classes, width=int(np.prod(inputs.shape[1:])))
     rows, labels = released.rows, released.row_labels
+    if len(np.unique(labels)) < 2 and released.table is not None:
+        raise InvalidInput(
+            "the noise on the counts leaves no class ahead of the others; raise privacy.epsilon, "
+            "or let records vote at fewer cells: lower votes.cells"
+        )
     if len(np.unique(labels)) < 2:
         raise InvalidInput(
             f"{len(rows)} released labels of {len(np.unique(labels))} class are too few for a "
             "student; allow more queries, or lower the threshold"
         )
     data = StudentData(
-        inputs=np.array(student_inputs(context)),
+        inputs=inputs,
         features=graph_features(context),
         rows=rows,
         labels=labels,
         classes=classes,
+        soft=None if released.soft is None else np.array(released.soft.probabilities),
+        weights=None if released.soft is None else np.array(released.soft.confidence),
     )
     # On the private side: its name follows from what the labels were drawn from.
     place = context.store.folder("distill", Level.PRIVATE, context.made_from)

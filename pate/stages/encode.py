@@ -7,25 +7,41 @@ they are.
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.artifacts import Artifact, Level
+from pate.artifacts import Artifact, Draft, Level
+from pate.errors import InvalidInput, MissingFile
+from pate.partition import PLACES, RECORD_SHARDS
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.stage import Context, Options, Stage
+from pate.pipeline.stage import Absent, Context, Options, Stage
+from pate.teachers.adapters import make, takes_missing
+from pate.teachers.spec import model_for
+
+if TYPE_CHECKING:
+    from pate.encoders.chain import Chain
 
 _FILE = "features.npy"
+_ROWS = 4096  # of a table that is read in parts
+_NO_TURN = -1  # of a copy, in batches of records that vote themselves
 
 
 def _encoder_settings(recipe: Recipe, options: Options) -> Any:
     spec = recipe.encoder
+    weights: list[str] | Absent
+    try:
+        weights = spec.weight_digests(plugin_path=options.plugin_path)
+    except MissingFile as problem:
+        weights = Absent(problem)
     return {
         "encoder": spec.model_dump(mode="json"),
-        "weights": spec.weight_digests(plugin_path=options.plugin_path),
+        "weights": weights,
         "plugin": options.source_digest(spec.model_dump(mode="json")) if spec.steps else None,
     }
 
@@ -37,19 +53,28 @@ def _fit(context: Context) -> None:
         The stage's clearance is PUBLIC: the store refuses it anything above. So the encoder is a
         function of public inputs, and encoding a private record costs nothing.
     """
-    spec = context.recipe.encoder
+    spec, public = context.recipe.encoder, context.inputs["data-public"]
+    categories = tuple(public.facts.get("categories", ()))
+    spec.require_categories(categories)
     with context.draft(Level.PUBLIC) as draft:
         draft.facts["identity"] = not spec.steps
+        # Left out where they say nothing: then the artifact is the one of earlier versions.
+        missing = bool(public.facts.get("missing", False))
+        draft.facts.update({"categories": True} if categories else {})
+        draft.facts.update({"raw_missing": True} if missing else {})
+        missing = missing and not spec.completes
         if spec.steps:
             from pate.encoders.chain import fit_encoder, save_encoder
 
-            inputs = context.inputs["data-public"].array(_FILE)
-            chain = fit_encoder(spec, inputs, plugin_path=context.options.plugin_path)
+            inputs, plugins = public.array(_FILE), context.options.plugin_path
+            chain = fit_encoder(spec, inputs, categories=categories, plugin_path=plugins)
             save_encoder(chain, draft.path)
             shape = (len(inputs), *chain.shape)
             out = draft.new_array(_FILE, dtype=np.float32, shape=shape)
             chain.transform_into(inputs, out)
             out.flush()  # type: ignore[attr-defined]
+            missing = missing or has_missing(out)
+        draft.facts.update({"missing": True} if missing else {})
 
 
 def _encode_settings(recipe: Recipe, options: Options) -> Any:
@@ -77,6 +102,9 @@ def _encode(context: Context) -> None:
 
         spec, plugins = context.recipe.encoder, context.options.plugin_path
         chain = load_encoder(spec, encoder.path, plugin_path=plugins)
+        if context.recipe.by_records:
+            _encode_by_place(context, chain, draft)
+            return
         records, offsets = shards.array(_FILE), shards.array("offsets.npy")
         out = draft.new_array(_FILE, dtype=np.float32, shape=(len(records), *chain.shape))
         with context.options.progress("encode", len(offsets) - 1, 0) as shown:
@@ -87,6 +115,64 @@ def _encode(context: Context) -> None:
                     out[start:stop] = chain.transform(np.array(records[start:stop]))
                 shown.advance(1)
         out.flush()  # type: ignore[attr-defined]
+
+
+def _encode_by_place(context: Context, chain: Chain, draft: Draft) -> None:
+    """Encode records that vote themselves, each in a place of the batch that is its own.
+
+    Guarantees:
+        Features of a record are a function of that record, its id and public inputs, down to the
+        last bit. The built-in steps round by the shape of a batch and the record's place in it, and
+        by nothing of other records (:class:`pate.encoders.chain.Chain`): every batch has the same
+        shape, filled up with a public input, and a record's place follows from its id. Of steps
+        that run a user's code that is not known: they get one record at a time. Copies in the same
+        place are encoded once. Progress is shown in shards, whose number is public: that of records
+        and batches is not.
+    """
+    shards, public = context.inputs["partition"], context.inputs["data-public"]
+    records, places = shards.array(_FILE), np.array(shards.array("places.npy"))
+    out = draft.new_array(_FILE, dtype=np.float32, shape=(len(records), *chain.shape))
+    size = PLACES
+    if context.recipe.encoder.runs_user_code:
+        size, places = 1, np.zeros_like(places)
+    firsts, same = _first_copies(records, places)
+    # The batch of a record: how many before it, in any order, have the same place.
+    order = firsts[np.argsort(places[firsts], kind="stable")]
+    starts = np.searchsorted(places[order], np.arange(size))
+    turn = np.full_like(places, _NO_TURN)
+    turn[order] = np.arange(len(order)) - starts[places[order]]
+    batch = np.repeat(np.array(public.array(_FILE)[:1]), size, axis=0).astype(records.dtype)
+    calls = int(turn.max(initial=_NO_TURN)) + 1
+    by_turn = np.argsort(turn, kind="stable")
+    edges = np.searchsorted(turn[by_turn], np.arange(calls + 1))
+    filler = batch.copy()
+    done = 0
+    with context.options.progress("encode", RECORD_SHARDS, 0) as shown:
+        for call, (start, stop) in enumerate(pairwise(edges.tolist()), start=1):
+            rows = by_turn[start:stop]
+            batch[:] = filler
+            batch[places[rows]] = records[rows]
+            out[rows] = chain.transform(batch)[places[rows]]
+            if calls > RECORD_SHARDS and RECORD_SHARDS * call // calls > done:
+                shown.advance(1)  # one at a time: the size of a step would be that of a batch
+                done += 1
+        for row in np.flatnonzero(turn == _NO_TURN):
+            out[row] = out[same[row]]
+        if done < RECORD_SHARDS:
+            shown.advance(RECORD_SHARDS - done)
+    out.flush()  # type: ignore[attr-defined]
+
+
+def _first_copies(
+    records: NDArray[Any], places: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first of equal records in each place, and of each record that first one."""
+    seen: dict[tuple[int, bytes], int] = {}
+    same = np.empty(len(places), dtype=np.int64)
+    for row, place in enumerate(places.tolist()):
+        content = hashlib.sha256(np.ascontiguousarray(records[row]).tobytes()).digest()
+        same[row] = seen.setdefault((place, content), row)
+    return np.array(list(seen.values()), dtype=np.int64), same
 
 
 # ------------------------------------------------------------------ features for other stages
@@ -128,6 +214,54 @@ def student_inputs(context: Context) -> NDArray[Any]:
     return context.inputs["data-public"].array(_FILE)
 
 
+def has_missing(values: NDArray[Any]) -> bool:
+    """Return whether a table has missing values; read in parts."""
+    parts = range(0, len(values) if values.ndim == 2 else 0, _ROWS)
+    return any(np.isnan(values[start : start + _ROWS]).any() for start in parts)
+
+
+def require_complete(
+    context: Context, *, classes: int, width: int, private: NDArray[Any] | None = None
+) -> None:
+    """Refuse models that take no missing values or codes of categories, where these reach them.
+
+    ``private`` are the features that teachers learn from, where these are still to be trained; so
+    many columns are what models are tried with. For stages before labels are paid for: the message
+    is for the owner, and that private records have missing values is published nowhere.
+    """
+    spec, facts = context.recipe, context.inputs["encoder"].facts
+    raw = spec.student.inputs == "raw"
+    if raw and facts.get("categories", False):
+        raise InvalidInput(
+            'student.inputs is "raw", and columns hold categories, which a model would take for '
+            'numbers; set inputs = "features" in [student], so that it learns from what the '
+            "encoder makes of them"
+        )
+    impute = 'add the step "impute" to the encoder'
+    models = []
+    if private is not None and (facts.get("missing", False) or has_missing(private)):
+        entries = spec.teachers.mix or [model_for(spec.teachers, 0)]
+        models = [("teachers", each, impute) for each in entries]
+    if facts.get("raw_missing" if raw else "missing", False):
+        if raw:
+            done = spec.encoder.completes
+            impute = f'{"" if done else f"{impute} and "}set inputs = "features" in [student]'
+        if spec.student.method != "supervised":
+            raise _incomplete(f"the student's method {spec.student.method!r}", impute)
+        models.append(("student", spec.student.as_model(), impute))
+    for who, model, remedy in models:
+        made = make(model, classes=classes, seed=0, plugin_path=context.options.plugin_path)
+        if not takes_missing(made, width=width):
+            raise _incomplete(f"the model {model.model} of [{who}]", remedy)
+
+
+def _incomplete(what: str, remedy: str) -> InvalidInput:
+    return InvalidInput(
+        f"records have missing values, and {what} takes none; {remedy}, or choose a model that "
+        "takes them, such as LightGBM, XGBoost or sklearn.ensemble:HistGradientBoostingClassifier"
+    )
+
+
 def graph_features(context: Context) -> NDArray[Any] | None:
     """Return the encoder's features of public inputs, as (n, d); None without an encoder."""
     encoder = context.inputs["encoder"]
@@ -165,3 +299,5 @@ ENCODE = Stage(
     settings=_encode_settings,
     run=_encode,
 )
+
+ENCODE_RECORDS = replace(ENCODE, needs=("partition", "encoder", "data-public"))

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate.artifacts import Artifact, Level
-from pate.artifacts.results import ClassCount, Evaluation, Labels, PublicLabels, save_reference
+from pate.artifacts.results import Evaluation, Labels, PublicLabels, save_reference
 from pate.devices import use_first
-from pate.metrics import Share, wilson
+from pate.metrics import Share
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.encode import (
@@ -54,11 +54,10 @@ def _run(context: Context) -> None:
             _reference(context, inputs, truth, classes)
         if context.recipe.evaluate.public_labels:
             _public_labels(context, inputs, truth, classes)
-    confusion = _confusion(predicted, truth, classes)
-    evaluation = Evaluation(
-        student=_accuracy(predicted, truth),
-        classes=_per_class(confusion, test.json("class_names.json")),
-        confusion=tuple(map(tuple, confusion.tolist())),
+    evaluation = Evaluation.of(
+        predicted,
+        truth,
+        class_names=test.json("class_names.json"),
         agreement=agreement,
         labels=_label_quality(released, context.inputs["data-answers"]),
     )
@@ -119,34 +118,8 @@ def _public_labels(
 
 
 def _accuracy(predicted: NDArray[np.int64], truth: NDArray[np.int64]) -> Share:
-    """Return the share of right predictions with a 95 % interval (Wilson 1927)."""
-    records, right = len(truth), int((predicted == truth).sum())
-    low, high = wilson(right, records)
-    return Share(accuracy=right / records, low=low, high=high, records=records)
-
-
-def _confusion(
-    predicted: NDArray[np.int64], truth: NDArray[np.int64], classes: int
-) -> NDArray[np.int64]:
-    """Return records by their class (rows) and by the student's prediction (columns).
-
-    >>> _confusion(np.array([0, 1, 1]), np.array([0, 0, 1]), 2).tolist()
-    [[1, 1], [0, 1]]
-    """
-    cells = np.bincount(truth * classes + predicted, minlength=classes * classes)
-    return cells.reshape(classes, classes)
-
-
-def _per_class(confusion: NDArray[np.int64], names: list[str]) -> tuple[ClassCount, ...]:
-    return tuple(
-        ClassCount(
-            name=name,
-            records=int(confusion[label].sum()),
-            right=int(confusion[label, label]),
-            predicted=int(confusion[:, label].sum()),
-        )
-        for label, name in enumerate(names)
-    )
+    """Return the share of right predictions."""
+    return Share.counted(int((predicted == truth).sum()), len(truth))
 
 
 def _agreement(context: Context, released: Labels, student: Any, classes: int) -> Share | None:

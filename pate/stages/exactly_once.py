@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate._files import create_once
-from pate.accounting import Event, Ledger, event_from_json, event_to_json
-from pate.accounting.ledger.data_ledger import charge_line
+from pate.accounting import Event, Guarantee, Ledger, event_from_json, event_to_json
+from pate.accounting.ledger.data_ledger import PlannedCharge
+from pate.accounting.ledger.data_set import Coverage
 from pate.artifacts import Artifact, Draft, Level, Store, StoreError, fingerprint
 from pate.artifacts.results import (
     LABELS,
@@ -83,7 +84,8 @@ def release_once(
           with the stored answer. A charge that is refused drops the answer.
         * A second draw of what was paid for before, here or from another folder, is refused without
           ``--spend``. A study asked for all its settings at once, so there only what was paid for
-          and is lost needs that option.
+          and is lost, or was drawn with the same settings from other records or by another
+          plug-in, needs that option.
         * A charge carries the tags of its studies from the moment it is made: of the study that the
           draw was made for, which is recorded with it, and of those whose answers it extends or
           builds on. Nothing is published before all of them are there.
@@ -113,6 +115,7 @@ def release_once(
             sources=tuple(drawn_from),
             settings=tuple(sorted(settings)),
             builds_on=tuple(behind),
+            recipe=_recipe_digest(context),
         )
         with _private_draft(context, f"pending-{kind}") as draft:
             prepare(draft, name)
@@ -141,6 +144,13 @@ def paid_answers(context: Context, kind: str, ledger: Ledger) -> dict[str, Artif
     return found
 
 
+def is_drawn_and_paid(context: Context, kind: str, ledger: Ledger) -> bool:
+    """Return whether an answer of this run was charged that is not published yet."""
+    found = [_stored(context, f"{how}-{kind}") for how in ("pending", "begun")]
+    paid = ledger.releases()
+    return any(each is not None and ChargeNote.load(each).release in paid for each in found)
+
+
 def charges_behind(store: Store, kind: str, drawn: str) -> list[str]:
     """Return the names of the charges for an answer in this store: its own, then those before it.
 
@@ -160,12 +170,29 @@ def settings_of(recipe: Recipe, data_root: Path) -> str:
     how_to_run = {"seed", "timeout", "cpus", "gpus", "batched", "retries", "on_error"}
     asked = {
         "partition": recipe.partition.model_dump(mode="json", include={"method", "by"}),
-        "teachers": recipe.teachers.model_dump(mode="json", exclude=how_to_run),
+        **(
+            {"votes": recipe.votes.model_dump(mode="json")}
+            if recipe.by_records
+            else {"teachers": recipe.teachers.model_dump(mode="json", exclude=how_to_run)}
+        ),
         "aggregate": recipe.aggregate.model_dump(
             mode="json", exclude={"choose_seed", "queries", "answers"}
         ),
     }
     return fingerprint(naming_key(recipe, data_root), asked)[:40]
+
+
+def _recipe_digest(context: Context) -> str:
+    """Return a digest of all settings that decide labels, without records and plug-ins."""
+    recipe, options = context.recipe, context.options
+    how_to_run = {"timeout", "cpus", "gpus", "batched", "retries", "on_error"}
+    sections = {"data", "encoder", "partition", "votes", "teachers", "aggregate", "privacy"}
+    asked = recipe.model_dump(
+        mode="json",
+        include=sections | ({"student"} if recipe.aggregate.kind.uses_student else set()),
+        exclude={"teachers": how_to_run, "privacy": {"budget", "sanitise", "doubt"}},
+    )
+    return fingerprint(naming_key(recipe, options.data_root), asked, options.insecure_seed)[:40]
 
 
 def _charges_of(context: Context, note: ChargeNote) -> list[str]:
@@ -205,6 +232,7 @@ def _begin(context: Context, kind: str, source: str, ledger: Ledger) -> tuple[st
             made_from=context.made_from,
             name=secrets.token_hex(12),
             study=context.options.study,
+            recipe=_recipe_digest(context),
         )
         with _private_draft(context, begun) as draft:
             fresh.save(draft, begun=True)
@@ -263,11 +291,11 @@ def _charge(
     What it will cost is reported first, with the ledger's place.
     """
     release = charge_name(kind, context.made_from, name)
-    relation = context.recipe.partition.neighbours
+    relation = context.recipe.neighbours
     events = tuple(events)
     if release not in ledger.releases():
         ledger.require_room(events, records=relation)
-        context.options.report(charge_line(ledger, events, records=relation))
+        context.options.report(str(PlannedCharge.make(ledger, events, records=relation)))
     try:
         for study in studies or (None,):  # charging it again adds the next tag, and costs nothing
             ledger.charge(
@@ -278,6 +306,7 @@ def _charge(
                 again=context.options.spend,
                 family=family,
                 records=relation,
+                group=context.recipe.protected_group,
             )
     except ReleaseConflict as error:
         prefix = charge_name(kind, context.made_from)
@@ -293,6 +322,24 @@ def _tags(ledger: Ledger, own: str | None, builds_on: Collection[str]) -> list[s
         for study in each.studies
     ]
     return list(dict.fromkeys([*([] if own is None else [own]), *inherited]))
+
+
+def covers_unit(recipe: Recipe, ledger: Ledger) -> bool:
+    """Return whether the total of a ledger protects what a run of this recipe does.
+
+    A total over releases that protect single records is not one for all records of one user.
+    """
+    return recipe.protected_group is None or ledger.coverage() is Coverage.USER
+
+
+def guarantee_of_all(recipe: Recipe, ledger: Ledger) -> Guarantee:
+    """Return the ledger's guarantee as that of a run; refuse one that protects less."""
+    if not covers_unit(recipe, ledger):
+        raise LedgerError(
+            f"the ledger at {ledger.path} holds releases that protect single records only, so its "
+            "total is no guarantee for all records of one user; draw the labels anew, with --spend"
+        )
+    return ledger.guarantee()
 
 
 # --- consent, and what is paid for --------------------------------------------------------------
@@ -311,16 +358,23 @@ def require_consent(
     own = charge_name(kind, context.made_from)
     if any(each.startswith(own) for each in paid):
         raise SpendNeeded(_paid_elsewhere(ledger, own))
-    if context.options.study is not None:
-        return
     for earlier in [
         *context.store.all(f"pending-{kind}"),
         *context.store.all(f"begun-{kind}"),
     ]:
-        known = set(ChargeNote.load(earlier).sources) or {earlier.manifest["inputs"].get(source)}
+        note = ChargeNote.load(earlier)
+        known = set(note.sources) or {earlier.manifest["inputs"].get(source)}
         same = not known.isdisjoint(sources or [context.provenance[source]])
         prefix = charge_name(kind, earlier.manifest["made_from"])
         if not any(each.startswith(prefix) for each in paid):
+            continue
+        if context.options.study is not None:
+            if note.recipe == _recipe_digest(context):
+                raise SpendNeeded(
+                    "this study has paid for labels with the same settings, of other records or by "
+                    "another plug-in; new ones cost again: undo the change, choose an --out of "
+                    "another name, or add --spend to pay for them"
+                )
             continue
         if same:
             raise SpendNeeded(

@@ -10,13 +10,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pate.accounting import BestOfTries
+from pate.accounting import Analysis, BestOfTries
 from pate.artifacts import Level, Store, fingerprint
 from pate.artifacts.results import LABELS, Labels, drawn_for
+from pate.datasets.spec import WORDING
 from pate.errors import InvalidInput
 from pate.pipeline.ledger import ledger_of, naming_key
 from pate.pipeline.recipe import Recipe, SelectionSpec
 from pate.pipeline.stage import Context, Options
+from pate.recipes.paths import set_file
 from pate.stages.exactly_once import require_charged
 
 SELECTION = "selection"  # the artifact that a selection releases
@@ -46,27 +48,38 @@ def candidate(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
     for name, value in settings.items():
         section, _, key = name.partition(".")
         sections[section][key] = value
-    return Recipe.model_validate_json(json.dumps(sections))
+    sections["data"]["accept_unprotected"] = recipe.data.accept_unprotected  # is never dumped
+    made = Recipe.model_validate_json(json.dumps(sections))
+    set_file(made, recipe.data.file)
+    return made
 
 
 def candidates_of(recipe: Recipe) -> list[Recipe]:
     """Return all that could have been chosen, where a recipe was; itself among them."""
     assert recipe.selection is not None
     found = [candidate(recipe, each) for each in recipe.selection.candidates]
-    if recipe.model_copy(update={"selection": None}) not in found:
+    if _flat(recipe) not in map(_flat, found):
         raise InvalidInput("the recipe is not among the candidates of its [selection]")
     return found
 
 
-def event_of(candidates: Sequence[Recipe], selection: SelectionSpec, *, inputs: int) -> BestOfTries:
+def event_of(
+    candidates: Sequence[Recipe],
+    selection: SelectionSpec,
+    *,
+    inputs: int,
+    analysis: Analysis | None = None,
+) -> BestOfTries:
     """Return the event of a selection, from plans alone: no vote is read.
+
+    ``analysis`` takes the place of those of the recipes.
 
     Guarantees:
         Every candidate counts with the caps of its own plan, fixed before the votes are opened, and
         each is as likely to be tried as the others (:mod:`pate.accounting.selection`).
     """
     return BestOfTries(
-        candidates=tuple(each.plan(inputs=inputs).events for each in candidates),
+        candidates=tuple(each.plan(inputs=inputs, analysis=analysis).events for each in candidates),
         mean_tries=selection.mean_tries,
         shape=selection.shape,
     )
@@ -78,7 +91,9 @@ def mark_of(recipe: Recipe, options: Options, provenance: Mapping[str, str]) -> 
     ``provenance`` is that of its ``aggregate``: the same recipe may have been chosen twice in one
     folder, with a seed and without, or before and after the data changed.
     """
-    chosen = recipe.model_dump(mode="json", exclude={"evaluate"})
+    chosen = recipe.model_dump(mode="json", exclude={"evaluate": True, "data": WORDING})
+    if recipe.privacy.sanitise is None:  # a selection ignores it; earlier versions wrote a default
+        chosen["privacy"]["sanitise"] = True
     drawn_from = [provenance["vote"], provenance["data-public"]]
     key = naming_key(recipe, options.data_root)
     return fingerprint(key, chosen, options.insecure_seed, drawn_from)

@@ -25,7 +25,7 @@ from pate.stages.dispatch import (
     work_for,
 )
 from pate.stages.distill import require_student
-from pate.stages.encode import private_features_path
+from pate.stages.encode import private_features_path, require_complete
 from pate.teachers.spec import NOT_IN_FINGERPRINT, model_for, seed_for
 
 _VERSION = 1
@@ -41,6 +41,9 @@ def _run(context: Context) -> None:
     plugin = _settings(context.recipe, context.options)["plugin"]
     classes = shards.facts["classes"]
     require_student(context, classes=classes)
+    private = np.load(private_features_path(context), mmap_mode="r")
+    width = int(np.prod(private.shape[1:]))
+    require_complete(context, classes=classes, width=width, private=private)
     encoder = context.inputs["encoder"].digest
     # Under the data set's key: names of folders turn up in messages, and follow from records.
     key = naming_key(context.recipe, context.options.data_root)

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from pate.artifacts import Artifact, Draft, Level, Store, StoreError, open_alone
 from pate.engines.files import load_rows, path_of
 from pate.errors import OutOfMemory, PateError
+from pate.record_votes import Cells, count_votes
 from pate.teachers.adapters import make
 from pate.teachers.persist import restore, save
 from pate.teachers.protocol import Teacher, group_families, predict_many_labels, train_many
@@ -128,6 +129,26 @@ def _predict_group(payload: Mapping[str, Any]) -> dict[str, Any]:
             failed[group[place]["number"]] = str(failure)
     unfinished.rename(part)
     return {"failed": failed, "stop": None}
+
+
+def count_group(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the table of the votes of some shards of records.
+
+    Guarantees:
+        The cells of a record are a function of it and of public inputs (:mod:`pate.record_votes`),
+        and whole numbers add up exactly: the table is the same however records are grouped.
+    """
+    cells, classes = Cells.load(path_of(payload["cells"])), int(payload["classes"])
+    counts = np.zeros((len(cells), classes), dtype=np.int64)
+    for shard in payload["shards"]:
+        records, labels = _shard(shard)
+        places = cells.nearest(records, reach=int(payload["reach"]))
+        counts += count_votes(places, labels, classes=classes, table=counts.shape)
+    part = path_of(payload["part"])
+    unfinished = part.with_name(f".{part.name}")
+    np.save(unfinished, counts, allow_pickle=False)
+    unfinished.rename(part)
+    return {"failed": {}, "stop": None}
 
 
 def _predict(

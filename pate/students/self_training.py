@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 
 from pate.errors import InvalidInput
 from pate.students.spec import StudentSpec, derived_seed
-from pate.students.train import StudentData, Tools, as_torch, refuse_torch_keys
+from pate.students.train import (
+    StudentData,
+    Tools,
+    as_torch,
+    refuse_torch_keys,
+    sure_places,
+)
 from pate.teachers.protocol import Teacher, guarded, probabilities, train
 
 if TYPE_CHECKING:
@@ -64,7 +70,11 @@ def most_confident(table: Table, *, fraction: float) -> NDArray[np.bool_]:
 
 
 def spread_labels(spec: StudentSpec, data: StudentData, places: NDArray[np.int64]) -> Table:
-    """Spread the released labels at ``places`` over all public inputs."""
+    """Spread the released labels at ``places`` over all public inputs; soft ones are spread."""
+    if data.soft is not None:
+        table = np.full((len(data.inputs), data.classes), 1 / data.classes)
+        table[data.rows] = data.soft
+        return table
     from pate.students.propagation import propagate
 
     return propagate(
@@ -81,6 +91,7 @@ def spread_labels(spec: StudentSpec, data: StudentData, places: NDArray[np.int64
 
 def _model_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
     learn, stop = tools.held_out(data)
+    learn = sure_places(data, learn)
     rows, labels = data.rows[learn], data.labels[learn]
     best = _Best(spec, data, stop)
 
@@ -206,6 +217,7 @@ def _torch_rounds(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher
     from pate.students.training import fit_agreeing, fit_table, initialise
 
     learn, stop = tools.held_out(data)
+    learn = sure_places(data, learn)
     several = len(np.unique(data.labels[learn])) > 1
     planned = planned_rounds(spec) if several else [Round(epochs=spec.epochs)]
     shape = data.inputs.shape[1:]

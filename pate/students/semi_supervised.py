@@ -29,7 +29,7 @@ from torch import Generator, Tensor, nn
 from pate.errors import InvalidInput
 from pate.students.augment import Augment, affine, make_augment, shift
 from pate.students.spec import StudentSpec, derived_seed
-from pate.students.train import StudentData, Tools
+from pate.students.train import StudentData, Tools, sure_places
 from pate.students.training import (
     Epoch,
     accuracy,
@@ -158,7 +158,8 @@ def prepare(spec: StudentSpec, data: StudentData, tools: Tools) -> Task:
             f"{spec.method} trains torch modules, and {spec.model} is none; choose a network such "
             'as "small-cnn" or "mlp", or method = "self-training"'
         )
-    learn, stop = (torch.from_numpy(places) for places in tools.held_out(data))
+    places, held_out = tools.held_out(data)
+    learn, stop = torch.from_numpy(sure_places(data, places)), torch.from_numpy(held_out)
     rows, labels = torch.from_numpy(data.rows), torch.from_numpy(data.labels)
     return Task(
         spec=spec,

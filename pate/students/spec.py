@@ -18,8 +18,9 @@ from pydantic import (
 
 from pate.teachers.spec import ModelName, ModelSpec, Training
 
-# Networks that come with the package, by short names.
+# Models that come with the package for students, by short names.
 NETWORKS = {
+    "kernel-ridge": "pate.students.kernel_ridge:KernelRidge",
     "small-cnn": "pate.students.networks:SmallCNN",
     "mlp": "pate.students.networks:Mlp",
 }
@@ -139,7 +140,9 @@ class GanSpec(_Section):
     )
     latent: PositiveInt = Field(default=100, description="Dimension of the generator's noise.")
     hidden: tuple[PositiveInt, ...] = Field(
-        default=(500, 500), description="Widths of the generator's hidden layers."
+        default=(500, 500),
+        max_length=100,
+        description="Widths of the generator's hidden layers, 100 at most.",
     )
 
 
@@ -159,8 +162,8 @@ class StudentSpec(Training):
         "augment.",
     )
     model: ModelName = Field(
-        description='"small-cnn", "mlp", "ridge", "logistic", "module:attr", or the name of an '
-        "installed teacher."
+        description='"small-cnn", "mlp", "kernel-ridge", "ridge", "logistic", "module:attr", or '
+        "the name of an installed teacher."
     )
     inputs: Literal["raw", "features"] = Field(
         default="raw", description="Inputs of the model: public inputs as they are, or encoded."

@@ -52,6 +52,8 @@ class StudentData:
     rows: NDArray[np.int64]  # (m,) the inputs with a label; one may occur twice
     labels: NDArray[np.int64]  # (m,)
     classes: int
+    soft: NDArray[np.float64] | None = None  # (m, classes) probabilities, where labels are unsure
+    weights: NDArray[np.float64] | None = None  # (m,) from 0 to 1; None: all count alike
 
     def __post_init__(self) -> None:
         inputs, rows, labels = (np.asarray(a) for a in (self.inputs, self.rows, self.labels))
@@ -72,9 +74,22 @@ class StudentData:
                 f"{len(self.features)} features do not match {len(inputs)} public inputs; encode "
                 "the same inputs"
             )
+        if self.soft is not None and np.shape(self.soft) != (len(rows), self.classes):
+            raise InvalidInput(f"{np.shape(self.soft)} probabilities do not match {len(rows)} rows")
+        if self.weights is not None:
+            weights = np.asarray(self.weights)
+            if weights.shape != rows.shape or not ((weights >= 0) & (weights <= 1)).all():
+                raise InvalidInput("a student's weights must be from 0 to 1, one for each label")
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "rows", rows.astype(np.int64))
         object.__setattr__(self, "labels", labels.astype(np.int64))
+
+    @property
+    def targets(self) -> NDArray[np.float64]:
+        """The probabilities to learn, (m, classes): ``soft``, or otherwise the labels alone."""
+        if self.soft is not None:
+            return np.asarray(self.soft, dtype=np.float64)
+        return np.eye(self.classes)[self.labels]
 
     @property
     def graph_features(self) -> NDArray[Any]:
@@ -85,7 +100,8 @@ class StudentData:
     def digest(self) -> str:
         """Return a hash of all of it, by which a checkpoint recognises its data."""
         found = hashlib.sha256(f"{self.classes}".encode())
-        for array in (self.inputs, self.features, self.rows, self.labels):
+        given = (self.inputs, self.features, self.rows, self.labels, self.soft, self.weights)
+        for array in given:
             if array is not None:
                 whole = np.ascontiguousarray(array)
                 found.update(f"{whole.dtype} {whole.shape}".encode())
@@ -143,6 +159,29 @@ class Tools:
         return np.flatnonzero(~out), np.flatnonzero(out)
 
 
+SURE = 0.9  # confidence from which a soft label is taken as it is, where others are guessed
+_LEAST_SURE = 0.5  # the share of each class that is, if fewer are that sure
+
+
+def sure_places(data: StudentData, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the positions of labels that are taken as given, among ``places``.
+
+    Those are all, unless labels are soft: then the sure ones, and at least half of each class. The
+    others are guessed like inputs without a label.
+    """
+    if data.soft is None:
+        return places
+    labels, sure = data.labels[places], data.soft[places].max(axis=1)
+    if data.weights is not None:
+        sure = np.asarray(data.weights)[places]
+    chosen = sure >= SURE
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        least = int(np.ceil(_LEAST_SURE * len(members)))
+        chosen[members[np.argsort(-sure[members], kind="stable")[:least]]] = True
+    return np.asarray(places[chosen])
+
+
 def as_torch(student: Teacher) -> TorchTeacher | None:
     """Return the student if it is a torch module; without one nothing of torch is loaded."""
     if not hasattr(student, "module"):
@@ -168,12 +207,14 @@ def refuse_torch_keys(spec: StudentSpec) -> None:
 def supervised(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
     """Fit once to the released labels.
 
-    A torch module with augmentation, averaged weights, smoothed labels or early stopping is
-    trained by the loop of students; otherwise as a teacher is.
+    A torch module with augmentation, averaged weights, smoothed or soft labels or early stopping is
+    trained by the loop of students; otherwise as a teacher is. Other models learn the most probable
+    class, or soft labels if they have ``fit_soft``; with weights where they take them.
     """
     student = tools.fresh()
     if (module := as_torch(student)) is not None:
-        if spec.augment != "none" or spec.smoothing or spec.average or spec.validation:
+        own = data.soft is not None or data.weights is not None
+        if own or spec.augment != "none" or spec.smoothing or spec.average or spec.validation:
             _fit_torch(spec, data, tools, module)
             return student
     else:
@@ -182,7 +223,11 @@ def supervised(spec: StudentSpec, data: StudentData, tools: Tools) -> Teacher:
             raise InvalidInput(
                 f"validation decides when to stop, and {spec.model} is fitted once; leave it out"
             )
-    train(student, data.inputs[data.rows], data.labels, private=tools.private)
+    inputs, learn_soft = data.inputs[data.rows], getattr(student, "fit_soft", None)
+    if data.soft is not None and learn_soft is not None:
+        guarded("fit", lambda: learn_soft(inputs, data.soft, data.weights), private=tools.private)
+    else:
+        train(student, inputs, data.labels, private=tools.private, weights=data.weights)
     return student
 
 
@@ -195,7 +240,9 @@ def _fit_torch(spec: StudentSpec, data: StudentData, tools: Tools, student: Torc
     learn, stop = tools.held_out(data)
     inputs = torch.from_numpy(np.array(data.inputs[data.rows], dtype=np.float32))
     labels = torch.from_numpy(data.labels)
-    targets = torch.nn.functional.one_hot(labels, data.classes).float()
+    targets = torch.from_numpy(data.targets).float()
+    if data.weights is not None:  # of a row of targets, and so of its cross entropy
+        targets *= torch.from_numpy(np.asarray(data.weights)).float()[:, None]
     # Zeros in place of private records: the error of a module that does not fit may quote inputs.
     initialise(student, np.zeros_like(data.inputs[:2]) if tools.private else data.inputs)
 

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from pate._plots import COLOURS, MARKERS, new_figure, plain_axes, render_figure
 from pate.recipes.read import as_setting
-from pate.studies.tables import METHODS, ComparisonRow, SweepRow, write_private_file
+from pate.studies.tables import (
+    METHODS,
+    ComparisonRow,
+    SweepRow,
+    no_better_rows,
+    write_private_file,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -175,26 +181,41 @@ def _plain_ticks(axes: Axes, rows: Sequence[SweepRow], *, logarithmic: bool) -> 
 # --- a comparison ---------------------------------------------------------------------------------
 
 _BASELINES = {  # colour and dashes of what needs no ε
-    "public-labels": (COLOURS[2], (0, (6, 2))),
+    "public-labels": (COLOURS[0], (0, (6, 2))),  # of the method that asked about them
+    "record-public-labels": (COLOURS[2], (0, (6, 2))),
     "majority": (COLOURS[4], (0, (1, 1.8))),
     "reference": (COLOURS[3], (0, (6, 2, 1.5, 2))),
 }
 _NEAR = 0.06  # of the axis: the room that a label takes
-_NUDGE = 1.012  # markers of two methods at one ε stand side by side
+_NUDGE = 1.012  # markers of several methods at one ε stand side by side
+_COMPARED = {  # colour and marker, and place
+    "record-votes": (2, 1 / _NUDGE**3),
+    "pate": (0, 1 / _NUDGE),
+    "dpsgd": (1, _NUDGE),
+    "least-squares": (5, _NUDGE**3),
+}
 
 
 def plot_comparison(
     rows: Sequence[ComparisonRow], folder: Path, *, title: str, private: bool
 ) -> None:
-    """Write ``compare.png`` and ``compare.svg``: both methods with the spread of repetitions."""
+    """Write ``compare.png`` and ``compare.svg``: all methods with 95 % intervals of the test.
+
+    Repetitions are dots. A method that does not beat the majority class has a hollow marker.
+    """
+    weak = no_better_rows(rows)
     with new_figure(7.8, 4.9) as figure:
         axes = plain_axes(
-            figure.subplots(), title=title, x="ε of one run", y="accuracy on the test records, %"
+            figure.subplots(),
+            title=title,
+            x="ε of one run",
+            y="accuracy on the test records, %, and 95 % interval",
         )
         targets: set[float] = set()
-        for place, method in enumerate(("pate", "dpsgd")):
-            shift = _NUDGE if place else 1 / _NUDGE
+        for method, (place, shift) in _COMPARED.items():
             own = [row for row in rows if row.method == method]
+            if not own:
+                continue
             at = [(row.target or 0.0) * shift for row in own]
             targets |= {row.target or 0.0 for row in own}
             for x, row in zip(at, own, strict=True):
@@ -203,9 +224,19 @@ def plot_comparison(
                           markersize=7)  # fmt: skip
             axes.errorbar(
                 at, [100 * row.accuracy for row in own],
-                yerr=[100 * (row.spread or 0.0) for row in own],
+                yerr=[
+                    [100 * (row.accuracy - row.low) for row in own],
+                    [100 * (row.high - row.accuracy) for row in own],
+                ],
                 color=COLOURS[place], marker=MARKERS[place], markersize=6.5, linewidth=1.8,
                 elinewidth=1.3, capsize=3, label=METHODS[method],
+            )  # fmt: skip
+            flat = [(x, row) for x, row in zip(at, own, strict=True) if row in weak]
+            axes.plot(
+                [x for x, _ in flat], [100 * row.accuracy for _, row in flat],
+                marker=MARKERS[place], markersize=6.5, linestyle="none", color=COLOURS[place],
+                markerfacecolor="white", zorder=4,
+                label=f"{METHODS[method]}, no better than\nthe majority class" if flat else None,
             )  # fmt: skip
         bottom, top = _limits(rows)
         axes.set_ylim(bottom, top)
@@ -224,8 +255,12 @@ def plot_comparison(
             (only,) = targets
             axes.set_xlim(only / 1.5, only * 1.5)
         handles, names = axes.get_legend_handles_labels()
-        first = (METHODS["pate"], METHODS["dpsgd"])
-        order = sorted(range(len(names)), key=lambda place: names[place] not in first)
+        first = [METHODS[method] for method in _COMPARED]
+        heads = [name.partition(",")[0] for name in names]
+        order = sorted(
+            range(len(names)),
+            key=lambda n: (first.index(heads[n]) if heads[n] in first else 9, heads[n] != names[n]),
+        )
         axes.legend([handles[n] for n in order], [names[n] for n in order], fontsize=8.5,
                     loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)  # fmt: skip
         if not private:
@@ -251,6 +286,8 @@ def _tick_labels(targets: Sequence[float]) -> list[str]:
 
 def _limits(rows: Sequence[ComparisonRow]) -> tuple[float, float]:
     """Return the accuracies that the plot spans, in per cent: all but the majority class."""
-    seen = [once.accuracy for row in rows if row.method != "majority" for once in row.runs]
+    shown = [row for row in rows if row.method != "majority"]
+    seen = [once.accuracy for row in shown for once in row.runs]
+    seen += [end for row in shown if row.target is not None for end in (row.low, row.high)]
     margin = max(0.01, 0.12 * (max(seen) - min(seen)))
     return 100 * max(0.0, min(seen) - margin), 100 * min(1.005, max(seen) + margin)

@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pate._files import exclusive_lock
-from pate._format import format_epsilon
+from pate._format import format_cost, format_epsilon
 from pate.accounting import BestOfTries, Conversion, Event, Guarantee, Ledger, compose, draw_tries
 from pate.artifacts import Artifact, Draft, Level, Store, fingerprint
 from pate.artifacts.results import LABELS, Answers, Labels, charge_name
@@ -50,7 +50,8 @@ from pate.pipeline.recipe import Recipe, SelectionSpec
 from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Context, Options
 from pate.stages.aggregate import answers_of, chooser_of, draw, noise, stated_plan
-from pate.stages.catalogue import STAGES
+from pate.stages.catalogue import stages_of
+from pate.stages.data import require_own_ledger
 from pate.stages.distill import DISTILL
 from pate.stages.encode import as_student_sees, graph_features, student_inputs
 from pate.stages.exactly_once import release_once, require_consent, settings_of
@@ -66,6 +67,7 @@ _SHARED = {  # by all candidates
     "partition": "partition",
     "privacy.delta": "δ",
     "privacy.conversion": "conversion",
+    "privacy.analysis": "analysis",
     "privacy.budget": "budget",
 }
 _FAILED = -1.0  # the score of a try without a student: below all others
@@ -81,6 +83,7 @@ def select(
     above 1. A candidate's ``privacy.sanitise`` is ignored, since a selection has no data-dependent
     ε; so is ``options.study``: a selection is one charge, and its winner may be released.
     """
+    candidates = [each.settled() for each in candidates]
     require_choice(candidates)
     spec = SelectionSpec(candidates=differences(candidates), mean_tries=tries)
     selection = _Selection(
@@ -96,6 +99,10 @@ def require_choice(candidates: Sequence[Recipe]) -> None:
     for each in candidates:
         if each.selection is not None:
             raise InvalidInput("a candidate has a [selection] of its own; remove that section")
+        if each.by_records:
+            raise InvalidInput(
+                "private selection among tables of record votes is not supported; sweep without it"
+            )
         if each.aggregate.in_rounds:
             raise InvalidInput(
                 "a candidate is asked in rounds (interactive, or choose = uncertain), which pay "
@@ -120,10 +127,11 @@ class _Selection:
         first.execute(until="data")
         for line in self._announced():
             report(line)
+        require_own_ledger(self.recipes[0], self.options)
         with self._ledger() as ledger:
             if not self._paid(ledger):
                 event, _ = self._cost
-                ledger.require_room([event], records=self.recipes[0].partition.neighbours)
+                ledger.require_room([event], records=self.recipes[0].neighbours)
         for run in self._runs:  # all of them, so that nothing reveals which will be picked
             if not _voted(run):
                 run.execute(until="vote")
@@ -150,7 +158,7 @@ class _Selection:
         _, whole = self._cost
         yield (
             f"private selection among {len(self.recipes)} candidates, {self.spec.mean_tries:g} "
-            f"tries on average: ε = {format_epsilon(whole.epsilon)} at δ = {whole.delta:g} in all"
+            f"tries on average: {format_cost(whole.epsilon, whole.delta)} in all"
         )
         openly = self._cost_openly
         if openly.epsilon <= whole.epsilon:
@@ -165,7 +173,9 @@ class _Selection:
     @cached_property
     def _runs(self) -> list[PipelineRun]:
         return [
-            PipelineRun(folder=self.folder, recipe=each, stages=STAGES, options=self.options)
+            PipelineRun(
+                folder=self.folder, recipe=each, stages=stages_of(each), options=self.options
+            )
             for each in self.recipes
         ]
 
@@ -193,7 +203,8 @@ class _Selection:
     def _guarantee(self, events: Iterable[Event]) -> Guarantee:
         privacy = self.recipes[0].privacy
         conversion = Conversion(privacy.conversion)
-        return compose(events).guarantee(delta=privacy.delta, conversion=conversion)
+        total = compose(events, analysis=privacy.bounds)
+        return total.guarantee(delta=privacy.delta, conversion=conversion)
 
     def _ledger(self) -> Ledger:
         return open_ledger(self.recipes[0], self.options, moment=self._cost[1].moment)
@@ -295,7 +306,7 @@ class _Selection:
             def publish(answer: Artifact, draft: Draft) -> None:
                 number = int(answer.facts["candidate"])
                 Labels.load(answer).stated(
-                    neighbours=self.recipes[0].partition.neighbours,
+                    neighbours=self.recipes[0].neighbours,
                     protects=str(candidates[number].context.inputs["vote"].facts["protects"]),
                 ).save(draft)
                 draft.facts["candidate"] = number

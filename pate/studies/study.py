@@ -10,19 +10,28 @@ for all its releases (:func:`pate.accounting.ledger.study_costs.study_cost`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
+
+import numpy as np
 
 from pate._format import describe_neighbours
 from pate.accounting import Event, Ledger, Neighbours, compose
 from pate.accounting.events import relation_of
-from pate.accounting.ledger.data_ledger import open_data_ledger
-from pate.accounting.ledger.study_costs import TotalStudyCost, total_study_cost
+from pate.accounting.ledger.data_ledger import (
+    PlannedCharge,
+    open_data_ledger,
+    require_no_earlier,
+)
+from pate.accounting.ledger.schema import copy_charges
+from pate.accounting.ledger.study_costs import TotalStudyCost, compose_votes, total_study_cost
 from pate.artifacts import Artifact
-from pate.artifacts.results import LABELS, ChargeNote, charge_name, drawn_for
+from pate.artifacts.results import LABELS, Answers, ChargeNote, charge_name, drawn_for
 from pate.errors import BudgetExceeded, InvalidInput
 from pate.pipeline.runner import PipelineRun
 
@@ -52,6 +61,11 @@ def is_paid(run: PipelineRun, ledger: Ledger) -> bool:
     return any(ChargeNote.load(draw).release in paid for draw in _draws(run, state.made_from))
 
 
+def enough_labels(run: PipelineRun) -> bool:
+    """Return whether the released labels are of two classes or more: else no student learns."""
+    return len(np.unique(Answers.load(run.artifact("aggregate")).row_labels)) > 1
+
+
 def require_own_labels(runs: Iterable[PipelineRun], ledger: Ledger, *, tag: str) -> None:
     """Refuse to use labels that were not released for the study.
 
@@ -70,7 +84,8 @@ def require_own_labels(runs: Iterable[PipelineRun], ledger: Ledger, *, tag: str)
                 made = f"for the study “{tags[0]}”" if tags else "by a run of its own"
                 raise InvalidInput(
                     f"{run.folder} holds labels that were released {made}, and a study uses only "
-                    f"what was released for it, here “{tag}”; choose another --out"
+                    f"what was released for it, here “{tag}”; give another --out and --spend, "
+                    "which pays for releases of its own"
                 )
 
 
@@ -114,14 +129,29 @@ class TwoLedgers:
     dpsgd: Path
     delta: float
     relation: Neighbours  # between records, under which one teacher changes
-    votes: _Releases  # that PATE is to make
+    votes: _Releases  # that PATE is to make: labels of teachers, or tables of record votes
     steps: _Releases  # that DP-SGD is to make
+    group: str | None = None  # the column of the users, where they are protected
 
     def require_room(self, votes: _Releases, steps: _Releases) -> None:
-        """Refuse releases that the budgets have no room for; write nothing."""
-        records, beside = self.relation if votes else None, list(chain(*steps))
-        _require_room("PATE", self.pate, list(chain(*votes)), records=records, beside=beside)
-        _require_room("DP-SGD", self.dpsgd, beside)
+        """Refuse releases that the budgets have no room for; write nothing.
+
+        Copies of the ledgers are asked, with what :meth:`opened` would make of a missing one: the
+        data set's budget binds it, too.
+        """
+        made = [each for each in (self.pate, self.dpsgd) if each.exists()]
+        if not made:
+            return  # both will be created without a budget
+        labels, training = list(chain(*votes)), list(chain(*steps))
+        with self._copied() as (pate, dpsgd):
+            of_pate = partial(pate.require_room, labels, records=self.relation)
+            of_dpsgd = partial(dpsgd.require_room, training)
+            if self.pate in made:
+                _require_room("PATE is", self.pate, of_pate)
+            if self.dpsgd in made:
+                _require_room("DP-SGD is", self.dpsgd, of_dpsgd)
+            of_both = partial(of_pate, sibling_events=training) if labels else of_dpsgd
+            _require_room("both methods are", made[0], of_both)
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Ledger, Ledger]]:
@@ -129,6 +159,9 @@ class TwoLedgers:
 
         The λ of a new one is the best for all that is planned, which is public.
         """
+        by_user = relation_of(chain(*self.steps)).of_users
+        unit = Neighbours.USER_ADD_REMOVE if by_user else Neighbours.ADD_REMOVE
+        votes = compose_votes(chain(*self.votes), one_teacher=self.relation)
         with ExitStack() as stack:
             pate, dpsgd = (
                 stack.enter_context(
@@ -137,15 +170,47 @@ class TwoLedgers:
                         budget=None,
                         delta=self.delta,
                         neighbours=neighbours,
-                        moment=compose(chain(*planned)).guarantee(delta=self.delta).moment,
+                        moment=planned.guarantee(delta=self.delta).moment,
                     )
                 )
                 for path, neighbours, planned in (
-                    (self.pate, Neighbours.REPLACE_ONE, self.votes),
-                    (self.dpsgd, Neighbours.ADD_REMOVE, self.steps),
+                    (self.pate, Neighbours.REPLACE_ONE, votes),
+                    (self.dpsgd, unit, compose(chain(*self.steps))),
                 )
             )
             yield pate, dpsgd
+
+    @contextmanager
+    def _copied(self) -> Iterator[tuple[Ledger, Ledger]]:
+        """Open copies of both ledgers, as by :meth:`opened`, in a temporary folder."""
+        with tempfile.TemporaryDirectory() as folder:
+            copies = replace(
+                self, pate=Path(folder) / self.pate.name, dpsgd=Path(folder) / self.dpsgd.name
+            )
+            for place, copy in ((self.pate, copies.pate), (self.dpsgd, copies.dpsgd)):
+                require_no_earlier(place)
+                if place.exists():
+                    copy_charges(place, copy)
+            with copies.opened() as both:
+                yield both
+
+    def preview(self, votes: _Releases, steps: _Releases) -> Iterator[PlannedCharge]:
+        """Yield what these releases would be charged, by copies of the ledgers; change nothing."""
+        labels, training = list(chain(*votes)), list(chain(*steps))
+        with self._copied() as (pate, dpsgd):
+            if labels:
+                of = f"{releases_in_words(len(votes))} of PATE"
+                yield PlannedCharge.make(
+                    pate, labels, records=self.relation, path=self.pate.absolute(), of=of
+                )
+                for each in votes:
+                    noted = relation_of(each)
+                    if noted is Neighbours.REPLACE_ONE:  # of one teacher
+                        noted = self.relation
+                    pate.charge(each, release=f"planned {len(pate.releases())}", records=noted)
+            if training:
+                of = f"{releases_in_words(len(steps))} of DP-SGD"
+                yield PlannedCharge.make(dpsgd, training, path=self.dpsgd.absolute(), of=of)
 
     def plan(self, pate: Ledger, dpsgd: Ledger, *, protects: str) -> None:
         """Record in both ledgers what is planned, unless results of either method are there.
@@ -164,34 +229,33 @@ class TwoLedgers:
     ) -> TotalStudyCost:
         """Return the cost of the study by both ledgers, with releases that are still to be made."""
         return total_study_cost(
-            pate, dpsgd, self.tag, more=unpaid, more_there=untrained, one_teacher=self.relation
+            pate,
+            dpsgd,
+            self.tag,
+            more=unpaid,
+            more_there=untrained,
+            one_teacher=self.relation,
+            group=self.group,
         )
 
 
-def _require_room(
-    method: str,
-    path: Path,
-    events: Sequence[Event],
-    *,
-    records: Neighbours | None = None,
-    beside: Iterable[Event] = (),
-) -> None:
-    if not path.exists():
-        return  # it will be created without a budget
-    with Ledger.open(path) as ledger:
-        try:
-            ledger.require_room(events, records=records, sibling_events=beside)
-        except BudgetExceeded as error:
-            raise error.with_reason(
-                f"what {method} is to release here would bring ε in {path} to "
-                f"{error.needed:.6g}, past the budget of {error.budget:.6g} (spent "
-                f"{error.spent:.6g}); nothing was charged: compare at fewer or smaller ε, or with "
-                "fewer seeds"
-            ) from error
+def _require_room(who: str, path: Path, ask: Callable[[], None]) -> None:
+    try:
+        ask()
+    except BudgetExceeded as error:
+        raise error.with_reason(
+            f"what {who} to release here would {error.excess} in {path}; nothing was charged: "
+            "compare at fewer or smaller ε, or with fewer seeds"
+        ) from error
 
 
 def budget_in_words(ledger: Ledger) -> str:
-    """Return the name of a ledger, and its budget."""
+    """Return the place of a ledger, and its budget."""
     budget = ledger.terms.budget.epsilon
     room = f"within the budget of ε = {budget:g}" if budget < math.inf else "without a budget"
-    return f"{ledger.path.name}: {room}"
+    return f"{ledger.path.absolute()}: {room}"
+
+
+def releases_in_words(count: int) -> str:
+    """Return a number of releases, as a phrase."""
+    return "1 release" if count == 1 else f"{count} releases"

@@ -12,30 +12,37 @@ import itertools
 import math
 import time
 import tomllib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pate.accounting import Conversion, Event, Ledger, compose
+from pate.accounting.ledger.data_ledger import PlannedCharge, Preview, trial_ledger
 from pate.accounting.ledger.study_costs import StudyCost, study_cost
 from pate.artifacts import fingerprint
-from pate.artifacts.results import Answers
 from pate.errors import BudgetExceeded, InvalidInput
 from pate.mechanisms import Plan
-from pate.pipeline.ledger import open_ledger
+from pate.pipeline.ledger import key_path, ledger_of, open_ledger
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.runner import PipelineRun
+from pate.pipeline.runner import PipelineRun, with_recorded_noise
 from pate.pipeline.stage import Options, producer
 from pate.recipes.read import as_setting, as_settings, read_recipe, read_value
-from pate.stages.catalogue import STAGES
+from pate.stages.catalogue import stages_of
+from pate.stages.data import require_own_ledger
 from pate.stages.exactly_once import require_paid
+from pate.stages.preview import other_ledgers, read_data
 from pate.stages.selection import require_made
 from pate.studies.plots import plot_sweep
-from pate.studies.study import is_paid, require_own_labels, tag_of
+from pate.studies.study import (
+    enough_labels,
+    is_paid,
+    releases_in_words,
+    require_own_labels,
+    tag_of,
+)
 from pate.studies.tables import SweepRow, require_same_noise, write_sweep_table
 
 MOST_POINTS = 1000
@@ -86,7 +93,7 @@ def read_grid(
     ``over`` maps "section.key" to its values, or lists texts "section.key=value,value". Every point
     is without a sanitised ε, which has a price of its own.
 
-    >>> grid = read_grid("digits", ["teachers.count=50,100", "aggregate.scale=8,16"])
+    >>> grid = read_grid("digits-teachers", ["teachers.count=50,100", "aggregate.scale=8,16"])
     >>> [str(point) for point in grid.points][:2]
     ['teachers.count=50 aggregate.scale=8', 'teachers.count=50 aggregate.scale=16']
     """
@@ -293,10 +300,24 @@ def sweep(
         budget has room for all of it. Every charge carries the study's tag; a point that is done is
         never charged again.
     """
+    return prepare_sweep(recipe, over=over, set=set, out=out, options=options).execute()
+
+
+def prepare_sweep(
+    recipe: str,
+    *,
+    over: Mapping[str, Sequence[Any]] | Sequence[str],
+    set: Mapping[str, Any] | Sequence[str] | None = None,
+    out: Path | str | None = None,
+    options: Options,
+) -> PointRuns:
+    """Return the points of a sweep, to be run or previewed; the arguments are its own."""
     grid = read_grid(recipe, over, as_settings(set))
     folder = Path("runs") / f"{grid.name}-sweep" if out is None else Path(out)
-    options = options.at_root(grid.points[0].recipe.data_root)
-    return PointRuns.of(grid, folder, options).execute()
+    first = grid.points[0].recipe
+    options = options.with_recipe(data_root=first.data_root, plugins=first.plugins)
+    points = [replace(e, recipe=with_recorded_noise(e.recipe, folder)) for e in grid.points]
+    return PointRuns.of(replace(grid, points=tuple(points)), folder, options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +346,10 @@ class PointRuns:
 
     def run(self, point: Point) -> PipelineRun:
         return PipelineRun(
-            folder=self.folder, recipe=point.recipe, stages=STAGES, options=self.options
+            folder=self.folder,
+            recipe=point.recipe,
+            stages=stages_of(point.recipe),
+            options=self.options,
         )
 
     @cached_property
@@ -339,7 +363,7 @@ class PointRuns:
         found = {}
         for point in self.grid.points:
             known: dict[str, str] = {}
-            for stage in STAGES:
+            for stage in stages_of(point.recipe):
                 above = [known[producer(need)] for need in stage.needs]
                 settings = stage.settings(point.recipe, self.options)
                 known[stage.name] = fingerprint(stage.name, settings, above)
@@ -349,12 +373,12 @@ class PointRuns:
     @cached_property
     def in_order(self) -> list[Point]:
         """The points, so that those which share a stage are adjacent, early stages first."""
-        ranks: list[dict[str, int]] = [{} for _ in STAGES]
+        ranks: defaultdict[str, dict[str, int]] = defaultdict(dict)
 
         def rank(point: Point) -> tuple[int, ...]:
             return tuple(
-                seen.setdefault(self._origins[point.number][stage.name], len(seen))
-                for seen, stage in zip(ranks, STAGES, strict=True)
+                ranks[stage].setdefault(origin, len(ranks[stage]))
+                for stage, origin in self._origins[point.number].items()
             )
 
         return sorted(self.grid.points, key=rank)
@@ -388,9 +412,48 @@ class PointRuns:
                 plot_sweep(result)
                 next_plot = time.monotonic() + _BETWEEN_PLOTS
         # The folder's recipe is the first point's, whoever was last.
-        first.execute(until=None if _enough_labels(first) else "account")
+        first.execute(until=None if enough_labels(first) else "account")
         plot_sweep(result)
         return result
+
+    def preview(self) -> Preview:
+        """Return the charge that the sweep would make in all; nothing is written."""
+        first, root = self.grid.points[0].recipe, self.options.data_root
+        path, inputs = ledger_of(first, self.options), dict[str, int]()
+        for point in self.grid.points:
+            spec = point.recipe.data
+            if (key := spec.model_dump_json()) not in inputs:
+                inputs[key] = len(read_data(spec, self.options).public.features)
+        points = self.one_of_each("aggregate")
+        plans = [p.recipe.plan(inputs=inputs[p.recipe.data.model_dump_json()]) for p in points]
+        best = compose(itertools.chain(*(plan.events for plan in plans))).guarantee(
+            delta=first.privacy.delta, conversion=Conversion(first.privacy.conversion)
+        )
+        known = path.exists() and key_path(first, root).exists()  # else nothing was made
+
+        def open_at(place: Path) -> Ledger:
+            return open_ledger(first, self.options, moment=best.moment, path=place)
+
+        notes, charges = other_ledgers(first, self.options), list[PlannedCharge]()
+        with trial_ledger(path, open_at) as ledger:
+            unpaid = [
+                plan.events
+                for plan, point in zip(plans, points, strict=True)
+                if not (known and is_paid(self.run(point), ledger))
+            ]
+            _require_room(ledger, unpaid, first)
+            if unpaid:
+                charge = PlannedCharge.make(
+                    ledger,
+                    list(itertools.chain(*unpaid)),
+                    records=first.partition.neighbours,
+                    path=path.absolute(),
+                    of=releases_in_words(len(unpaid)),
+                )
+                charges.append(charge)
+        if not charges:
+            notes.append(f"nothing to charge: all releases in {self.folder} are paid for")
+        return Preview(charges=tuple(charges), notes=tuple(notes))
 
     def _plan(self) -> str:
         """Plan every release, and require that the budget has room; return the cost in words.
@@ -407,16 +470,19 @@ class PointRuns:
         first, privacy = points[0].recipe, points[0].recipe.privacy
         # The λ of a ledger that this sweep is the first to use: the best one for all of its plans.
         best = compose(itertools.chain(*plans)).guarantee(
-            delta=privacy.delta, conversion=Conversion(privacy.conversion)
+            delta=privacy.ledger_delta, conversion=Conversion(privacy.conversion)
         )
         named = bool(runs[0].artifact("data").facts["named"])
+        states = itertools.chain(*(run.states() for run in runs))
+        if not all(each.done for each in states if each.stage == "aggregate"):
+            require_own_ledger(first, self.options)  # a finished sweep needs no records
         with open_ledger(first, self.options, moment=best.moment) as ledger:
             require_own_labels(runs, ledger, tag=self.tag)
             pairs = zip(runs, plans, strict=True)
             unpaid = [events for run, events in pairs if not is_paid(run, ledger)]
             _require_room(ledger, unpaid, first)
-            ledger.plan_study(self.tag, plans, protects=first.partition.protects(named=named))
-            cost = study_cost(ledger, self.tag, more=unpaid)
+            ledger.plan_study(self.tag, plans, protects=first.protects(named=named))
+            cost = study_cost(ledger, self.tag, more=unpaid, group=first.protected_group)
         return self._announced(cost, unpaid=len(unpaid), paid=len(plans) - len(unpaid))
 
     def _announced(self, cost: StudyCost, *, unpaid: int, paid: int) -> str:
@@ -429,7 +495,11 @@ class PointRuns:
             f"{what}, {unpaid or 'none'} to be paid for; not all of the study “{cost.name}” was "
             f"planned before its first result. To look at it costs "
             f"{cost.describe(why=False)}, what the ledger states for all its releases"
-            + ("; for a study of its own, choose another --out." if unpaid else ".")
+            + (
+                "; for a study of its own, give another --out, and --spend for what was paid."
+                if unpaid
+                else "."
+            )
         )
 
     def _record(self, rows: Sequence[SweepRow], *, new: Sequence[SweepRow]) -> Sweep:
@@ -456,7 +526,7 @@ def _planned(run: PipelineRun, point: Point) -> Plan:
 
 def _require_room(ledger: Ledger, unpaid: Sequence[Sequence[Event]], recipe: Recipe) -> None:
     try:
-        ledger.require_room(itertools.chain(*unpaid), records=recipe.partition.neighbours)
+        ledger.require_room(itertools.chain(*unpaid), records=recipe.neighbours)
     except BudgetExceeded as error:
         what = "the release" if len(unpaid) == 1 else f"the {len(unpaid)} releases"
         raise error.with_reason(
@@ -467,13 +537,13 @@ def _require_room(ledger: Ledger, unpaid: Sequence[Sequence[Event]], recipe: Rec
 
 def _finished(run: PipelineRun) -> bool:
     done = {state.stage for state in run.states() if state.done}
-    return "evaluate" in done or ("account" in done and not _enough_labels(run))
+    return "evaluate" in done or ("account" in done and not enough_labels(run))
 
 
 def _run_point(run: PipelineRun, point: Point) -> SweepRow:
     """Run a point to its end; one whose labels are too few for a student ends without one."""
     run.execute(until="account")
-    if _enough_labels(run):
+    if enough_labels(run):
         run.execute()
     else:
         run.options.report("its labels are of one class at most, too few for a student")
@@ -481,9 +551,4 @@ def _run_point(run: PipelineRun, point: Point) -> SweepRow:
 
 
 def _row(run: PipelineRun, point: Point) -> SweepRow:
-    return SweepRow.of(point, run, student=_enough_labels(run))
-
-
-def _enough_labels(run: PipelineRun) -> bool:
-    """Return whether the released labels are of two classes or more: else no student learns."""
-    return len(np.unique(Answers.load(run.artifact("aggregate")).row_labels)) > 1
+    return SweepRow.of(point, run, student=enough_labels(run))

@@ -11,12 +11,21 @@ import io
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pate._files import write_atomically
-from pate._format import compare_neighbours, describe_neighbours, format_epsilon
+from pate._format import (
+    compare_neighbours,
+    describe_neighbours,
+    format_cost,
+    format_delta,
+    in_units,
+)
 from pate.accounting import Guarantee, Neighbours
 from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost, earlier_releases_caveat
 from pate.artifacts.results import (
@@ -28,7 +37,9 @@ from pate.artifacts.results import (
     load_reference,
 )
 from pate.errors import InvalidInput
-from pate.metrics import Share, wilson
+from pate.metrics import Share, no_better, wilson
+from pate.stages.evaluate import EVALUATE
+from pate.studies.study import enough_labels
 
 if TYPE_CHECKING:
     from pate.pipeline.runner import PipelineRun
@@ -150,7 +161,7 @@ class SweepRow:
             "neighbours": self.neighbours,
             "protects": self.protects,
             "private": self.private,
-            "teachers": self.point.recipe.teachers.count,
+            "teachers": None if self.point.recipe.by_records else self.point.recipe.teachers.count,
             "asked": self.asked,
             "answered": self.answered,
             "labels": None if self.labels is None else asdict(self.labels),
@@ -177,9 +188,12 @@ def write_sweep_table(folder: Path, content: Mapping[str, Any]) -> None:
 # --- a comparison ---------------------------------------------------------------------------------
 
 METHODS = {
-    "pate": "PATE",
+    "pate": "PATE (teachers)",
+    "record-votes": "PATE (record votes)",
     "dpsgd": "DP-SGD",
+    "least-squares": "least squares",
     "public-labels": "true public labels",
+    "record-public-labels": "true labels of all public inputs",
     "majority": "majority class",
     "reference": "without privacy",
 }
@@ -201,6 +215,7 @@ class Repetition:
     seconds: float | None = None
     peak_memory_mb: float | None = None
     whole: bool = True  # False: it was killed on the way, and took longer than ``seconds``
+    trained: bool = True  # False: its labels are of one class, which it always predicts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,21 +287,21 @@ class ComparisonRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedPoint:
-    """Both methods at one ε, once, with their results in the folder."""
+    """All methods at one ε, once, with their results in the folder."""
 
     epsilon: float
     seed: int
     baselines: bool  # whether what needs no ε was evaluated beside it
-    pate: PipelineRun
-    pate_measure: Measure | None
-    dpsgd: Mapping[str, Any]  # DP-SGD's own report
-    dpsgd_measure: Measure | None
+    # The runs of teachers and of record votes, where they are compared; by method.
+    labels: Mapping[str, tuple[PipelineRun, Measure | None]]
+    # The reports of DP-SGD and, where it is compared, least squares; by method.
+    models: Mapping[str, tuple[Mapping[str, Any], Measure | None]]
 
 
 def comparison_rows(
     finished: Sequence[FinishedPoint], *, seeded: bool
 ) -> tuple[ComparisonRow, ...]:
-    """Return PATE and DP-SGD at each ε, then two baselines from public labels, one without privacy.
+    """Return all methods at each ε, then baselines from public labels, and one without privacy.
 
     Guarantees:
         * A row is publishable where it rests on what was charged (labels, a student, a noised
@@ -299,26 +314,38 @@ def comparison_rows(
     rows = []
     for epsilon in sorted({each.epsilon for each in finished}):
         at = [each for each in finished if each.epsilon == epsilon]
-        rows.append(_row("pate", list(map(_pate, at)), target=epsilon, seeded=seeded))
-        rows.append(_row("dpsgd", list(map(_dpsgd, at)), target=epsilon, seeded=seeded))
+        for method in at[0].labels:
+            results = [_labels(each, method) for each in at]
+            rows.append(_row(method, results, target=epsilon, seeded=seeded))
+        for method in at[0].models:
+            results = [_model(each, method) for each in at]
+            rows.append(_row(method, results, target=epsilon, seeded=seeded))
     beside = [each for each in finished if each.baselines]
-    informed = [each for each in map(_public_labels, beside) if each is not None]
-    if informed:
-        paid = any(guarantee is not None for _, _, guarantee in informed)
-        rows.append(_row("public-labels", informed, seeded=seeded and paid))
-    found = Evaluation.load(beside[-1].pate.artifact("evaluate"))
-    records = found.student.records
-    majority = max(each.records for each in found.classes)
-    rows.append(_row("majority", [_result(0, majority / records, records)]))
+    for method in beside[-1].labels:
+        informed = [_public_labels(each.seed, each.labels[method][0]) for each in beside]
+        known = [each for each in informed if each is not None]
+        if known:
+            paid = any(guarantee is not None for _, _, guarantee in known)
+            rows.append(_row(_INFORMED[method], known, seeded=seeded and paid))
+    truth = _truth(_first_run(beside[-1]))
+    majority = int(np.bincount(truth).max())
+    rows.append(_row("majority", [_result(0, majority / len(truth), len(truth))]))
     references = [
-        (each.seed, load_reference(each.pate.artifact("evaluate-reference")))
+        (each.seed, load_reference(_first_run(each).artifact("evaluate-reference")))
         for each in beside
-        if each.pate.recipe.evaluate.reference
+        if _first_run(each).recipe.evaluate.reference and enough_labels(_first_run(each))
     ]
     if references:
         results = [_result(seed, each.accuracy, each.records) for seed, each in references]
         rows.append(_row("reference", results, publishable=False))
     return tuple(rows)
+
+
+_INFORMED = {"pate": "public-labels", "record-votes": "record-public-labels"}
+
+
+def _first_run(point: FinishedPoint) -> PipelineRun:
+    return next(iter(point.labels.values()))[0]
 
 
 _Result = tuple[Repetition, int, StatedGuarantee | None]  # with test records and its cost
@@ -346,45 +373,63 @@ def _result(
     return once, records, guarantee
 
 
-def _guarantee(point: FinishedPoint) -> StatedGuarantee:
-    return Costs.load(point.pate.artifact("account")).guarantee
+def _guarantee(run: PipelineRun) -> StatedGuarantee:
+    stated = Costs.load(run.artifact("account")).guarantee
+    if run.recipe.protected_group is None:
+        return stated
+    return replace(stated, neighbours=Neighbours.USER_ADD_REMOVE.value)  # partitioned by hash
 
 
-def _pate(point: FinishedPoint) -> _Result:
-    student = Evaluation.load(point.pate.artifact("evaluate")).student
-    return _result(
+def _labels(point: FinishedPoint, method: str) -> _Result:
+    run, measure = point.labels[method]
+    answers, truth = Answers.load(run.artifact("aggregate")), _truth(run)
+    trained = enough_labels(run)
+    if trained:
+        accuracy = Evaluation.load(run.artifact("evaluate")).student.accuracy
+    else:
+        only = answers.row_labels[0] if len(answers.row_labels) else 0
+        accuracy = float((truth == only).mean())
+    once, records, guarantee = _result(
         point.seed,
-        student.accuracy,
-        student.records,
-        guarantee=_guarantee(point),
-        measure=point.pate_measure,
-        labels=len(Answers.load(point.pate.artifact("aggregate")).answered),
+        accuracy,
+        len(truth),
+        guarantee=_guarantee(run),
+        measure=measure,
+        labels=len(answers.answered),
     )
+    return replace(once, trained=trained), records, guarantee
 
 
-def _dpsgd(point: FinishedPoint) -> _Result:
-    report = point.dpsgd
+def _truth(run: PipelineRun) -> NDArray[np.int64]:
+    """Return the classes of the test records, which are for evaluation alone."""
+    data = next(state for state in run.states() if state.stage == "data")
+    evaluating = run.store.cleared(EVALUATE.name, EVALUATE.clearance)
+    return np.array(evaluating.open("data-test", data.made_from or "").array("labels.npy"))
+
+
+def _model(point: FinishedPoint, method: str) -> _Result:
+    report, measure = point.models[method]
     return _result(
         point.seed,
         report["accuracy"],
         report["test_records"],
         guarantee=StatedGuarantee.from_json(report["guarantee"]),
-        measure=point.dpsgd_measure,
+        measure=measure,
     )
 
 
-def _public_labels(point: FinishedPoint) -> _Result | None:
-    if not point.pate.recipe.evaluate.public_labels:
+def _public_labels(seed: int, run: PipelineRun) -> _Result | None:
+    if not (run.recipe.evaluate.public_labels and enough_labels(run)):
         return None
-    found = PublicLabels.load(point.pate.artifact("evaluate-public-labels"))
+    found = PublicLabels.load(run.artifact("evaluate-public-labels"))
     if found.student is None:
         return None
-    follows = point.pate.recipe.aggregate.cost_follows_answers
+    follows = run.recipe.aggregate.cost_follows_answers
     return _result(
-        point.seed,
+        seed,
         found.student.accuracy,
         found.student.records,
-        guarantee=_guarantee(point) if follows else None,
+        guarantee=_guarantee(run) if follows else None,
         labels=found.labels,
     )
 
@@ -417,17 +462,55 @@ def _row(
     )
 
 
+def no_better_rows(rows: Sequence[ComparisonRow]) -> tuple[ComparisonRow, ...]:
+    """Return the rows of private methods that do not beat the majority class on the test records.
+
+    The 95 % interval decides, as everywhere (:func:`pate.metrics.no_better`).
+    """
+    most = [row.accuracy for row in rows if row.method == "majority"]
+    private = [row for row in rows if row.target is not None]
+    return tuple(row for row in private if most and no_better(row.low, most[0]))
+
+
 # --- notes below a comparison ---------------------------------------------------------------------
 
 _ACCOUNTANTS = {
+    "tightest": "the smaller of log-moments and privacy loss distributions",
     "moments": "log-moments on a fine grid of λ",
     "abadi": "log-moments at whole λ up to 32, classic conversion",
-    "pld": "privacy loss distributions, the tightest",
+    "pld": "privacy loss distributions",
 }
 _SPREAD = (
     "± is the standard deviation over repetitions: other shards, teachers, students, first weights "
     "and noise, on the same split."
 )
+
+
+_SQUARES = (
+    "Least squares is a linear model from sums over all records, to which noise is added once; its "
+    "ε is for {}, and it is charged to the ledger of DP-SGD."
+)
+
+
+def _records_note(rows: Sequence[ComparisonRow], *, per_user: int | None, unit: str) -> str:
+    """Return who votes by record votes, and at which δ; and where teachers were left out."""
+    own = [row for row in rows if row.method == "record-votes"]
+    pure = all(once.delta == 0 for row in own for once in row.runs)
+    voters = "every private record votes once"
+    if per_user is not None:
+        some = f"at most {per_user} records of each {unit} vote once each"
+        voters = f"one record of each {unit} votes once" if per_user == 1 else some
+    note = (
+        f"By record votes {voters}, at the public input nearest to it; one table of noised counts "
+        "labels all public inputs."
+    )
+    if pure:
+        note += " Its ε is pure: δ = 0, so that it also holds at the δ of the others."
+    at = {row.target for row in rows if row.method == "pate"}
+    without = [f"{row.target:g}" for row in own if row.target not in at]
+    if at and without:
+        note += f" Teachers were left out at ε = {', '.join(without)}, by the recipe."
+    return note
 
 
 def comparison_notes(
@@ -438,27 +521,52 @@ def comparison_notes(
     delta: float,
     tuning: str,
     seeded: bool,
+    per_user: int | None = None,
+    unit: str = "record",
 ) -> tuple[str, ...]:
     """Return the sentences that a reader of the table needs: differences and costs.
 
-    ``tuning`` is the recipe's own text on how its settings were chosen; empty if it has none.
+    ``tuning`` is the recipe's own text on how its settings were chosen; empty if it has none. With
+    ``per_user`` PATE protects all records of one user, and so many of them vote by record votes.
+    ``unit`` is the noun for whoever is protected.
     """
     relation = {row.method: row.neighbours or "" for row in rows if row.target is not None}
+    ours = relation.get("pate") or relation["record-votes"]  # which hold for the same data sets
     repeated = any(len(row.runs) > 1 for row in rows)
+    costs = [] if seeded else _cost_notes(cost, own_accountant=accountant != "moments")
+    squares = relation.get("least-squares")
+    own = None
+    if "record-votes" in relation:
+        own = _records_note(rows, per_user=per_user, unit=unit)
     notes = [
-        compare_neighbours(relation["pate"], relation["dpsgd"]),
-        "Both ε are data-independent and cover all that a run releases. PATE's is by log-moments "
-        f"(improved conversion), DP-SGD's by {_ACCOUNTANTS[accountant]}; δ = {delta:g} for both.",
-        "How settings were chosen is in neither ε. "
+        in_units(compare_neighbours(ours, relation["dpsgd"], users=per_user is not None), unit),
+        *([] if squares is None else [_SQUARES.format(describe_neighbours(squares, unit))]),
+        *([] if own is None else [own]),
+        "All ε are data-independent and cover all that a run releases. PATE's is the smallest of "
+        "all accountants that cover its plan (mostly log-moments), DP-SGD's is by "
+        f"{_ACCOUNTANTS[accountant]}; δ = {format_delta(delta)}.",
+        "How settings were chosen is in no ε. "
         + (f"The recipe states: “{tuning}”" if tuning else "The recipe does not state it."),
         _SPREAD if repeated else "One repetition has no spread: add --seeds 3.",
         "Times and memory are for you alone: they follow from the private records.",
-        *([] if seeded else _cost_notes(cost, own_accountant=accountant != "moments")),
+        *(in_units(note, unit) for note in costs),
     ]
+    weak = [f"{row.name} at ε = {row.target:g}" for row in no_better_rows(rows)]
+    if weak:
+        notes.insert(
+            0,
+            f"No better than always predicting the majority class, within the 95 % interval of the "
+            f"test: {', '.join(weak)}.",
+        )
     if any(row.method == "reference" for row in rows):
         notes.append(
             "“without privacy” is the student's model trained on the private records themselves: "
             "do not publish it."
+        )
+    if not all(once.trained for row in rows for once in row.runs):
+        notes.append(
+            "Where all labels that PATE released are of one class, no student was trained: the "
+            "accuracy is that of always predicting it."
         )
     if not all(row.whole for row in rows):
         notes.append("≥: a run was killed on the way; the time until then is not counted.")
@@ -485,12 +593,12 @@ def cost_in_words(guarantee: Guarantee | None) -> str:
     """Return a cost in a few words, rounded up.
 
     >>> cost_in_words(Guarantee(epsilon=1.23451, delta=1e-5))
-    'ε = 1.235 at δ = 1e-05'
+    'ε = 1.24 at δ = 1e-5'
     >>> cost_in_words(Guarantee(epsilon=9.0, delta=0.00041731))
     'ε = 9 at δ = 0.0004174'
     """
     if guarantee is None:
         return "no guarantee under one record replaced"
-    value = f"ε = {format_epsilon(guarantee.epsilon)} at δ = {format_epsilon(guarantee.delta)}"
+    value = format_cost(guarantee.epsilon, guarantee.delta)
     stated = guarantee.neighbours is not Neighbours.AS_STATED
     return f"{value} for {describe_neighbours(guarantee.neighbours)}" if stated else value

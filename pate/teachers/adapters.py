@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate.errors import InvalidInput
+from pate.errors import InvalidInput, PateError
 from pate.plugins import resolve
 from pate.teachers.placement import isolated_randomness, out_of_memory, short_of_memory
-from pate.teachers.protocol import Teacher
+from pate.teachers.protocol import Teacher, guarded
 from pate.teachers.spec import ENTRY_POINTS, ModelSpec, Training
 from pate.untrusted import make_untrusted
 
@@ -59,12 +59,20 @@ class SklearnTeacher:
             return np.array([self.only_label])
         return np.asarray(self.estimator.classes_)
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> SklearnTeacher:
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> SklearnTeacher:
         labels = np.asarray(y)
         seen = np.unique(labels)
         self.only_label = int(seen[0]) if len(seen) == 1 else None
         if self.only_label is None:
-            self.estimator.fit(_flat(X), labels)
+            weights = {}
+            if sample_weight is not None:
+                from sklearn.utils.validation import has_fit_parameter
+
+                if has_fit_parameter(self.estimator, "sample_weight"):
+                    weights = {"sample_weight": np.asarray(sample_weight)}
+            self.estimator.fit(_flat(X), labels, **weights)
         return self
 
     def predict(self, X: ArrayLike) -> ArrayLike:
@@ -135,6 +143,26 @@ def build(target: Any, training: Training, *, classes: int, seed: int) -> Teache
         return SklearnTeacher(made, home=_module_of(target))
     teacher: Teacher = made
     return teacher
+
+
+def takes_missing(teacher: Any, *, width: int) -> bool:
+    """Return whether a model takes records with missing values (NaN), of so many columns.
+
+    An estimator is tried on a few random records. A class of the user's own, and a torch module,
+    takes them if it has an attribute ``takes_missing`` that is true.
+    """
+    if not isinstance(teacher, SklearnTeacher):
+        module = teacher.module if is_torch_teacher(teacher) else teacher
+        return bool(getattr(module, "takes_missing", False))
+    records = np.random.default_rng(0).normal(size=(40, width))
+    records[::3] = np.nan
+    trial = SklearnTeacher(copy.deepcopy(teacher.estimator))
+    try:
+        guarded("fit", lambda: trial.fit(records, np.arange(40) % 2), private=False)
+        guarded("predict", lambda: trial.predict(records), private=False)
+    except PateError:
+        return False
+    return True
 
 
 def make_model(target: Any, training: Training, *, classes: int, seed: int) -> Any:

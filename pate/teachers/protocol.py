@@ -23,6 +23,7 @@ Guarantees that a user's own class must give:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -45,15 +46,27 @@ class Teacher(Protocol):
     def predict(self, X: Any) -> ArrayLike: ...
 
 
-def train(teacher: Teacher, X: ArrayLike, y: ArrayLike, *, private: bool = True) -> None:
+def train(
+    teacher: Teacher,
+    X: ArrayLike,
+    y: ArrayLike,
+    *,
+    private: bool = True,
+    weights: ArrayLike | None = None,
+) -> None:
     """Fit a teacher to its shard: records (n, …), labels (n,).
+
+    ``weights`` of the records count where the model's ``fit`` takes a ``sample_weight``.
 
     Guarantees:
         With ``private`` an error names the place in the code where the model failed and never its
         message; output and warnings of the model are dropped.
     """
     records, labels = checked_shard(X, y)
-    guarded("fit", lambda: teacher.fit(records, labels), private=private)
+    given = {}
+    if weights is not None and "sample_weight" in inspect.signature(teacher.fit).parameters:
+        given = {"sample_weight": np.asarray(weights)}
+    guarded("fit", lambda: teacher.fit(records, labels, **given), private=private)
 
 
 def checked_shard(X: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:

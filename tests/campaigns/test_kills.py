@@ -16,7 +16,7 @@ from kills import Launcher, finished, kill_charging, kill_runs
 
 from pate.accounting import Ledger
 
-RACES, RACERS = 3, 6
+RACES, RACERS = 2, 6
 
 
 @pytest.mark.parametrize(
@@ -24,11 +24,14 @@ RACES, RACERS = 3, 6
     [
         ("serial", "aggregate", 150),  # where charges are made
         ("serial", None, 40),
-        ("processes:2", None, 25),
-        ("gpus:cpu,cpu", "vote", 30),
+        ("processes:2", None, 20),
+        ("gpus:cpu,cpu", "vote", 15),  # the same pool of workers
     ],
 )
 def test_pipelines_killed(project, engine, since, kills, rng):
+    """With workers, a fault that one kill in ten meets is missed by 35 of them once in forty times;
+    the moments around a charge, which chance hits rarely, are aimed at in ``tests/pipeline``.
+    """
     with contextlib.closing(Launcher(project)) as launcher:
         found = kill_runs(project, launcher, engine=engine, since=since, kills=kills, rng=rng)
     assert len(found) > 2, "all kills hit the same stages"
@@ -36,9 +39,9 @@ def test_pipelines_killed(project, engine, since, kills, rng):
 
 @pytest.mark.parametrize("ledger", range(10))
 def test_ledgers_killed(tmp_path, ledger, rng):
-    """Three hundred kills of each of ten ledgers."""
-    charged, published = kill_charging(tmp_path, kills=300, rng=rng, longest=0.01)
-    assert charged >= published >= 150
+    """A fault that one kill in five hundred meets is missed by all of them once in fifty times."""
+    charged, published = kill_charging(tmp_path, kills=200, rng=rng)
+    assert charged >= published >= 100
 
 
 def test_runs_that_race_for_one_budget(project, rng):
@@ -69,7 +72,8 @@ def test_runs_that_race_for_one_budget(project, rng):
                 subprocess.Popen(
                     project.command(*words),
                     cwd=place,
-                    env=project.environment(),
+                    # As another user: to this one, the records of the copies have a ledger.
+                    env=project.environment() | {"XDG_DATA_HOME": str(place / "home")},
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,

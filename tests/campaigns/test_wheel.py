@@ -24,7 +24,7 @@ clf = pate.PATEClassifier(teachers=100, queries=100, epsilon=8.0, delta=1e-5, cl
 clf.fit(X[:1200] / 16, y[:1200], public=X[1200:1500] / 16)
 assert clf.guarantee_.epsilon <= 8.0
 assert clf.score(X[1500:] / 16, y[1500:]) > 0.5
-run = pate.run("digits", set={"teachers.count": 20}, out="runs/d", data_root="data")
+run = pate.run("digits-teachers", set={"teachers.count": 20}, out="runs/d", data_root="data")
 assert run.evaluation is not None
 assert run.report().is_file()
 """
@@ -35,9 +35,10 @@ def test_the_wheel_works_outside_the_repository(tmp_path):
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*build, "--wheel-dir", str(tmp_path), str(ROOT)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
-    venv.create(tmp_path / "env", with_pip=True)
+    venv.create(tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", wheel], check=True)
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    subprocess.run([*install, "--no-deps", str(wheel)], check=True)
     (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
     # Dependencies are those of this environment: installing them again takes minutes.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")

@@ -22,6 +22,7 @@ from pate.accounting import (
 )
 from pate.accounting.events import tally
 from pate.accounting.guarantee import Guarantee
+from pate.accounting.plan_guarantee import guarantee_of_plan
 from pate.accounting.smooth import lnmax_cost
 from pate.errors import InvalidInput
 from pate.mechanisms import (
@@ -29,6 +30,7 @@ from pate.mechanisms import (
     AggregateSpec,
     ConfidentGnmax,
     GaussianNoisyMax,
+    GumbelNoisyMax,
     InteractiveGnmax,
     LaplaceNoisyMax,
     insecure_generator,
@@ -36,7 +38,8 @@ from pate.mechanisms import (
     noisy_max,
     secure_generator,
 )
-from pate.mechanisms.noisy_max import NoisyMax, laplace_win_chances
+from pate.mechanisms.noisy_max import NoisyMax, laplace_win_chances, noisy_argmax
+from pate.planner.forecast import Budget
 from pate.votes import Votes
 
 TEACHERS, CLASSES = 100, 5
@@ -44,17 +47,22 @@ TEACHERS, CLASSES = 100, 5
 KEYS = {
     "lnmax": {"scale": 10.0},
     "gnmax": {"sigma": 10.0},
+    "gumbel": {"scale": 10.0},
     "confident": {"threshold": 60.0, "sigma1": 20.0, "sigma2": 10.0},
     "interactive": {"threshold": 30.0, "sigma1": 20.0, "sigma2": 10.0, "keep": 0.8},
     "widened": {"scale": 5.0, "width": 2.0},
 }
 CHECKED = ("confident", "interactive")
-ANSWER = {"lnmax": "LaplaceNoisyMaxAnswer", "widened": "LaplaceNoisyMaxAnswer"}
+ANSWER = {
+    "lnmax": "LaplaceNoisyMaxAnswer",
+    "gumbel": "GumbelNoisyMaxAnswer",
+    "widened": "LaplaceNoisyMaxAnswer",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WidenedNoisyMax(NoisyMax):
-    """Laplace noisy-max with ``width`` times the noise: a fifth mechanism with its own key."""
+    """Laplace noisy-max with ``width`` times the noise: one more mechanism with its own key."""
 
     name: ClassVar[str] = "widened"
     title: ClassVar[str] = "Widened-LNMax"
@@ -75,8 +83,8 @@ class WidenedNoisyMax(NoisyMax):
     def answer_event(self):
         return LaplaceNoisyMaxAnswer(scale=self._wide)
 
-    def noise(self, rng, shape):
-        return rng.laplace(scale=self._wide, size=shape)
+    def answers(self, counts, rng):
+        return noisy_argmax(counts, noise=lambda shape: rng.laplace(scale=self._wide, size=shape))
 
     def data_dependent_cost(self, counts, *, moments=None, answered=None, baseline=None):
         return laplace_total(counts, scale=self._wide, moments=moments)
@@ -139,6 +147,7 @@ def test_the_recipe_makes_the_mechanism_it_names(name, mechanism):
     kinds = {
         "lnmax": LaplaceNoisyMax,
         "gnmax": GaussianNoisyMax,
+        "gumbel": GumbelNoisyMax,
         "confident": ConfidentGnmax,
         "interactive": InteractiveGnmax,
         "widened": WidenedNoisyMax,
@@ -383,16 +392,13 @@ def test_chances_describe_what_happens(name, mechanism):
 def test_noise_for_a_budget_is_the_least_that_fits(mechanism):
     if mechanism.calibrated is None:
         return
-    moments = np.array([1.0, 4.0, 16.0])
-    room = np.full(3, 0.5)
 
-    def cost(noise):
+    def epsilon(noise):
         made = type(mechanism)(**{mechanism.calibrated: noise})
-        return compose(made.caps(queries=50, answers=50), moments).values
+        return guarantee_of_plan(made.caps(queries=50, answers=50), delta=1e-5).epsilon
 
-    least = mechanism.least_noise(50, moments=moments, room=room)
-    assert np.any(cost(least * 1.0001) <= room)
-    assert not np.any(cost(least * 0.999) <= room)
+    least = Budget(epsilon=1.5, delta=1e-5).least_noise(type(mechanism), 50)
+    assert epsilon(least) <= 1.5 < epsilon(least * 0.999)
 
 
 def test_a_students_predictions_are_refused_where_they_would_be_ignored(mechanism):

@@ -35,7 +35,11 @@ QUICK = {
 SHORT_INPUTS = 240
 SHORT = {"self-training": {"fractions": [0.8, 0.95], "first_epochs": 3, "epochs": 3}}
 
-methods = pytest.mark.parametrize("method", sorted(METHODS))
+# Students of a method are trained once, in one worker.
+methods = pytest.mark.parametrize(
+    "method",
+    [pytest.param(each, marks=pytest.mark.xdist_group(each)) for each in sorted(METHODS)],
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -92,7 +96,8 @@ def test_every_method_can_be_named():
 
 def test_there_is_no_door_for_other_labels():
     fields = {field.name for field in dataclasses.fields(StudentData)}
-    assert fields == {"inputs", "features", "rows", "labels", "classes"}
+    # Soft labels and weights follow from a released table, as labels do.
+    assert fields == {"inputs", "features", "rows", "labels", "classes", "soft", "weights"}
     for method in METHODS:
         assert list(inspect.signature(find_method(method)).parameters) == ["spec", "data", "tools"]
 

@@ -12,22 +12,34 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.mark.campaign
-def test_engines(tmp_path):
+def run(tmp_path, *words):
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / "engines.py", "--quick", "--engines", "serial"],
+        [sys.executable, BENCHMARKS / words[0], *words[1:]],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()]
+    assert not list(tmp_path.iterdir())
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+@pytest.mark.campaign
+def test_engines(tmp_path):
+    rows = run(tmp_path, "engines.py", "--quick", "--engines", "serial")
     assert [(row[0], row[1]) for row in rows[2:-1]] == [
         ("dispatch", "serial"),
         ("memory", "serial"),
         ("plan", "ridge"),
     ]
-    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.campaign
+def test_record_votes(tmp_path):
+    words = ("--quick", "--splits", "1", "--draws", "1", "--epsilons", "1,4")
+    rows = run(tmp_path, "record_votes.py", *words)
+    assert [row[1] for row in rows[3:]] == ["1", "4"]
+    assert all(float(row[3]) > float(row[8]) for row in rows[3:])  # records, and teachers

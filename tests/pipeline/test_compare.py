@@ -15,13 +15,15 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import as_written
 
 from pate._format import format_epsilon
 from pate._format import format_epsilon_fixed as shown_epsilon
-from pate.accounting import Guarantee, Ledger
+from pate.accounting import Guarantee, Ledger, exact_divergence
 from pate.accounting.events import Repeated, tally
 from pate.accounting.ledger.study_costs import NOT_PLANNED
 
@@ -59,6 +61,9 @@ entry = "dpsgd.models:linear"
 steps = 12
 lot_size = 200
 learning_rate = 2.0
+
+[dpsgd.privacy]
+accountant = "moments"
 """
 pytestmark = pytest.mark.xdist_group("compare")  # one comparison for all of them
 
@@ -250,6 +255,17 @@ def sampled_steps(rate, noise, count, delta):
     return best
 
 
+def tied_answers(events):
+    """ε of near ties of two classes, exactly: what votes can cost, and nearly what is charged."""
+    orders, leads = np.arange(1.1, 8, 0.1), [[50 + lead, 50 - lead] for lead in range(8)]
+    tied = sum(
+        event.count
+        * exact_divergence(leads, orders=orders, sigma=event.event.sigma).largest.max(axis=0)
+        for event in events
+    )
+    return (tied + np.log(1 - 1 / orders) - np.log(DELTA * orders) / (orders - 1)).min()
+
+
 def test_both_guarantees_follow_from_the_ledgers_and_meet_the_target_from_below(made):
     for_pate, for_dpsgd = ledgers(made)
     recomputed = {"pate": [], "dpsgd": []}
@@ -257,7 +273,8 @@ def test_both_guarantees_follow_from_the_ledgers_and_meet_the_target_from_below(
         (event,) = charge.events
         assert isinstance(event, Repeated)
         assert event.count == 25
-        recomputed["pate"].append(gaussian_answers(event.event.sigma, event.count, DELTA))
+        assert gaussian_answers(event.event.sigma, event.count, DELTA) > 1.1 * min(EPSILONS)
+        recomputed["pate"].append(tied_answers([event]))
     for charge in for_dpsgd:
         (event,) = charge.events
         assert event.count == 12
@@ -267,7 +284,9 @@ def test_both_guarantees_follow_from_the_ledgers_and_meet_the_target_from_below(
     for method, figures in recomputed.items():
         wanted = sorted(EPSILONS * SEEDS)
         for figure, target in zip(sorted(figures), wanted, strict=True):
-            assert 0.99 * target <= figure <= target * (1 + 1e-4), method
+            # Of PATE, exact costs of two classes: below the bound for any number by 2 % or so.
+            least = 0.99 if method == "dpsgd" else 0.97
+            assert least * target <= figure <= target * (1 + 1e-4), method
 
 
 def test_the_cost_of_all_together_is_printed_and_right(made):
@@ -275,18 +294,19 @@ def test_the_cost_of_all_together_is_printed_and_right(made):
     (first, *_), (second, *_) = ledgers(made)
     assert first.studies == second.studies
     assert cost["planned_in_advance"] is True
-    # By hand: Gaussian answers of several noises add up as n/σ².
+    # By hand: Gaussian answers of several noises add up as n/σ², by the published bounds.
     events = [event for charge in ledgers(made)[0] for event in charge.events]
     total = sum(event.count / event.event.sigma**2 for event in events)
-    by_hand = gaussian_answers(1.0, total, DELTA)
-    # The accountant's grid of λ is coarser than that by hand: a little above, never below.
-    assert by_hand * (1 - 1e-9) <= cost["pate"]["epsilon"] <= 1.001 * by_hand
+    assert cost["pate"]["epsilon"] < 0.9 * gaussian_answers(1.0, total, DELTA)
+    assert tied_answers(events) <= cost["pate"]["epsilon"] <= 1.02 * tied_answers(events)
     together = cost["together"]
     assert together["epsilon"] == pytest.approx(cost["pate"]["epsilon"] + cost["dpsgd"]["epsilon"])
     assert together["delta"] == pytest.approx(2 * DELTA)
     assert together["epsilon"] > max(EPSILONS) * 2
     printed = made.printed
-    assert printed.index("both, which a table of all of them costs") < printed.index("PATE, ε = 4")
+    assert printed.index("both, which a table of all of them costs") < printed.index(
+        "PATE (teachers), ε = 4"
+    )
     notes = " ".join(made.content["notes"])
     assert "This table, which rests on all of them: ε = " in notes
     assert "Settings were chosen in the dark." in notes
@@ -318,14 +338,14 @@ def test_files_are_for_their_owner_and_agree(made):
 def test_running_it_again_costs_nothing_and_changes_nothing(made):
     before = ledgers(made)
     again = made.call(*WORDS, "--json").stdout
-    assert json.loads(again) == made.content
+    assert as_written(again) == made.content
     assert ledgers(made) == before
 
 
 def test_what_is_done_is_reported_as_done(made):
     assert "done before" not in made.printed
     printed = made.call(*WORDS).stdout
-    for method in ("PATE", "DP-SGD"):
+    for method in ("PATE (teachers)", "DP-SGD"):
         for epsilon in EPSILONS:
             for number in range(SEEDS):
                 what = f"{method}, ε = {epsilon:g}, repetition {number + 1} of {SEEDS}"
@@ -349,7 +369,7 @@ def test_a_comparison_whose_ledger_is_lost_is_refused_and_none_is_made(made, nam
         (made.folder / "away").replace(ledger)
     assert ledger.with_name("digits.key").exists()  # it is the charges that were missed
     assert (made.place / "compare.json").read_bytes() == table
-    assert json.loads(made.call(*WORDS, "--json").stdout) == made.content
+    assert as_written(made.call(*WORDS, "--json").stdout) == made.content
 
 
 @pytest.mark.parametrize("name", LEDGERS)
@@ -406,7 +426,7 @@ ONCE = (*WORDS, "--seeds", "1", "--json")
 
 def compared(project, *words):
     """The result of a comparison with one repetition, and whether all was fixed in advance."""
-    content = json.loads(project.call(*ONCE, *words).stdout)
+    content = as_written(project.call(*ONCE, *words).stdout)
     fixed = content["cost"]["planned_in_advance"]
     assert any(NOT_PLANNED in note for note in content["notes"]) is not fixed  # in words, too
     return content, fixed
@@ -475,7 +495,7 @@ def test_points_that_are_added_later_cost_what_the_ledgers_state(begun):
     assert cost["together"]["epsilon"] == pytest.approx(sum(readings(begun).values()))
     assert cost["together"]["delta"] == pytest.approx(2 * DELTA)
     # What is printed before the first charge is what holds after the last one.
-    beforehand = printed[: printed.index("PATE, ε = 4")]
+    beforehand = printed[: printed.index("PATE (teachers), ε = 4")]
     wanted = [cost[part]["epsilon"] for part in ("pate", "dpsgd", "together")]
     assert figures(beforehand) == [format_epsilon(each) for each in wanted]
     assert f"These are {NOT_PLANNED} (study “compare mine”)" in beforehand
@@ -540,6 +560,8 @@ def test_a_lost_model_is_not_paid_for_again_unasked(project):
     printed = project.call(*ONCE, "--epsilon", "4,8", code=3).stderr
     assert printed.count("\n") == 1
     assert "has already paid for such a model of the study “compare mine”" in printed
+    assert "resume in its own folder, named “mine”" in printed
+    assert "another name" not in printed  # there, PATE's labels would be the same, and paid for
     assert "add --spend" in printed
     assert [len(charges) for charges in ledgers(project)] == [2, 2]
     content, fixed = compared(project, "--epsilon", "4,8", "--spend")
@@ -559,8 +581,11 @@ def test_what_was_run_by_itself_is_not_used(begun, name):
     printed = begun.call(*ONCE, "--epsilon", "4,8", code=2).stderr
     assert printed.count("\n") == 1
     assert "a study uses only what was released for it" in printed
-    assert "choose another --out" in printed
+    assert "give another --out and --spend, which pays for releases of its own" in printed
     assert ledgers(begun) == before
+    compared(begun, "--epsilon", "4,8", "--out", "runs/own", "--spend")  # the remedy is one
+    charged = [len(after) - len(old) for after, old in zip(ledgers(begun), before, strict=True)]
+    assert charged == [2, 2]
 
 
 def interrupted(*words):
@@ -744,3 +769,21 @@ def test_a_mistake_is_one_line(project, words, printed):
 def test_other_commands_point_to_it(project):
     write(project)
     assert "run `pate compare mine.toml`" in project.call("run", "mine.toml", code=2).stderr
+
+
+def test_a_dry_run_states_the_charges_of_both_methods(made, tmp_path, project_in):
+    """Of a comparison that is done there are none; of a new one they are what it came to."""
+    assert "nothing to charge" in made.call(*WORDS, "--dry-run").stdout
+    new = write(project_in(tmp_path))
+    planned = json.loads(new.call(*WORDS, "--dry-run", "--json").stdout)
+    assert not (new.folder / "runs").exists()
+    assert [Path(each["ledger"]).name for each in planned["charges"]] == list(LEDGERS)
+    assert not any(Path(each["ledger"]).exists() for each in planned["charges"])
+    count = len(EPSILONS) * SEEDS
+    assert [each["of"] for each in planned["charges"]] == [
+        f"{count} releases of PATE",
+        f"{count} releases of DP-SGD",
+    ]
+    with Ledger.open(made.folder / "data" / "ledgers" / LEDGERS[1]) as ledger:
+        total = ledger.data_set_total()
+    assert planned["charges"][1]["total"] == pytest.approx(total.epsilon, rel=1e-9)

@@ -149,5 +149,6 @@ def test_other_weights_of_a_backbone_are_noticed(project: Any) -> None:
     np.testing.assert_allclose(now, 2 * before)
 
     weights.unlink()
-    missing = project.call_run(stage="encode", code=2)
+    assert "encode: done before" in project.call_run(stage="encode").stdout
+    missing = project.call_run(stage="teach", code=2)
     assert "scaled.safetensors" in missing.stderr

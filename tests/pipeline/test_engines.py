@@ -65,10 +65,16 @@ MIX = [
     {"model": "sklearn.linear_model:LogisticRegression", "params": {"max_iter": 20}},
 ]
 RECIPE: dict[str, dict[str, Any]] = {
-    "data": {"name": "tiny", "source": "tiny.npz", "public": 60, "test": 40},
+    "data": {
+        "name": "tiny",
+        "source": "tiny.npz",
+        "public": 60,
+        "test": 40,
+        "accept_unprotected": True,
+    },
     "teachers": {"count": 32, "mix": MIX},
     "aggregate": {"mechanism": "lnmax", "scale": 4.0, "queries": 20},
-    "privacy": {"delta": 1e-3},
+    "privacy": {"delta": 1e-3, "sanitise": True},
     "student": {"model": "models:Small", "epochs": 3},
 }
 

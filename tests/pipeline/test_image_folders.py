@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import pate
+from pate.errors import InvalidInput
 
 NET = """
 from torch import nn
@@ -58,4 +59,16 @@ def test_with_the_key_teachers_and_the_student_learn_and_it_is_released(images: 
     images.call_run()
     images.call("release", "runs/tiny", "out", "--plugin-path", "plugins")
     student = pate.load_student(images.folder / "out")
-    assert student.predict(np.zeros((5, 8, 9, 3), dtype=np.uint8)).shape == (5,)
+    pixels = np.stack([np.asarray(Image.open(f)) for f in sorted(images.folder.rglob("1*.png"))])
+    found = student.predict(pixels)  # bytes, where 0 … 1 was learnt
+    assert set(found) <= {"blue", "green", "red"}
+    np.testing.assert_array_equal(found, student.predict(pixels / 255))
+    np.testing.assert_allclose(
+        student.predict_proba(pixels), student.predict_proba(pixels / 255), atol=1e-6
+    )
+    with pytest.raises(InvalidInput, match="the student learnt from 0 … 1"):
+        student.predict(pixels.astype(float))
+    with pytest.raises(InvalidInput, match="channels come last"):
+        student.predict(pixels.transpose(0, 3, 1, 2))
+    card = (images.folder / "out" / "MODEL_CARD.md").read_text()
+    assert "Records are images, channels last; pixels are from 0 to 1" in card

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from harness import CENTROIDS, Project
+
+from pate.accounting import Ledger
 
 
 class HomeProject(Project):
     """A project of a user with a home folder, and without ``PATE_DATA``."""
+
+    @property
+    def user_folder(self) -> Path:
+        return self.home / ".local" / "share"
 
     @property
     def home(self) -> Path:
@@ -27,7 +35,8 @@ class HomeProject(Project):
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> HomeProject:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HomeProject:
+    monkeypatch.delenv("PATE_DATA")  # of commands that are called in this process
     made = HomeProject(tmp_path / "first")
     made.folder.mkdir()
     made.plugin("centroids", CENTROIDS)
@@ -50,29 +59,29 @@ def test_two_folders_spend_from_one_ledger(project: Any, tmp_path: Path) -> None
 
 def test_every_charge_is_printed_before_it_is_made(project: Any) -> None:
     first = project.run()
-    assert "will charge ε 18.43 (δ 0.001) to " in first.stdout
+    assert "will charge ε 10.7 (δ 0.001) to " in first.stdout
     line = next(each for each in first.stdout.splitlines() if each.startswith("will charge"))
-    assert line.endswith(f"{project.ledger}; 11.57 of 30 left after it")
+    assert line.endswith(f"{project.ledger}; 19.3 of 30 left after it")
     assert "will charge" not in project.run().stdout
     second = project.run("--spend", "--set", "teachers.count=5").stdout
-    assert "; 1.377 of 30 left after it" in second
-    refused = project.run("--spend", "--set", "teachers.count=4", code=3)
+    assert "; 16.8 of 30 left after it" in second
+    refused = project.run("--spend", "--set", "aggregate.scale=0.5", code=3)
     assert "past the budget of 30" in refused.stderr
     assert "will charge" not in refused.stdout
 
 
 def test_a_dry_run_charges_nothing(project: Any) -> None:
     planned = project.run("--dry-run").stdout.splitlines()[-1]
-    assert planned.startswith("will charge ε 18.43 (δ 0.001) to ")
-    assert planned.endswith("; 11.57 of 30 left after it")
+    assert planned.startswith("will charge ε 10.7 (δ 0.001) to ")
+    assert planned.endswith("; 19.3 of 30 left after it")
     assert not project.ledger.exists()
     assert not project.run_folder.exists()
     project.run()
     assert "nothing to charge" in project.run("--dry-run").stdout
     again = project.run("--dry-run", "--set", "teachers.count=5").stdout.splitlines()[-1]
-    assert again.startswith("will charge ε 10.2 ")
+    assert again.startswith("will charge ε 2.45 ")
     assert len(project.charges()) == 1
-    refused = project.run("--dry-run", "--set", "aggregate.queries=40", "--out", "more", code=3)
+    refused = project.run("--dry-run", "--set", "aggregate.scale=0.5", "--out", "more", code=3)
     assert "past the budget of 30" in refused.stderr
 
 
@@ -87,7 +96,8 @@ def test_a_recipe_may_keep_its_ledger_beside_itself(project: Any, tmp_path: Path
     assert (project.folder / "records" / "ledgers" / "tiny.ledger").is_file()
     assert not project.ledger.exists()
     elsewhere.pate("status", "runs/tiny", "--plugin-path", "../first/plugins")
-    elsewhere.pate("run", "../first/tiny.toml", *words, "--data-root", "own", "--out", "other")
+    words += ("--data-root", "own", "--out", "other", "--spend")
+    elsewhere.pate("run", "../first/tiny.toml", *words)
     assert (elsewhere.folder / "own" / "ledgers" / "tiny.ledger").is_file()
 
 
@@ -102,3 +112,122 @@ def test_a_ledger_of_an_earlier_version_is_not_forgotten(project: Any) -> None:
     assert not project.ledger.exists()
     shutil.move(project.folder / "data" / "ledgers", project.ledger.parent)
     assert "already paid" in project.run(code=3).stderr
+
+
+def _charged(printed: str) -> list[str]:
+    return [line for line in printed.splitlines() if line.startswith("will charge")]
+
+
+def test_a_dry_run_prices_a_sanitised_figure(project: Any) -> None:
+    project.write(privacy={"sanitise": True, "budget": 60.0})
+    labels, figure = _charged(project.run("--dry-run").stdout)
+    first, second = _charged(project.run().stdout)
+    assert labels.replace(" for the labels", "") == first
+    assert figure.replace(" for a sanitised ε", "") == second
+    assert " for a sanitised ε to " in figure
+    project.write(privacy={"sanitise": True, "budget": None})
+    other = project.run("--dry-run", "--data-root", "own", "--set", "privacy.budget=7.0").stdout
+    assert "a sanitised ε does not fit into the budget, and will be left out" in other
+    assert len(_charged(other)) == 1
+
+
+def test_a_dry_run_names_what_needs_consent(project: Any) -> None:
+    project.run()
+    noise = project.run("--dry-run", "--set", "aggregate.scale=3.0").stdout
+    assert "add --spend to pay for it\nwill charge" in noise
+    assert (
+        "add --spend"
+        not in project.run("--dry-run", "--spend", "--set", "aggregate.scale=3.0").stdout
+    )
+    teachers = project.run("--dry-run", "--set", "teachers.count=5").stdout
+    assert "or add --spend to pay for them\nwill charge" in teachers
+    elsewhere = project.run("--dry-run", "--out", "elsewhere").stdout
+    assert "--spend will be needed\nwill charge" in elsewhere
+    # More of the same answers needs none, and costs only what is new.
+    (more,) = project.run("--dry-run", "--set", "aggregate.queries=14").stdout.splitlines()
+    assert more == _charged(project.run("--set", "aggregate.queries=14").stdout)[0]
+    assert len(project.charges()) == 2
+
+
+def _private_file(project: Any) -> bytes:
+    folder = project.home / ".local" / "share" / "pate"
+    assert {each.name for each in folder.iterdir() if each.is_file()} == {
+        "records.jsonl",
+        "records.key",
+    }
+    for each in folder.glob("records.*"):
+        assert each.stat().st_mode & 0o077 == 0
+    return (folder / "records.key").read_bytes()
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("how", ["format", "root", "columns", "name", "split"])
+def test_the_same_records_under_another_name_are_noticed(
+    project: Any, tmp_path: Path, how: str
+) -> None:
+    project.call_run()
+    with np.load(project.folder / "tiny.npz") as file:
+        X, y = file["X"], file["y"]
+    np.savez(project.folder / "more.npz", X=X, y=y, Z=X[:, ::-1])
+    words = ["--out", "other", "--set", "data.name=other"]
+    match how:
+        case "root":
+            words = ["--out", "other", "--data-root", str(tmp_path / "root")]
+        case "format":
+            rows = [
+                ",".join(map(repr, map(float, row))) + f",{label}"
+                for row, label in zip(X, y, strict=True)
+            ]
+            (project.folder / "t.csv").write_text("a,b,c,d,y\n" + "\n".join(reversed(rows)) + "\n")
+            words += ["--set", "data.source=t.csv", "--set", "data.label=y"]
+        case "split":
+            words += ["--set", "data.source=more.npz", "--set", "data.test=40"]
+        case "columns":
+            shutil.copy(project.folder / "tiny.npz", project.folder / "copy.npz")
+            words += ["--set", "data.source=copy.npz", "--set", 'data.classes=["0","1","2","3"]']
+    planned = project.call_run(*words, "--dry-run").stdout
+    refused = project.call_run(*words, code=3)
+    for text in (planned, refused.stderr):
+        assert f"the same records have a ledger at {project.ledger}: charges there" in text
+    assert refused.stderr.count("\n") == 1
+    assert not list(project.folder.parent.rglob("other.ledger"))
+    assert not (tmp_path / "root" / "ledgers" / "tiny.ledger").exists()
+    spent = project.call_run(*words, "--spend").stdout
+    assert f"a ledger at {project.ledger}: charges there and here add up" in spent
+    assert "add up\nwill charge" not in project.call_run(*words).stdout
+    key = _private_file(project)
+    for file in (project.folder / "other").rglob("*"):
+        assert file.is_dir() or key not in file.read_bytes()
+
+
+def test_other_records_have_a_ledger_of_their_own(project: Any) -> None:
+    project.call_run()
+    project.data(records=153)
+    done = project.call_run("--set", "data.name=other", "--out", "other").stdout
+    assert "the same records" not in done
+    project.call_run("--set", "data.name=seeded", "--out", "s", "--insecure-seed", "1")  # no budget
+
+
+def test_data_that_cannot_be_read_leave_nothing_behind(project: Any) -> None:
+    assert "there is no file" in project.call_run("--set", "data.source=no.npz", code=2).stderr
+    assert "pate data fetch mnist" in project.call("run", "mnist", code=2).stderr
+    assert not project.ledger.parent.exists()
+    assert not (project.folder / "runs").exists()
+
+
+def test_a_dry_run_of_a_sweep_charges_nothing(project: Any) -> None:
+    words = ("sweep", "tiny.toml", "--over", "aggregate.scale=4.0,5.0", "--plugin-path", "plugins",
+             "--engine", "serial", "--set", "privacy.budget=40")  # fmt: skip
+    planned = json.loads(project.pate(*words, "--dry-run", "--json").stdout)
+    assert not project.ledger.exists()
+    assert not (project.folder / "runs").exists()
+    (charge,) = planned["charges"]
+    assert charge["of"] == "2 releases"
+    assert charge["ledger"] == str(project.ledger)
+    assert f"to {project.ledger}; " in project.pate(*words, "--dry-run").stdout
+    project.pate(*words)
+    with Ledger.open(project.ledger) as ledger:
+        assert ledger.data_set_total().epsilon == pytest.approx(charge["total"], rel=1e-9)
+    assert "nothing to charge: all releases in" in project.pate(*words, "--dry-run").stdout
+    refused = project.pate(*words, "--dry-run", "--private-selection", code=2).stderr
+    assert "--dry-run does not go with --private-selection" in refused

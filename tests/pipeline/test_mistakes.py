@@ -31,7 +31,7 @@ name = "mine"
 source = "data.npz"
 public = 40
 test = 20
-
+accept_unprotected = true
 [teachers]
 count = 5
 model = "crew:Centroids"
@@ -287,7 +287,7 @@ BAD_RECIPES = {
     "no teachers": (
         '[teachers]\ncount = 5\nmodel = "crew:Centroids"',
         "",
-        ["my.toml: teachers is missing", "[teachers]"],
+        ["my.toml: the section [teachers] is missing"],
     ),
     "one teacher": ("count = 5", "count = 1", ["my.toml:9: teachers.count is 1", "2"]),
     "a count that is missing": ("count = 5\n", "", ["my.toml:8", "teachers.count is missing"]),
@@ -621,9 +621,17 @@ BAD_TABLES = {
         'label = "kind"\nfeatures = ["aa"]',
         ["t.csv", "'aa'", "'a'"],
     ),
-    "words": ("a,kind\nhello,x\n2,y\n", 'label = "kind"', ["t.csv", "'a'", "numeric"]),
-    "a gap": ("a,b,kind\n1,,x\n2,3,y\n", 'label = "kind"', ["t.csv", "'b'", "missing"]),
-    "NaN": ("a,b,kind\n1,nan,x\n2,3,y\n", 'label = "kind"', ["t.csv"]),
+    "words": (
+        "a,kind\n" + "".join(f"hello {n},{'xy'[n % 2]}\n" for n in range(150)),
+        'label = "kind"',
+        ["t.csv", "'a'", "mostly different", "categorical"],
+    ),
+    "gaps": (
+        "a,b,kind\n" + "".join(f"{n},,{'xy'[n % 2]}\n" for n in range(150)),
+        'label = "kind"',
+        ["t.csv", "'b'", "empty in all public records"],
+    ),
+    "infinity": ("a,b,kind\n1,inf,x\n2,3,y\n", 'label = "kind"', ["t.csv", "'b'"]),
     "a short line": ("a,b,kind\n1,2,x\n1,y\n", 'label = "kind"', ["t.csv", "line 3"]),
     "no header": ("1,2,0\n3,4,1\n", 'label = "kind"', ["t.csv", "first line"]),
     "one name twice": ("a,a,kind\n1,2,x\n", 'label = "kind"', ["t.csv", "two columns"]),
@@ -870,13 +878,12 @@ def test_student_that_cannot_be_made(model, reason, run):
     ],
 )
 def test_student(model, reason, run):
-    """Found only after the release was paid for: it stays, and a repaired recipe goes on."""
+    """Found before anything is paid for, on made-up labels; a repaired recipe goes on."""
     change('[student]\nmodel = "crew:Centroids"', f'[student]\nmodel = "{model}"')
-    refused(run(), "the student failed", reason)
-    paid = Path("root/ledgers/mine.ledger").read_bytes()
+    refused(run(), "the student cannot be trained, asked and stored", reason)
+    assert not Path("root/ledgers/mine.ledger").exists()
     change(f'[student]\nmodel = "{model}"', '[student]\nmodel = "crew:Centroids"')
     complete(run)
-    assert Path("root/ledgers/mine.ledger").read_bytes() == paid
 
 
 def test_student_without_probabilities(run):
@@ -1069,7 +1076,7 @@ def process(*arguments, **more):
         [sys.executable, "-m", "pate", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         **more,
     )
@@ -1133,7 +1140,7 @@ def test_process_whose_reader_goes_away(here):
         assert running.stdout.readline() == b"data: running\n"
         running.stdout.close()
         assert running.stderr.read() == b""
-        assert running.wait(timeout=120) == 141
+        assert running.wait(timeout=300) == 141
     assert process("status", "runs/my", "--plugin-path", "plugins")[0] == 0
 
 
@@ -1141,7 +1148,7 @@ def test_process_on_a_full_disk(here):
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "pate", "recipes"]
         done = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, check=False
         )
     refused((done.returncode, "", done.stderr), "no space left")
 
@@ -1160,7 +1167,7 @@ def test_process_unfit_for_its_data(here):
     )
     done = subprocess.run(
         [sys.executable, "-c", limited, "run", "my.toml", "--engine", "serial", "--plugin-path",
-         "plugins"], capture_output=True, text=True, timeout=120, check=False,
+         "plugins"], capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     refused((done.returncode, done.stdout, done.stderr), "not enough memory (in pate/", exit_code=1)
 
@@ -1178,7 +1185,7 @@ def test_process_that_was_killed_while_it_wrote_its_page(here):
     )
     litter = [Path("runs/my"), Path("runs/my/private")]
     for more, place in zip(([], ["--private"]), litter, strict=True):
-        done = subprocess.run([sys.executable, "-c", killed, *more], timeout=120, check=False)
+        done = subprocess.run([sys.executable, "-c", killed, *more], timeout=300, check=False)
         assert done.returncode == -9
         assert len(list(place.glob(".report*"))) == 1
     assert process("run", "my.toml", *own)[0] == 0

@@ -151,7 +151,7 @@ def test_a_plan_for_an_epsilon_is_the_same_for_every_choice(project: Any) -> Non
         project.write(aggregate={"choose": choose, "queries": None}, privacy={"epsilon": 6.0})
         out = project.folder / choose
         root = project.folder / f"root-{choose}"
-        project.call_run("--out", out, "--data-root", root, stage="aggregate")
+        project.call_run("--out", out, "--data-root", root, "--spend", stage="aggregate")
         plans.append(project.json("aggregate", "plan.json", out))
     assert plans[0] == plans[1] == plans[2]
     assert 1 < plans[0]["queries"] < 30
@@ -161,16 +161,16 @@ def test_adaptive_costs_are_those_of_the_inputs_asked_at_the_order_of_the_ledger
     project: Any,
 ) -> None:
     overlapping(project)
-    project.write(aggregate={"choose": "uncertain", "scale": 1.0})
+    project.write(aggregate={"choose": "uncertain", "scale": 3.0}, privacy={"budget": 20.0})
     project.call_run()
     with Ledger.open(project.ledger) as ledger:
         moment = ledger.terms.budget.moment
     counts = project.array("vote", "counts.npy")[answer(project)["asked"]]
-    expected = laplace_total(counts, scale=1.0, moments=[moment]).guarantee(delta=1e-3)
+    expected = laplace_total(counts, scale=3.0, moments=[moment]).guarantee(delta=1e-3)
     private = project.json("account-private", "guarantees.json")["improved"]
     assert private["epsilon"] == pytest.approx(expected.epsilon, rel=1e-12)
-    assert private["moment"] == moment
-    best = laplace_total(counts, scale=1.0).guarantee(delta=1e-3)
+    assert private["moment"] == pytest.approx(moment)
+    best = laplace_total(counts, scale=3.0).guarantee(delta=1e-3)
     assert best.epsilon < expected.epsilon  # chosen by the answers, so not given
 
 
@@ -249,7 +249,7 @@ def die_at(project: Any, moment: str, *words: str) -> None:
         cwd=project.folder,
         env=project.environment(),
         capture_output=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 

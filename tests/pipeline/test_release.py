@@ -304,9 +304,9 @@ def test_a_network_for_images_and_a_class_that_saves_itself(project: Any) -> Non
 
 
 def test_digits_from_data_to_a_verified_release(project: Any) -> None:
-    """The recipe as it is shipped, with fewer teachers and trees; in processes of their own."""
-    few = ("--set", "teachers.count=25", "--set", "student.params.n_estimators=20")
-    project.pate("run", "digits", "--out", "runs/digits", "--engine", "serial", *few)
+    """The recipe as it is shipped, with fewer teachers; in processes of their own."""
+    few = ("--set", "teachers.count=25")
+    project.pate("run", "digits-teachers", "--out", "runs/digits", "--engine", "serial", *few)
     assert "released to out: ε = " in project.pate("release", "runs/digits", "out").stdout
     assert "verified: out holds the files of its SHA256SUMS" in project.pate("verify", "out").stdout
     student = pate.load_student(project.folder / "out")
@@ -443,10 +443,10 @@ def test_the_cost_of_other_releases_is_stated_beside(project: Any) -> None:
     assert whole > alone["data_set"]["guarantee"]["epsilon"]
     card = (project.folder / "out" / "MODEL_CARD.md").read_text()
     assert "Over **all PATE releases** of tiny" in card
-    assert "other release" not in card
+    assert "* 1 other release was drawn from this data set." in card  # though after this one
     project.call("release", "runs/other", "second", "--plugin-path", "plugins")
     second = (project.folder / "second" / "MODEL_CARD.md").read_text()
-    assert "* 1 other release was drawn from this data set before." in second
+    assert "* 1 other release was drawn from this data set." in second
 
 
 def test_a_budget_is_the_epsilon_of_all_releases(project: Any) -> None:
@@ -487,7 +487,9 @@ def test_a_stale_run_is_refused(copied: Any) -> None:
     assert "distill is stale: student.seed changed" in refused(copied)
 
 
-def test_a_run_whose_plugins_are_not_given_is_refused_with_a_hint(copied: Any) -> None:
+def test_a_run_whose_plugins_are_gone_is_refused_with_a_hint(copied: Any) -> None:
+    change(copied.run_folder / "home.json", lambda home: home.update(plugin_path="/gone"))
+    (copied.folder / "plugins").rename(copied.folder / "moved")
     said = copied.call("release", "runs/tiny", "out", code=2).stderr
     assert "plugin changed" in said
     assert "--plugin-path" in said
@@ -680,8 +682,9 @@ def test_a_student_that_saves_a_pickle_is_refused(project: Any) -> None:
     )
     project.plugin("own", code)
     project.write(student={"model": "own:Own"})
-    project.call_run()
-    assert "own/all.pkl is not of a kind that may be released" in refused(project)
+    told = project.call_run(code=2).stderr
+    assert "its save(folder) writes all.pkl, and no release takes such a file" in told
+    assert project.charges() == []
 
 
 # --- what verify finds ------------------------------------------------------------------------
@@ -690,7 +693,7 @@ def test_a_student_that_saves_a_pickle_is_refused(project: Any) -> None:
 @pytest.fixture(scope="module")
 def given(finished: Any) -> Path:
     """A release."""
-    finished.call("release", "runs/tiny", "given", "--plugin-path", "plugins", "--labels")
+    finished.call("release", "runs/tiny", "given", "--with-confusion", *WORDS[2:], "--labels")
     return finished.folder / "given"
 
 
@@ -1026,7 +1029,7 @@ def test_a_class_may_be_called_anything(copied: Any) -> None:
     seal_again(file)
     release(copied)
     card = (copied.folder / "out" / "MODEL_CARD.md").read_text()
-    assert r"ε = 0.1, &lt;img src=http\://x&gt; \# \*\*Safe\*\*, \`\|\`." in card
+    assert r"ε = 0.1, &lt;img src=http\://x&gt; \# \*\*Safe\*\*, \`\|\`; " in card
     assert copied.call("verify", "out").stdout.startswith("verified: ")
 
 

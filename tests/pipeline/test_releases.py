@@ -32,11 +32,14 @@ CONFIDENT = {
 
 SULKY = """
 import centroids
+import numpy as np
 
 
 class Sulky(centroids.Centroids):
     def fit(self, X, y):
-        raise ValueError("no")
+        if not np.array_equal(y, np.arange(len(y)) % 3):  # as it is tried before the charge
+            raise ValueError("no")
+        return super().fit(X, y)
 """
 
 
@@ -175,7 +178,7 @@ def test_labels_are_not_lost_where_the_sanitised_figure_does_not_fit(project: An
         figure = ReleasePlan.default(order=moment + 1).event
         return cost(labels, moment) <= budget < cost([*labels, figure], moment)
 
-    budget = next(b for b in np.arange(12.0, 40.0, 0.1) if fits_labels_only(float(b)))
+    budget = next(b for b in np.arange(4.0, 40.0, 0.1) if fits_labels_only(float(b)))
     project.write(privacy={"budget": float(budget)})
     project.call_run()
     costs = project.json("account", "guarantees.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import html
 import itertools
@@ -19,12 +20,15 @@ import pytest
 
 from pate._format import format_epsilon_fixed
 from pate.artifacts import StoreError
+from pate.datasets.spec import DataSpec
+from pate.metrics import Share
 from pate.report.curves import CostCurves, MomentProfile
 from pate.report.facts import Cost, ShownArtifacts, gather_facts
 from pate.report.page import STAMP, render_page
 from pate.report.private import gather_private
 from pate.stages.catalogue import open_run
 
+pytestmark = pytest.mark.xdist_group("report")  # one run and one page for most of them
 VOID = {"meta", "br", "hr", "link", "img", "input", "wbr"}
 NASTY = ["<script>alert(1)</script>", 'b & "b" $x$', "ネコ"]
 
@@ -57,7 +61,7 @@ def made(tmp_path_factory, project_in):
 
 @pytest.fixture(scope="module")
 def page(made):
-    done = made.call("report", "runs/tiny", "--plugin-path", "plugins")
+    done = made.call("report", "runs/tiny", "--plugin-path", "plugins", "--with-confusion")
     assert done.stdout == "wrote runs/tiny/report.html\n"
     return (made.run_folder / "report.html").read_text()
 
@@ -91,7 +95,7 @@ def test_the_page_is_whole_and_orderly(page):
     for landmark in ("header", "nav", "main", "footer", "h1", "title"):
         assert len(outline.all(landmark)) >= 1, landmark
     assert [s["id"] for s in outline.all("section")] == [
-        "guarantee", "run", "cost", "labels", "student", "provenance",
+        "warnings", "guarantee", "run", "cost", "labels", "student", "provenance",
     ]  # fmt: skip
     levels = [int(name[1]) for name, _ in outline.elements if re.fullmatch(r"h[1-6]", name)]
     assert levels[0] == 1
@@ -188,7 +192,7 @@ def test_the_page_is_the_same_where_nothing_private_can_be_read(made, page, tmp_
         if file.is_file() and not known:
             file.unlink()
     words = ["--plugin-path", "plugins", "--data-root", "data"]
-    made.call("report", place, *words)
+    made.call("report", place, *words, "--with-confusion")
     assert (place / "report.html").read_text() == page
     done = made.call("report", place, *words, "--private", code=2)
     assert "is missing" in done.stderr
@@ -214,7 +218,8 @@ def test_no_page_reveals_the_machine(made, page):
 
 
 def test_the_same_run_gives_the_same_page(made, page, tmp_path):
-    made.call("report", "runs/tiny", "--plugin-path", "plugins", "--out", tmp_path / "again.html")
+    words = ["--plugin-path", "plugins", "--with-confusion", "--out", tmp_path / "again.html"]
+    made.call("report", "runs/tiny", *words)
     assert (tmp_path / "again.html").read_text() == page
     mode = stat.S_IMODE((tmp_path / "again.html").stat().st_mode)
     assert mode == 0o644
@@ -290,7 +295,8 @@ def test_variants_of_a_run(project, sections, words, said):
     seeded = bool(words)
     assert ("does not hold: seeded noise" in text) == seeded
     assert ("drawn once" in text) != seeded
-    assert ('id="warnings"' in text) == (seeded or "partition" in sections)
+    assert ("The noise was drawn from a known seed" in text) == seeded
+    assert ("by a shuffle of their positions" in text) == ("partition" in sections)
 
 
 def test_traces_of_tuning_are_shown(project):
@@ -302,7 +308,7 @@ def test_traces_of_tuning_are_shown(project):
     project.call_run("--spend")
     project.call("report", "runs/tiny", "--plugin-path", "plugins")
     text = html.unescape((project.run_folder / "report.html").read_text())
-    assert "1 other release was drawn from this data set before" in text
+    assert "1 other release was drawn from this data set. If" in text
     assert "given to `pate epsilon` 1 time" in text
     ledger = project.call("ledger", "show", "runs/tiny").stdout
     published = re.search(r"to be published: ε ([\d.]+)", ledger)[1]
@@ -319,8 +325,49 @@ def test_more_queries_later_are_shown(project):
     assert "Queries were added after earlier answers had been seen" in text
     assert "at the one λ that the ledger fixed" in text
     assert "are not a guarantee" in text
-    for words in ("before the votes were opened", "Plan, labels alone", "Naive sum"):
+    for words in ("before the votes were opened", "Labels alone", "naive composition"):
         assert words not in text  # they hold for a plan that was fixed, and this one grew
+
+
+def test_what_to_read_first(made):
+    with contextlib.chdir(made.folder):
+        run = open_run(made.run_folder, plugin_path=made.folder / "plugins")
+        facts = gather_facts(run, confusion=True)
+    # The noise is drawn anew each time: the accuracies that the warnings look at are set here.
+    share = Share(accuracy=0.9, low=0.75, high=0.96, records=facts.student.records)
+    found = tuple(replace(row, correct=row.records) for row in facts.classes)
+    facts = replace(facts, student=share, classes=found)
+    (own,) = [note for note in facts.notes if "are not protected" in note]  # said once
+    assert own not in facts.warnings
+    named = facts.recipe.model_copy(update={"data": DataSpec(name="digits")})
+    fine = replace(facts, recipe=named, guarantee=replace(facts.guarantee, epsilon=8.0))
+    assert fine.warnings == ()
+    weak = replace(fine, guarantee=replace(facts.guarantee, epsilon=8.001))
+    (warning,) = weak.warnings
+    assert warning.startswith("ε = 8.01 is a weak guarantee.")
+    assert replace(weak, seeded=True).warnings == ()  # no guarantee at all: another notice
+    most = max(row.records for row in facts.classes) / facts.student.records
+    low = Share(accuracy=most + 0.1, low=most, high=most + 0.2, records=facts.student.records)
+    (warning,) = replace(fine, student=low).warnings
+    assert warning.startswith("The student is no better than a guess")
+    assert replace(fine, student=replace(low, low=most + 1e-9)).warnings == ()
+    hidden = tuple(replace(row, records=0, correct=0, predicted=0) for row in facts.classes)
+    unshown = replace(fine, student=low, classes=hidden, confusion=())  # as without confusion=True
+    assert unshown.warnings == (warning,)
+    unseen = replace(facts.classes[1], correct=0)
+    (warning,) = replace(fine, classes=(facts.classes[0], unseen, facts.classes[2])).warnings
+    assert warning == f"The student finds no test record of class {unseen.name}: recall is zero."
+
+
+def test_a_data_dependent_figure_above_the_guarantee_has_its_reason(made):
+    with contextlib.chdir(made.folder):
+        run = open_run(made.run_folder, plugin_path=made.folder / "plugins")
+        facts = gather_facts(run)
+        raw = gather_private(run)
+    reason = "because it is taken at one λ (λ = 3)"
+    above = replace(facts.guarantee, epsilon=facts.guarantee.epsilon + 1, moment=3.0)
+    assert reason in render_page(replace(facts, private=replace(raw, dependent=above)))
+    assert reason not in render_page(replace(facts, private=raw))
 
 
 def test_a_comparison_has_its_section(made, tmp_path):
@@ -332,14 +379,23 @@ def test_a_comparison_has_its_section(made, tmp_path):
          "seconds": 1234.5}
         for e in (1.0, 2.0)
     ]  # fmt: skip
+    rows[0]["low"] = 0.3  # which is within reach of the majority class
+    rows.append(rows[0] | {"method": "majority", "name": "majority class", "epsilon": None,
+                           "accuracy": 0.34, "neighbours": None})  # fmt: skip
     hidden = rows[0] | {"name": "without privacy at all", "publishable": False}
     cost = {"together": {"epsilon": 7.12341, "delta": 2e-5, "neighbours": "add-remove"}}
     content = {"format": 1, "delta": 1e-5, "seeds": 3, "rows": [*rows, hidden], "cost": cost}
     (place / "compare.json").write_text(json.dumps(content))
     made.call("report", place, "--plugin-path", "plugins", "--data-root", "data")
     text = (place / "report.html").read_text()
-    assert 'id="comparison"' in text
-    assert "publishing this section costs all of them together: ε = 7.124 at δ" in text
+    assert text.index('id="comparison"') < text.index('id="warnings"')
+    shown = html.unescape(text)
+    assert "<h1>tiny: PATE and DP‑SGD compared</h1>" in shown
+    section = shown[shown.index('id="comparison"') : shown.index('id="warnings"')]
+    assert section.index("<figure>") < section.index("<table") < section.index("<p>PATE and DP-SGD")
+    assert shown.count("(no better than the majority class)") == 1
+    assert "at ε 1: 80.0 % (30.0 to 90.0 %), no better than the majority class" in section
+    assert "publishing this section costs all of them together: ε = 7.13 at δ" in text
     assert "All ε here are for one record's contribution removed (zero-out" in html.unescape(text)
     assert "<b>DP" not in text
     assert "without privacy at all" not in text
@@ -368,7 +424,8 @@ def one_line(done):
 def test_mistakes_are_one_line(made, tmp_path):
     run = ["report", "runs/tiny", "--plugin-path", "plugins"]
     assert "there is no run in" in one_line(made.call("report", "runs/none", code=2))
-    assert "--plugin-path" in one_line(made.call("report", "runs/tiny", code=2))
+    told = one_line(made.call("report", "runs/tiny", "--plugin-path", "nowhere", code=2))
+    assert "there is nothing at --plugin-path nowhere" in told
     for place in (tmp_path, tmp_path / "no" / "page.html", made.folder / "tiny.npz" / "page.html"):
         assert f"cannot write {place}" in one_line(made.call(*run, "--out", place, code=2))
     assert list(tmp_path.iterdir()) == []  # no half a page
@@ -394,8 +451,8 @@ def test_the_error_of_a_half_finished_run_names_what_is_missing(project):
 def test_a_page_can_be_built_from_facts(made, monkeypatch, page):
     """What a release puts beside the student."""
     monkeypatch.chdir(made.folder)
-    facts = gather_facts(open_run(Path("runs/tiny"), plugin_path=Path("plugins")))
-    assert render_page(facts) == page
+    run = open_run(Path("runs/tiny"), plugin_path=Path("plugins"))
+    assert render_page(gather_facts(run, confusion=True)) == page
 
 
 def test_many_classes_and_a_tiny_epsilon(made, monkeypatch):

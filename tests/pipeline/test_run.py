@@ -16,7 +16,7 @@ from pate._format import format_epsilon
 from pate.accounting import Ledger
 from pate.artifacts import fingerprint
 from pate.engines.files import modules
-from pate.partition import PartitionSpec, partition
+from pate.partition import RECORD_SHARDS, PartitionSpec, partition
 
 STAGES = ["data", "partition", "encoder", "encode", "teach", "vote", "aggregate", "account"]
 STAGES += ["distill", "evaluate"]
@@ -314,11 +314,13 @@ def test_status_before_midway_and_after(project: Any) -> None:
     assert midway["evaluate"] == "missing: distill is to be made first"
     assert "no ledger yet for tiny" in project.call("status", *where).stdout
 
-    last = project.run().stdout.splitlines()[-1]
-    assert last.startswith("Next: pate status runs/tiny --plugin-path ")
+    *_, last, publish = project.run().stdout.splitlines()
+    assert publish.startswith("Publish: ε = ")
+    assert last == "Next: pate status runs/tiny"  # the run remembers its plug-ins
     after = project.pate(*last.split()[2:]).stdout  # the command it advises
     assert set(states(after).values()) == {"done"}
-    assert "tiny.ledger, all releases: so far ε " in after
+    assert "Whole data set so far: ε = " in after
+    assert "tiny.ledger)" in after
     assert "∞" not in after
 
 
@@ -327,7 +329,7 @@ def test_status_before_midway_and_after(project: Any) -> None:
     [
         ("aggregate.scale=3.0", "vote", "aggregate", "stale: aggregate.scale changed"),
         ("student.params.shrink=0.5", "account", "distill", "stale: student.params"),
-        ("teachers.count=5", "encode", "teach", "stale: encode, partition, teachers.count changed"),
+        ("teachers.count=5", "encode", "teach", "stale: teachers.count changed"),
         ("privacy.doubt=0.1", "vote", "account", "stale: privacy.doubt changed"),
     ],
 )
@@ -343,6 +345,16 @@ def test_status_of_a_changed_recipe_says_what_is_stale_and_why(
         assert told["distill"] == told["evaluate"] == "done"
     else:
         assert told["evaluate"].startswith("stale: ")
+
+
+def test_status_names_the_key_also_once_teachers_were_trained_again(done: Any) -> None:
+    """Two label sets are paid for; of the change to a third, what differs from the nearest."""
+    done.call_run("--set", "aggregate.scale=3.0", "--spend")
+    refused = done.call_run("--set", "teachers.count=5", code=3).stderr
+    assert "`pate status` names it" in refused
+    told = states(done.call("status", "runs/tiny", "--plugin-path", "plugins").stdout)
+    assert {told[name] for name in STAGES[: STAGES.index("aggregate")]} == {"done"}
+    assert told["aggregate"] == "stale: teachers.count changed"
 
 
 def test_status_of_changed_data_says_so(done: Any) -> None:
@@ -406,7 +418,8 @@ def test_recipes_new_and_data_list(project: Any) -> None:
     wrote = project.call("new", "my.toml").stdout
     assert wrote == "wrote my.toml; next: pate run my.toml\n"
     project.call("partition", "my.toml", "--engine", "serial")
-    assert len(project.json("partition", "shards.json", project.folder / "runs" / "my")) == 100
+    made = project.json("partition", "shards.json", project.folder / "runs" / "my")
+    assert len(made) == RECORD_SHARDS
     there = project.call("new", "my.toml", code=2)
     assert "my.toml exists" in there.stderr
     sets = {line.split()[0]: line for line in project.call("data", "list").stdout.splitlines()}
@@ -421,7 +434,7 @@ def test_epsilon_caps_the_queries_and_prints_the_plan(project: Any) -> None:
     assert 1 <= plan["queries"] < 30
     assert plan["guarantee"]["epsilon"] <= 4.0
     assert len(project.array("aggregate", "labels.npy")) == plan["answers"]
-    assert row(told, "ε, data-independent")[0] == format_epsilon(plan["guarantee"]["epsilon"])
+    assert f"Publish: ε = {format_epsilon(plan['guarantee']['epsilon'])} at δ = 0.001" in told
     assert row(told, "queries answered")[0] == f"{plan['answers']} of {plan['queries']}"
 
 
@@ -436,12 +449,12 @@ def test_epsilon_too_small_for_one_answer_exits_3(project: Any) -> None:
 
 
 def test_a_budget_refuses_the_second_release_and_leaves_all_as_it_was(project: Any) -> None:
-    project.write(privacy={"budget": 20.0, "sanitise": False})
+    project.write(privacy={"budget": 10.0, "sanitise": False})
     project.call_run()
     before, charges = project.all_artifacts(), project.charges()
     assert len(charges) == 1
     refused = project.run("--set", "partition.key=other", "--spend", code=3)
-    assert "past the budget of 20" in refused.stderr
+    assert "past the budget of 10" in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert project.charges() == charges
     assert project.artifacts("aggregate") == before["aggregate"]
@@ -449,7 +462,7 @@ def test_a_budget_refuses_the_second_release_and_leaves_all_as_it_was(project: A
     assert "nothing to do" in project.call_run().stdout
     told = project.call("status", "runs/tiny", "--plugin-path", "plugins").stdout
     assert "left " in told
-    assert " of 20" in told
+    assert " of 10" in told
     other = project.call_run("--set", "privacy.budget=50.0", "--set", "partition.key=b", code=2)
     assert "a budget never changes" in other.stderr
 
@@ -534,15 +547,16 @@ def row(text: str, name: str) -> list[str]:
 
 
 def test_the_summary_shows_one_private_figure_and_marks_it(done: Any) -> None:
-    told = done.call_run().stdout
+    told = done.call_run("--details").stdout
     private = done.json("account-private", "guarantees.json")["improved"]["epsilon"]
-    marked = [line for line in told.splitlines() if "do not publish" in line]
-    assert len(marked) == 1
-    assert row(told, "ε, data-dependent") == [format_epsilon(private), "private: do not publish"]
+    value, mark = row(told, "data-dependent")
+    assert value == format_epsilon(private)
+    assert mark.startswith("Matters to the owner alone")
+    assert format_epsilon(private) not in done.call_run().stdout
     figure, protects = row(told, "teachers")
     assert (figure, protects) == ("6", done.json("vote", "manifest.json")["facts"]["protects"])
     stated = done.json("account", "guarantees.json")["guarantee"]["epsilon"]
-    shown = row(told, "ε, data-independent")[0]
+    shown = row(told, "the guarantee")[0]
     assert shown == format_epsilon(stated)
     assert -1e-12 < float(shown) / stated - 1 < 1e-3  # never below the truth
     student = done.json("evaluate", "evaluation.json")["student"]
@@ -641,12 +655,74 @@ def test_where_the_sanitised_figure_holds_is_said(project: Any, mechanism: str) 
     noise = {"scale": None, "threshold": 3.0, "sigma1": 2.0, "sigma2": 2.0}
     own = {} if mechanism == "lnmax" else noise
     project.write(aggregate={"mechanism": mechanism} | own)
-    said = " ".join(project.call_run().stdout.split())
+    said = " ".join(project.call_run("--details").stdout.replace("│", " ").split())
     project.call("report", "runs/tiny", "--plugin-path", "plugins")
     page = " ".join((project.run_folder / "report.html").read_text().split())
     costs = project.json("account", "guarantees.json")
     tells = costs["sanitised"]["epsilon"] < costs["guarantee"]["epsilon"]
     assert ("not below the guarantee: quote that" in said) is not tells
-    for text in (said, page) if tells else (page,):
+    for text in (said, page):
         assert "holds for the data at hand and in one direction" in text
         assert ("It is ex post" in text) is (mechanism == "confident")
+
+
+STUDENTS = """
+import centroids, torch
+
+class Small(torch.nn.Sequential):
+    def __init__(self, width=4, classes=3):
+        super().__init__(torch.nn.Linear(width, classes))
+
+class Pickled(centroids.Centroids):
+    def save(self, folder):
+        (folder / "model.pkl").write_bytes(b"")
+    def load(self, folder):
+        return self
+
+class Forgetful(centroids.Centroids):
+    def save(self, folder):
+        raise OSError("the disk is full")
+    def load(self, folder):
+        return self
+
+class Shy(centroids.Centroids):
+    def fit(self, X, y):
+        if len(X) < 290:
+            raise ValueError("too few")
+        return super().fit(X, y)
+"""
+
+
+@pytest.mark.parametrize(
+    ("student", "said"),
+    [
+        ({"model": "students:Small", "params": {"width": 3}}, "got (n, 4)"),
+        ({"model": "students:Small", "params": {"classes": 5}}, "(records, 3)"),
+        ({"model": "students:Small", "method": "fixmatch", "augment": "affine"}, "affine"),
+        ({"model": "students:Pickled"}, "its save(folder) writes model.pkl"),
+        ({"model": "students:Forgetful"}, "save"),
+        ({"model": "students:Shy"}, "too few"),
+    ],
+)
+def test_a_student_that_cannot_learn_is_refused_before_the_charge(
+    project: Any, student: dict[str, Any], said: str
+) -> None:
+    project.plugin("students", STUDENTS)
+    project.write(student=student)
+    (line,) = project.call_run(code=2).stderr.splitlines()
+    assert "the student cannot be trained, asked and stored, so nothing was charged" in line
+    assert said in line
+    assert project.charges() == []
+
+
+def test_a_student_that_needs_many_labels_is_tried_on_as_many_as_are_planned(project: Any) -> None:
+    project.plugin("students", STUDENTS)
+    project.data(records=600)
+    project.write(
+        data={"public": 400},
+        aggregate={"queries": 300, "scale": 50.0},
+        student={"model": "students:Shy"},
+        privacy={"sanitise": False},
+    )
+    project.call_run()
+    assert len(project.charges()) == 1

@@ -1,10 +1,10 @@
 """Audits: the real mechanisms and the real trainer on worst-case neighbours, with secure noise.
 
-Each audit gives a lower bound on ε (``tests/auditing.py``) that exceeds a sound claim in one of a
-million runs. With the noise halved behind the claim's back the same audit must exceed it. Power:
-with halved noise the mean of the bound lies 6 or more of its standard deviations above the claim
-(measured: 10 to 27 for votes, 6.5 and 18 for trainings; ``test_the_power_of_the_audits`` measures
-it again), so that the fault is missed with a probability far below 1e-3.
+Each audit gives a lower bound on ε (:mod:`pate.audits.statistics`) that exceeds a sound claim in
+one of a million runs. With the noise halved behind the claim's back the same audit must exceed it.
+Power: with halved noise the mean of the bound lies 6 or more of its standard deviations above the
+claim (measured: 10 to 27 for votes, 6.5 and 18 for trainings; ``test_the_power_of_the_audits``
+measures it again), so that the fault is missed with a probability far below 1e-3.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from auditing import epsilon_at_least, scores
 from randomgen import ChaCha
 from torch import nn
 
 from dpsgd import Trainer
-from dpsgd.noise import SecureNoise
+from dpsgd.noise import SecureNoise, SeededNoise
+from dpsgd.step import PrivateStep
 from pate.accounting import compose
+from pate.audits.statistics import epsilon_at_least, likelihood_scores
 from pate.mechanisms import (
     ConfidentGnmax,
     GaussianNoisyMax,
     InteractiveGnmax,
     LaplaceNoisyMax,
+    insecure_generator,
     secure_generator,
 )
 from pate.votes import Votes
 
 DELTA = 0.01
-POWER_RUNS = 20
 FAULT = pytest.mark.parametrize("noise", ["right", "halved"])
 
 
@@ -61,17 +62,21 @@ class VotingAudit:
         events = self.mechanism.caps(queries=self.answers, answers=self.answers)
         return compose(list(events)).guarantee(delta=DELTA).epsilon
 
-    def bound(self, *, halved):
-        outcomes = [self._outcomes(votes, halved) for votes in (self.one, self.other)]
-        return epsilon_at_least(*scores(*outcomes, kinds=1 + len(self.one)), delta=DELTA)
+    def bound(self, *, halved, seed=None):
+        """With halved noise, that of a seed if one is given."""
+        seeds = np.random.SeedSequence(seed).spawn(2)
+        rngs = [Halved(ChaCha(each)) if halved else secure_generator() for each in seeds]
+        outcomes = list(map(self._outcomes, (self.one, self.other), rngs))
+        kinds = 1 + len(self.one)
+        return epsilon_at_least(*likelihood_scores(*outcomes, kinds=kinds), delta=DELTA)
 
-    def _outcomes(self, votes, halved):
+    def _outcomes(self, votes, rng):
         """Of every query: 0 where it was not answered, else 1 + the label."""
         asked = self.runs * self.answers
         more = {} if self.student is None else {"student": np.tile(self.student, (asked, 1))}
         given = self.mechanism.release(
             Votes(counts=np.tile(np.array(votes, dtype=np.int64), (asked, 1))),
-            rng=Halved(ChaCha()) if halved else secure_generator(),
+            rng=rng,
             **more,
         )
         outcomes = np.zeros(asked, dtype=np.int64)
@@ -136,13 +141,17 @@ class TrainerAudit:
     noise_multiplier: float
     canaries: int = 1000
     trainings: int = 128
+    records: int | None = None  # of each canary, which is then a user of so many records
 
-    def bound_and_claim(self):
+    def bound_and_claim(self, *, seed=None):
+        """With secure noise, or with that of a seed."""
         present, absent, claims = [], [], set()
-        for _ in range(self.trainings):
+        for number in range(self.trainings):
+            own = None if seed is None else seed * self.trainings + number
+            rng = secure_generator() if own is None else insecure_generator(own)
             there = np.zeros(self.canaries, dtype=bool)
-            there[secure_generator().permutation(self.canaries)[::2]] = True
-            moved, claim = self._train(torch.from_numpy(there))
+            there[rng.permutation(self.canaries)[::2]] = True
+            moved, claim = self._train(torch.from_numpy(there), seed=own)
             present.append(moved[there])
             absent.append(moved[~there])
             claims.add(claim)
@@ -150,18 +159,21 @@ class TrainerAudit:
         found = epsilon_at_least(np.concatenate(present), np.concatenate(absent), delta=DELTA)
         return found, claim
 
-    def _train(self, there):
+    def _train(self, there, *, seed):
         model = nn.Linear(self.canaries, 2, bias=False)
         nn.init.zeros_(model.weight)
         inputs = torch.diag(100.0 * there)  # far beyond the norm that a gradient is clipped to
+        inputs = inputs.repeat(self.records or 1, 1)
         trainer = Trainer(
             model,
             torch.optim.SGD(model.parameters(), lr=1e-5),  # so small that gradients stay there
-            dataset=(inputs, torch.zeros(self.canaries, dtype=torch.long)),
+            dataset=(inputs, torch.zeros(len(inputs), dtype=torch.long)),
+            groups=None if self.records is None else np.arange(len(inputs)) % self.canaries,
             lot_size=self.share * self.canaries,
             noise_multiplier=self.noise_multiplier,
             max_grad_norm=0.7,
             delta=DELTA,
+            insecure_seed=seed,
         ).fit(steps=self.steps)
         weights = model.weight.detach().double().numpy()
         return weights[0] - weights[1], trainer.epsilon().epsilon
@@ -171,14 +183,19 @@ TRAINING = {
     "four steps on all records": TrainerAudit(share=1.0, steps=4, noise_multiplier=2.0),
     "a step on half of them": TrainerAudit(share=0.5, steps=1, noise_multiplier=1.0),
 }
+# Gradients of all records are laid out, and there are as many weights as canaries.
+BY_USER = TrainerAudit(
+    share=0.5, steps=1, noise_multiplier=1.0, canaries=200, trainings=320, records=3
+)
 
 
 def halve(monkeypatch):
-    """Secure noise of half the size, for whoever asks."""
+    """Noise of half the size, for whoever asks."""
     fill = SecureNoise.fill
-    monkeypatch.setattr(
-        SecureNoise, "fill", lambda self, to, stds: fill(self, to, [std / 2 for std in stds])
-    )
+    for kind in (SecureNoise, SeededNoise):  # of which this is one and the same
+        monkeypatch.setattr(
+            kind, "fill", lambda self, to, stds: fill(self, to, [std / 2 for std in stds])
+        )
 
 
 @FAULT
@@ -200,20 +217,36 @@ def test_a_training_keeps_its_epsilon(audit, noise, monkeypatch):
     assert bound > 0.3 * claim
 
 
+@pytest.mark.parametrize("fault", [None, "halved noise", "records clipped one by one"])
+@pytest.mark.campaign
+def test_a_training_by_users_keeps_the_epsilon_of_one_user(fault, monkeypatch):
+    if fault == "halved noise":
+        halve(monkeypatch)
+    elif fault is not None:
+        monkeypatch.setattr(
+            PrivateStep,
+            "_add_users",
+            lambda self, lot, step: self._add_records(self.users.records_of(lot)[0], step),
+        )
+    bound, claim = BY_USER.bound_and_claim()
+    assert (bound > claim) == (fault is not None), f"ε ≥ {bound}, claimed {claim}"
+    assert bound > 0.3 * claim
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("audit", [*VOTING.values(), *TRAINING.values()], ids=[*VOTING, *TRAINING])
 def test_the_power_of_the_audits(audit, monkeypatch):
     """Halved noise: the bound lies 3.5 standard deviations or more above the claim on average.
 
     A bound is a smooth function of two binomial counts of a hundred or more, so close to normal:
-    it falls below the claim with a probability of at most 3e-4. The standard deviation of ten runs
-    is itself uncertain, which is why 3.5 is asked for where 6 are there.
+    it falls below the claim with a probability of at most 3e-4. The standard deviation of a few
+    runs is itself uncertain, which is why 3.5 is asked for where 6 are there, and seeds are given.
     """
     if isinstance(audit, VotingAudit):
-        claim, bounds = audit.claim(), [audit.bound(halved=True) for _ in range(POWER_RUNS)]
+        claim, bounds = audit.claim(), [audit.bound(halved=True, seed=n) for n in range(20)]
     else:
         halve(monkeypatch)
-        found = [audit.bound_and_claim() for _ in range(POWER_RUNS // 2)]
+        found = [audit.bound_and_claim(seed=n) for n in range(5)]
         claim, bounds = found[0][1], [bound for bound, _ in found]
     mean, spread = np.mean(bounds), np.std(bounds, ddof=1)
     print(f"\nclaimed {claim:.3f}, found {mean:.3f} ± {spread:.3f}")

@@ -57,6 +57,8 @@ def run():
 
         def evaluate(model):
             show("seen", trainer.steps, digest(model))
+            if trainer.steps and kills < 2:  # however busy the machine is, these two are killed
+                time.sleep(600)
             return 0.5
 
         trainer.fit(epochs=6, evaluate=evaluate)
@@ -75,12 +77,15 @@ def start():
 
 clock = random.Random(5)
 kills = 0
-size = lambda: os.path.getsize(journal) if os.path.exists(journal) else 0
+
+def lines(beginning):
+    return os.path.exists(journal) and open(journal).read().count(beginning)
+
 while True:
-    before = size()
+    before = lines('["started"')
     child = start()
-    while size() == before:
-        time.sleep(0.0005)
+    while lines('["started"') == before or kills == 1 and not lines('["seen", 20,'):
+        time.sleep(0.0005)  # until it has begun; the second, until the end of its first epoch
     time.sleep(clock.uniform(0.0, 0.02 * (1 + kills)))  # soon at first, so that some kills hit
     kills += 1
     os.kill(child, signal.SIGKILL)
@@ -103,6 +108,8 @@ def run(path, journal, begin=None):
     def begun(model):
         if not trainer.steps:  # tried before the charge
             return 0.5
+        if begin is None and os.path.exists(journal):  # in the middle until it is killed
+            time.sleep(600)
         handle = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(handle, (json.dumps([trainer.steps, digest(model)]) + "\\n").encode())
         os.close(handle)
@@ -155,10 +162,10 @@ print(json.dumps(ended))
 """
 
 
-@pytest.mark.parametrize("rounds", [4, pytest.param(25, marks=pytest.mark.campaign)])
 @pytest.mark.campaign
-def test_of_two_copies_resumed_together_at_most_one_ends(tmp_path, rounds):
+def test_of_two_copies_resumed_together_at_most_one_ends(tmp_path):
     """Real processes, several rounds; whatever was shown of a step, it was one draw."""
+    rounds = 25
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     path = tmp_path / "ledger.db"

@@ -128,6 +128,28 @@ def test_what_is_claimed_holds_and_more_would_not(
         assert promised.neighbours is ZERO
 
 
+def test_users_are_covered_and_one_of_several_records_of_a_user_is_not():
+    """Without one of its records, the clipped sum of a user may be turned round.
+
+    This is why costs for users and for records add up for users of one record only.
+    """
+    count, lot, noise, steps = 100, 10, 4.0, 500
+    groups = np.arange(3 * count) % count
+    promised = trainer_on(3 * count, lot_size=lot, noise=noise, groups=groups).spending.guarantee(
+        steps
+    )
+    assert promised.neighbours is Neighbours.USER_ZERO_OUT
+    cells = np.linspace(-8 * noise - 3, lot + 8 * math.sqrt(lot) + 8 * noise, 600)
+    forth, back, gone = (
+        step_law(cells, others=count - 1, rate=lot / count, noise=noise, own=own)
+        for own in (1, -1, 0)
+    )
+    for user in (forth, back):
+        assert least_epsilon(user, gone, steps=steps) <= promised.epsilon
+        assert least_epsilon(gone, user, steps=steps) <= promised.epsilon
+    assert least_epsilon(forth, back, steps=steps) > 1.4 * promised.epsilon
+
+
 # --- what is shown of the number of records -------------------------------------------------------
 
 
@@ -281,6 +303,7 @@ name = "mine"
 source = "mine.npz"
 public = 20
 test = 60
+accept_unprotected = true
 
 [features]
 pca = { dimension = 3, noise_multiplier = 8.0 }

@@ -136,7 +136,7 @@ def test_no_file_of_the_machine_is_read(old: Path, tmp_path: Path) -> None:
             estimators=[])  # fmt: skip
     Path(names[2]).unlink()
     os.mkfifo(names[2])  # whoever opens it waits for ever
-    said, _ = opened(old, seconds=60)
+    said, _ = opened(old, seconds=300)
     refused(said)
 
 
@@ -155,6 +155,7 @@ def test_a_tree_that_leads_nowhere_crashes_nothing(old: Path) -> None:
     refused(said)
 
 
+@pytest.mark.campaign
 def test_a_small_archive_takes_no_large_memory(old: Path) -> None:
     """A few MB, well packed, are a GB of weights."""
     from sklearn.linear_model import LogisticRegression

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import sqlite3
 import time
 
 import pytest
-from kills import ANSWER, fork, kill_charging
+from kills import ANSWER, fork
 
 from pate.accounting import GaussianNoisyMaxAnswer, Guarantee, Ledger, Repeated, compose
 from pate.errors import BudgetExceeded
-
-
-@pytest.mark.campaign
-def test_killed_fifty_times(tmp_path):
-    """Three thousand times in ``tests/campaigns``."""
-    charged, published = kill_charging(tmp_path, kills=50, rng=random.Random(20))
-    print(f"\n50 kills: {charged} charges, {published} published, every one of them covered")
 
 
 def take_one(path, start, results, worker):
@@ -34,6 +26,7 @@ def take_one(path, start, results, worker):
 
 
 @pytest.mark.parametrize(("room", "racers"), [(5, 8), (1, 2), (1, 8)])
+@pytest.mark.sample(1)
 def test_racing_for_the_last_answers(tmp_path, room, racers):
     """A budget that pays for exactly ``room`` answers has exactly ``room`` winners."""
     moment = 8.0
@@ -52,7 +45,7 @@ def test_racing_for_the_last_answers(tmp_path, room, racers):
             worker.start()
         time.sleep(0.1)
         start.set()
-        outcomes = dict(results.get(timeout=60) for _ in workers)
+        outcomes = dict(results.get(timeout=300) for _ in workers)
         for worker in workers:
             worker.join()
         winners = {number for number, won in outcomes.items() if won}
@@ -84,7 +77,7 @@ def test_racing_to_create_one_ledger(tmp_path):
     for worker in workers:
         worker.start()
     start.set()
-    outcomes = [results.get(timeout=60) for _ in workers]
+    outcomes = [results.get(timeout=300) for _ in workers]
     for worker in workers:
         worker.join()
     opened = [outcome for outcome in outcomes if isinstance(outcome, float)]

@@ -16,8 +16,7 @@ from harness import Project
 
 from pate.accounting import Ledger
 from pate.errors import InvalidInput
-from pate.releases.run import open_finished_run
-from pate.releases.write import require_clean
+from pate.releases.write import pipeline_content, require_clean
 
 VALUE = 1234.5678  # in features of private records
 pytestmark = pytest.mark.xdist_group("private release")  # the runs it releases are made once
@@ -61,7 +60,7 @@ def records(count, *, seed, marked=0):
     features = rng.normal(size=(count, 3)) + 1.5 * labels[:, None]
     features[:marked, 1] = VALUE
     ids = [f"SECRET-ID-{seed}-{number:04d}" for number in range(count)]
-    groups = [f"SECRET-CLINIC-{number % 90}" for number in range(count)]
+    groups = [f"SECRET-CLINIC-{seed}-{number % 90}" for number in range(count)]
     return {"X": features, "y": labels, "who": np.array(ids), "clinic": np.array(groups)}
 
 
@@ -233,9 +232,9 @@ def test_a_release_is_good_where_nothing_else_is(project, tmp_path):
 @pytest.mark.sample(6)
 def test_the_last_look_finds_what_must_not_leave(project, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(project.folder)
-    finished = open_finished_run(project.run_folder)
+    content = pipeline_content(project.run_folder)
     (tmp_path / "clean.txt").write_text("nothing")
-    require_clean(tmp_path, finished)
+    require_clean(tmp_path, content)
     (key,) = project.folder.glob("data/ledgers/*.key")
     name = next((project.run_folder / "private" / "vote").iterdir()).name
     if kind == "path":
@@ -252,4 +251,4 @@ def test_the_last_look_finds_what_must_not_leave(project, tmp_path, monkeypatch,
         with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("inside", f"from {name}")
     with pytest.raises(InvalidInput, match="nothing was released"):
-        require_clean(tmp_path, finished)
+        require_clean(tmp_path, content)

@@ -32,6 +32,7 @@ name = "mine"
 source = "tiny.npz"
 public = 30
 test = 30
+accept_unprotected = true
 [encoder]
 steps = ["standardise", {{ name = "pca", dimension = 3 }}]
 [teachers]
@@ -105,8 +106,8 @@ class Opener:
         self.log.touch()
         home = Path.home() / ".cache"
         allowed = [
-            folder / "given", folder / "tmp", ROOT / "pate", sys.prefix, sys.base_prefix,
-            os.path.realpath(sys.prefix),
+            folder / "given", folder / "tmp", ROOT / "pate", ROOT / "dpsgd", sys.prefix,
+            sys.base_prefix, os.path.realpath(sys.prefix),
             Path(np.__file__).parents[1], home / "matplotlib", "/proc/", "/sys/", "/dev/null",
             "/usr/lib", "/usr/share/zoneinfo", "/etc/os-release", "/etc/ld.so",
         ]  # fmt: skip
@@ -143,7 +144,13 @@ class Opener:
         self.process.communicate()
 
 
-@pytest.fixture(scope="module", params=["sklearn.tree:DecisionTreeClassifier", "mlp", "ridge"])
+STUDENTS = ("sklearn.tree:DecisionTreeClassifier", "mlp", "ridge")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=pytest.mark.xdist_group(each)) for each in STUDENTS],
+)
 def given(request: Any, tmp_path_factory: Any) -> Path:
     """A release of a student of each kind, with an encoder and labels."""
     folder: Path = tmp_path_factory.mktemp("made")
@@ -154,13 +161,14 @@ def given(request: Any, tmp_path_factory: Any) -> Path:
     np.savez(folder / "tiny.npz", X=features, y=labels)
     (folder / "my.toml").write_text(RECIPE.format(model=request.param))
     (folder / "data").mkdir()
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "XDG_DATA_HOME": str(folder / "user")}
     for words in (
         ("run", "my.toml", "--engine", "serial"),
         ("release", "runs/my", "out", "--labels"),
     ):
         subprocess.run(
             [sys.executable, "-m", "pate", *words], cwd=folder, check=True, capture_output=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env=os.environ | own,
         )  # fmt: skip
     return folder / "out"
 

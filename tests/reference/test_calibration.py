@@ -11,12 +11,12 @@ from dp_accounting.pld import PLDAccountant
 
 from pate.accounting import Conversion, Repeated, integer_moments, smallest_noise
 from pate.accounting.calibrate import (
-    PLD_MARGIN,
     DpsgdAccountant,
     Method,
     dpsgd_step,
     moments_epsilon,
 )
+from pate.accounting.loss_distributions import PLD_MARGIN
 
 
 def calibrate(case, epsilon, tolerance=1e-9):

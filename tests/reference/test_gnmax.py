@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pate.accounting import (
+    Analysis,
     Conversion,
     GaussianNoisyMaxAnswer,
     Repeated,
@@ -30,6 +31,7 @@ LONG_ORDERS = np.concatenate(
     (np.arange(2, 101, 0.5), np.logspace(np.log10(100), np.log10(500), num=100))
 )
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}
+PUBLISHED = {"analysis": Analysis.PUBLISHED}
 
 
 @pytest.mark.golden("gnmax", "gnmax_query")
@@ -40,7 +42,7 @@ def test_one_query(case):
     np.testing.assert_allclose(log_q, case["logq_formula"], rtol=1e-12)
     costs = gaussian_from_log_q(log_q, sigma=sigma, moments=moments)[0] / moments
     np.testing.assert_allclose(costs, case["rdp_data_dependent_formula"], **CLOSE)
-    independent = log_moments(GaussianNoisyMaxAnswer(sigma=sigma), moments) / moments
+    independent = log_moments(GaussianNoisyMaxAnswer(sigma=sigma), moments, **PUBLISHED) / moments
     np.testing.assert_allclose(independent, case["rdp_data_independent"], **CLOSE)
     inapplicable = ~np.array(case["data_dependent_applicable"])
     np.testing.assert_array_equal(costs[inapplicable], independent[inapplicable])
@@ -64,7 +66,7 @@ def test_threshold_check(case):
     costs = threshold_from_log_q(log_q, sigma=sigma, moments=moments) / moments
     expected = [row["rdp_threshold_data_dependent"] for row in case["rows"]]
     np.testing.assert_allclose(costs, expected, rtol=1e-9, atol=1e-13)
-    independent = log_moments(ThresholdCheck(sigma=sigma), moments) / moments
+    independent = log_moments(ThresholdCheck(sigma=sigma), moments, **PUBLISHED) / moments
     np.testing.assert_allclose(independent, case["rdp_threshold_data_independent"], **CLOSE)
 
 
@@ -81,13 +83,17 @@ def test_totals(case, recipe_votes):
 
     def total(moments, *, dependent, answered):
         if plain and dependent:
-            return gaussian_total(votes, sigma=case["sigma2"], moments=moments)
+            return gaussian_total(votes, sigma=case["sigma2"], moments=moments, **PUBLISHED)
         if plain:
-            return compose(
-                [Repeated(GaussianNoisyMaxAnswer(sigma=case["sigma2"]), queries)], moments
-            )
+            answers = [Repeated(GaussianNoisyMaxAnswer(sigma=case["sigma2"]), queries)]
+            return compose(answers, moments, **PUBLISHED)
         return confident_total(
-            votes, **parameters, moments=moments, answered=answered, data_dependent=dependent
+            votes,
+            **parameters,
+            **PUBLISHED,
+            moments=moments,
+            answered=answered,
+            data_dependent=dependent,
         )
 
     masks = {"expected": None, "all_answered": np.ones(queries, dtype=bool)}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pate.accounting import (
+    Analysis,
     Conversion,
     LaplaceNoisyMaxAnswer,
     PureDP,
@@ -20,6 +21,8 @@ from pate.accounting.composition import AdvancedRule, advanced, basic
 from pate.accounting.moments import LogMoments
 from pate.accounting.noisy_max import laplace_from_log_q, laplace_log_q
 
+PUBLISHED = {"analysis": Analysis.PUBLISHED}
+
 
 @pytest.mark.golden("lnmax_per_query")
 def test_one_query_to_the_last_digits(case, reference):
@@ -28,7 +31,7 @@ def test_one_query_to_the_last_digits(case, reference):
     log_q = laplace_log_q([case["votes"]], scale=scale)
     np.testing.assert_allclose(log_q, case["logq_formula"], rtol=1e-12, atol=1e-13)
 
-    independent = log_moments(LaplaceNoisyMaxAnswer(scale=scale), moments)
+    independent = log_moments(LaplaceNoisyMaxAnswer(scale=scale), moments, **PUBLISHED)
     np.testing.assert_allclose(
         independent, case["log_moments_data_independent"], rtol=1e-12, atol=1e-13
     )
@@ -41,10 +44,9 @@ def test_one_query_to_the_last_digits(case, reference):
 @pytest.mark.golden("lnmax_composed", "composed")
 def test_composed_totals_and_epsilons(case, recipe_votes):
     votes, scale = recipe_votes(case), 1 / case["gamma"]
-    dependent = laplace_total(votes, scale=scale, moments=integer_moments(100))
-    independent = compose(
-        [Repeated(LaplaceNoisyMaxAnswer(scale=scale), case["T"])], integer_moments(100)
-    )
+    dependent = laplace_total(votes, scale=scale, moments=integer_moments(100), **PUBLISHED)
+    answers = [Repeated(LaplaceNoisyMaxAnswer(scale=scale), case["T"])]
+    independent = compose(answers, integer_moments(100), **PUBLISHED)
     for total, name in (
         (dependent, "2018"),
         (dependent, "2017"),
@@ -72,7 +74,7 @@ def test_closed_forms(case):
     gamma, count, delta = case["gamma"], case["T"], case["delta"]
     answers = [Repeated(LaplaceNoisyMaxAnswer(scale=1 / gamma), count)]
     for largest in (8, 1000):
-        found = compose(answers, integer_moments(largest)).guarantee(
+        found = compose(answers, integer_moments(largest), **PUBLISHED).guarantee(
             delta=delta, conversion=Conversion.CLASSIC
         )
         assert found.epsilon == pytest.approx(case[f"eps_integer_l_1_{largest}"], rel=1e-12)

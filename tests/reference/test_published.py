@@ -23,7 +23,8 @@ def pate(*arguments):
 def test_lnmax_on_the_published_votes(published_votes, largest, expected):
     report = pate(
         "epsilon", "lnmax", "--votes", published_votes, "--scale", 20, "--delta", 1e-5,
-        "--queries", 100, "--max-moment", largest, "--conversion", "classic", "--json",
+        "--queries", 100, "--max-moment", largest, "--conversion", "classic",
+        "--analysis", "published", "--json",
     )  # fmt: skip
     assert report["data_dependent"]["epsilon"] == pytest.approx(expected, abs=5e-5 * expected)
     assert report["data_dependent"]["publishable"] is False
@@ -34,7 +35,8 @@ def test_lnmax_on_the_published_votes(published_votes, largest, expected):
 def test_confident_on_the_published_votes(published_votes):
     report = pate(
         "epsilon", "confident", "--votes", published_votes, "--threshold", 200, "--sigma1", 150,
-        "--sigma2", 40, "--queries", 640, "--delta", 1e-5, "--conversion", "classic", "--json",
+        "--sigma2", 40, "--queries", 640, "--delta", 1e-5, "--conversion", "classic",
+        "--analysis", "published", "--json",
     )  # fmt: skip
     assert report["expected_answered"] == pytest.approx(282.7, abs=0.05)
     assert report["data_dependent"]["epsilon"] == pytest.approx(2.00, abs=0.005)

@@ -18,13 +18,12 @@ from pate.accounting import (
     most,
 )
 from pate.accounting.calibrate import (
-    PLD_MARGIN,
     DpsgdAccountant,
     Method,
     moments_epsilon,
-    pld_guarantee,
 )
 from pate.accounting.composition import AdvancedRule, sampled_gaussian_strong
+from pate.accounting.loss_distributions import PLD_MARGIN, pld_guarantee
 
 
 def step_of(case):

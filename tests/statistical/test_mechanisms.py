@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 from scipy.special import ndtr
-from scipy.stats import chi2, kstest, laplace, norm
+from scipy.stats import chi2, gumbel_r, kstest, laplace, norm
 
 from pate.mechanisms import (
     ConfidentGnmax,
     GaussianNoisyMax,
+    GumbelNoisyMax,
     InteractiveGnmax,
     LaplaceNoisyMax,
     insecure_generator,
@@ -88,7 +89,7 @@ def wins(row, noise):
 
 
 @SIZES
-@pytest.mark.parametrize("kind", ["laplace", "gaussian", "confident"])
+@pytest.mark.parametrize("kind", ["laplace", "gaussian", "gumbel", "confident"])
 def test_four_classes_win_as_often_as_they_should(kind, size):
     """Chi-square with 3 degrees of freedom: rejects right noise once in a million."""
     row = [30, 22, 15, 0]
@@ -97,6 +98,8 @@ def test_four_classes_win_as_often_as_they_should(kind, size):
         mechanism, noise = LaplaceNoisyMax(scale=8.0 * size), laplace(scale=8.0)
     elif kind == "gaussian":
         mechanism, noise = GaussianNoisyMax(sigma=12.0 * size), norm(scale=12.0)
+    elif kind == "gumbel":
+        mechanism, noise = GumbelNoisyMax(scale=9.0 * size), gumbel_r(scale=9.0)
     else:  # half of the checks pass; whether one did says nothing of the answer's noise
         mechanism = ConfidentGnmax(threshold=30.0, sigma1=20.0, sigma2=12.0 * size)
         noise = norm(scale=12.0)
@@ -108,7 +111,9 @@ def test_four_classes_win_as_often_as_they_should(kind, size):
 
 @pytest.mark.parametrize("block", [64, 1 << 17])
 @pytest.mark.parametrize(
-    "mechanism", [LaplaceNoisyMax(scale=10.0), GaussianNoisyMax(sigma=10.0)], ids=["lap", "gauss"]
+    "mechanism",
+    [LaplaceNoisyMax(scale=10.0), GaussianNoisyMax(sigma=10.0), GumbelNoisyMax(scale=10.0)],
+    ids=["lap", "gauss", "gumbel"],
 )
 def test_answers_do_not_depend_on_each_other(mechanism, block, monkeypatch):
     """Pairs of neighbouring answers, and of answers one block apart, flip independently.

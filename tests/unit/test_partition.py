@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pate.errors import InvalidInput
 from pate.partition import PartitionSpec, partition
 
-HASH, SHUFFLE = PartitionSpec(), PartitionSpec(method="shuffle")
+HASH, SHUFFLE = PartitionSpec(by="record"), PartitionSpec(method="shuffle", by="record")
 USERS = PartitionSpec(by="group")
 SPECS = [HASH, SHUFFLE, USERS]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import enum
 import inspect
+import resource
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -25,18 +25,28 @@ LAYERS = [
     ["cli"],
     ["api"],
     ["estimator"],
+    ["audits"],
     ["aggregation"],
     ["releases"],
     ["report"],
-    ["planner", "studies"],
+    ["dpsgd_runs", "planner", "studies"],
     ["stages"],
     ["pipeline"],
     ["queries"],
     ["ensemble"],
     ["students", "testing"],
     ["partition", "teachers", "mechanisms", "encoders", "datasets", "plugin_source"],
-    ["artifacts", "console", "engines", "plugins", "recipes", "votes"],
-    ["accounting", "devices", "metrics", "nearest_neighbours", "randomness", "untrusted", "vision"],
+    ["artifacts", "console", "engines", "plugins", "recipes", "record_votes", "votes"],
+    [
+        "accounting",
+        "archives",
+        "devices",
+        "metrics",
+        "nearest_neighbours",
+        "randomness",
+        "untrusted",
+        "vision",
+    ],
     ["_files", "_plots", "_validate", "silence"],
     ["errors"],
     ["_format"],
@@ -47,7 +57,8 @@ OPEN_TO_DPSGD = {
     "encoders", "errors", "plugins", "randomness", "recipes", "silence", "untrusted",
 }  # fmt: skip
 
-MAY_IMPORT_DPSGD = "studies/compare"
+SHARED_COMMANDS = {"pate.cli.audit.audit"}  # thin commands that both programs have
+MAY_IMPORT_DPSGD = ("audits", "studies/compare", "dpsgd_runs.py")
 
 
 def sources(package):
@@ -76,7 +87,8 @@ def test_imports_point_down(path):
     for module in imported_modules(path):
         package = module.split(".")[0]
         if package == "dpsgd":
-            assert inside.is_relative_to(MAY_IMPORT_DPSGD), f"{inside} imports {module}"
+            allowed = any(inside.is_relative_to(place) for place in MAY_IMPORT_DPSGD)
+            assert allowed, f"{inside} imports {module}"
         if package == "pate" and own != "__init__" and part_of(module) != own:
             part = part_of(module)
             if part == "__version__":
@@ -87,7 +99,7 @@ def test_imports_point_down(path):
 @pytest.mark.parametrize("path", sources("dpsgd"), ids=lambda path: str(path.relative_to(ROOT)))
 def test_dpsgd_leans_on_little(path):
     for module in imported_modules(path):
-        if module.split(".")[0] == "pate":
+        if module.split(".")[0] == "pate" and module not in SHARED_COMMANDS:
             assert part_of(module) in OPEN_TO_DPSGD, f"{path.name} imports {module}"
 
 
@@ -123,12 +135,14 @@ def test_help_loads_nothing_heavy_and_is_quick():
     assert "epsilon" in run.stdout
 
     def seconds(*command):
-        start = time.perf_counter()
+        """Of the processor: others may keep it busy."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, capture_output=True, check=True)
-        return time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     helps, bases = [], []
-    for _ in range(5):  # interleaved; the least of each
+    for _ in range(3):  # interleaved; the least of each
         bases.append(seconds(sys.executable, "-c", "import typer, rich"))
         helps.append(seconds(sys.executable, "-m", "pate", "--help"))
     assert min(helps) < 3 * min(bases)

@@ -57,7 +57,7 @@ def heard(tmp_path, talk):
             stdout=out,
             stderr=err,
             env=plain,
-            timeout=60,
+            timeout=300,
             check=True,
         )
     return [file.read_text() for file in files]

@@ -5,15 +5,26 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pate._files import create_once, earlier_data_folders, error_reason, user_data_folder
-from pate._format import describe_neighbours, format_epsilon, format_remaining
+from pate._format import (
+    describe_neighbours,
+    format_cost,
+    format_delta,
+    format_epsilon,
+    format_remaining,
+    in_units,
+)
 from pate.accounting.events import Event
 from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
 from pate.accounting.ledger import Ledger
-from pate.accounting.ledger.data_set import NOT_PRIVATE, shares_budget, sibling_ledger
+from pate.accounting.ledger.data_set import NOT_PRIVATE, Coverage, shares_budget, sibling_ledger
+from pate.accounting.ledger.schema import copy_charges
 from pate.accounting.ledger.terms import Mode, moment_for
 from pate.errors import InvalidInput, LedgerError
 
@@ -64,8 +75,8 @@ def open_data_ledger(
 
     The budget belongs to the data set, over both of its ledgers: one that was set with the other
     ledger binds this one, too, and the λ of a new ledger suits what the other left of it. Without a
-    budget a new ledger is an odometer, which refuses nothing. Its λ is then ``moment``, the best
-    one for the first plan, which must not depend on private data.
+    budget a new ledger is an odometer, which refuses nothing. Its λ is ``moment``, which must not
+    depend on private data; by default the best one for the budget.
     """
     require_no_earlier(path)
     make_ledgers_folder(path.parent)
@@ -86,8 +97,8 @@ def open_data_ledger(
             f"{_describe_budget(agreed)}; privacy.budget is {budget:g}, and a budget never changes"
         )
     limit = agreed if budget is None else budget
-    if limit < math.inf:
-        moment = _moment_for_rest(limit - spent, delta, conversion) if spent else None
+    if limit < math.inf and spent:
+        moment = _moment_for_rest(limit - spent, delta, conversion)
     terms = Guarantee(
         epsilon=limit,
         delta=delta,
@@ -146,14 +157,17 @@ def budget_line(ledger: Ledger, *, own: bool = False) -> str:
     if ledger.path.name.endswith(NOT_PRIVATE):
         return (
             f"{ledger.path.absolute()}, all releases: ε {format_epsilon(spent.epsilon)} at "
-            f"δ {spent.delta:g}, which does not hold: none of them is private"
+            f"δ {format_delta(spent.delta)}, which does not hold: none of them is private"
         )
     text = (
         f"{ledger.path.absolute()}, all releases: so far ε {format_epsilon(spent.epsilon)} at "
-        f"δ {spent.delta:g}; to be published: ε {format_epsilon(whole.epsilon)}"
+        f"δ {format_delta(spent.delta)}; to be published: ε {format_epsilon(whole.epsilon)}"
     )
-    if whole.neighbours in (Neighbours.ADD_REMOVE, Neighbours.ZERO_OUT):
+    if whole.neighbours not in (Neighbours.REPLACE_ONE, Neighbours.AS_STATED):
         text += f" for {describe_neighbours(whole.neighbours)}"
+    coverage = ledger.coverage()
+    if coverage is not Coverage.RECORD and not whole.neighbours.of_users:
+        text += f" ({coverage.describe(whole.neighbours)})"
     if own:
         return text
     total, used = ledger.data_set_total(), spent.epsilon
@@ -161,6 +175,30 @@ def budget_line(ledger: Ledger, *, own: bool = False) -> str:
         text += f"; the data set in all: {total}"
         used = total.epsilon
     return f"{text}; {_remainder(ledger, used)}"
+
+
+def ledger_report(ledger: Ledger) -> dict[str, Any]:
+    """Return what :func:`budget_line` prints, as plain values for JSON."""
+    spent, whole, total = ledger.spent(), ledger.guarantee(), ledger.data_set_total()
+    budget = ledger.data_set_budget
+    known = whole.neighbours not in (Neighbours.REPLACE_ONE, Neighbours.AS_STATED)
+    return {
+        "path": str(ledger.path.absolute()),
+        "not_private": ledger.path.name.endswith(NOT_PRIVATE),
+        "spent": {"epsilon": spent.epsilon, "delta": spent.delta},
+        "publish": {
+            "epsilon": whole.epsilon,
+            "delta": whole.delta,
+            "neighbours": whole.neighbours.value if known else None,
+        },
+        "data_set": {
+            "epsilon": total.epsilon,
+            "delta": total.delta,
+            "neighbours": None if total.neighbours is None else total.neighbours.value,
+        },
+        "budget": None if math.isinf(budget) else budget,
+        "left": None if math.isinf(budget) else max(0.0, budget - total.epsilon),
+    }
 
 
 def data_set_line(ledger: Ledger) -> str:
@@ -171,22 +209,113 @@ def data_set_line(ledger: Ledger) -> str:
     return f"{names[0].removesuffix('.ledger')}, by all ledgers: {total}; {left}"
 
 
-def charge_line(
-    ledger: Ledger, events: Sequence[Event], *, records: Neighbours, path: Path | None = None
-) -> str:
-    """Return what charging events will cost a data set, where, and what is left after it.
+def total_line(ledger: Ledger, unit: str = "record", *, user: str = "user") -> str:
+    """Return a sentence on what a data set has spent so far, in one ε, and its ledger's place.
 
-    It is the difference that the charge makes to the data set's total: at the λ of its ledgers,
-    which is not the best one for the events alone. ``path`` is that of a ledger to be made.
+    ``unit`` is the owner's noun for one record, and ``user`` for whoever has several.
     """
-    before = ledger.data_set_total().epsilon
-    after = ledger.data_set_total(more=events, records=records).epsilon
-    budget = ledger.data_set_budget
-    left = f"{format_remaining(budget - after)} of {budget:g} left after it"
-    return (
-        f"will charge ε {format_epsilon(after - before)} (δ {ledger.terms.budget.delta:g}) to "
-        f"{path or ledger.path}; {'no budget is set' if math.isinf(budget) else left}"
-    )
+    place = ledger.path.absolute()
+    if ledger.path.name.endswith(NOT_PRIVATE):
+        return f"All releases so far: no ε, because none of them is private ({place})"
+    total = ledger.data_set_total()
+    figure = format_cost(total.epsilon, total.delta)
+    left = _remainder(ledger, total.epsilon)
+    relation = in_units(total.relation, user if total.coverage is Coverage.USER else unit)
+    return f"Whole data set so far: {figure}, for {relation}; {left} ({place})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCharge:
+    """A charge that is to be made: what it costs a data set, where, and what is left after it.
+
+    ``epsilon`` is the difference that it makes to the data set's total: at the λ of its ledgers,
+    which is not the best one for its events alone.
+    """
+
+    ledger: Path
+    epsilon: float
+    delta: float
+    budget: float | None  # of the data set; None: none is set
+    left: float | None
+    of: str = ""  # what is paid for, where there is more than one charge
+    total: float = 0.0  # of the data set, after it
+
+    @classmethod
+    def make(
+        cls,
+        ledger: Ledger,
+        events: Sequence[Event],
+        *,
+        records: Neighbours | None = None,
+        path: Path | None = None,
+        after: Sequence[Event] = (),
+        of: str = "",
+    ) -> PlannedCharge:
+        """Return the charge of events, ``after`` others that are to be charged to it first.
+
+        ``path`` is that of a ledger to be made.
+        """
+        before = ledger.data_set_total(more=after, records=records).epsilon
+        total = ledger.data_set_total(more=[*after, *events], records=records).epsilon
+        budget = None if math.isinf(ledger.data_set_budget) else ledger.data_set_budget
+        return cls(
+            ledger=path or ledger.path,
+            epsilon=total - before,
+            delta=ledger.terms.budget.delta,
+            budget=budget,
+            left=None if budget is None else budget - total,
+            of=of,
+            total=total,
+        )
+
+    def __str__(self) -> str:
+        left = "no budget is set"
+        if self.left is not None:
+            left = f"{format_remaining(self.left)} of {self.budget:g} left after it"
+        what = f" for {self.of}" if self.of else ""
+        after = ""
+        if self.total > self.epsilon:  # not the first charge: less than the run's own ε
+            after = f" on top of earlier charges, ε {format_epsilon(self.total)} in all"
+        return (
+            f"will charge ε {format_epsilon(self.epsilon)} (δ {format_delta(self.delta)}){what} to "
+            f"{self.ledger}{after}; {left}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"ledger": str(self.ledger)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """The charges that a run would make, and remarks: why there is none, and what it needs."""
+
+    charges: tuple[PlannedCharge, ...]
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, (*self.notes, *self.charges)))
+
+    def as_json(self) -> dict[str, Any]:
+        return {"charges": [each.as_json() for each in self.charges], "notes": list(self.notes)}
+
+
+@contextlib.contextmanager
+def trial_ledger(path: Path, open_at: Callable[[Path], Ledger]) -> Iterator[Ledger]:
+    """Open a ledger to compute what would be charged to it; none is made at ``path``.
+
+    Where there is none, one like it is made in a temporary folder, beside a copy of what the data
+    set's other ledger has.
+    """
+    require_no_earlier(path)
+    if path.exists():
+        with open_at(path) as ledger:
+            yield ledger
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        if sibling_ledger(path).exists():
+            copy_charges(sibling_ledger(path), Path(folder) / sibling_ledger(path).name)
+        with open_at(Path(folder) / path.name) as ledger:
+            yield ledger
 
 
 def _remainder(ledger: Ledger, used: float) -> str:

@@ -20,20 +20,32 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
-from pate.accounting.events import Event, Repeated, event_from_json, event_to_json, tally
-from pate.accounting.guarantee import Guarantee, Neighbours
+from pate.accounting.events import (
+    Event,
+    Repeated,
+    event_from_json,
+    event_to_json,
+    is_of_votes,
+    tally,
+)
+from pate.accounting.guarantee import Analysis, Guarantee, Neighbours
 from pate.accounting.ledger import schema
 from pate.accounting.ledger.data_set import (
+    Coverage,
     DataSetTotal,
     LedgerShare,
+    between_records,
+    coverage_of,
+    of_one_column,
     shares_budget,
     sibling_ledger,
     total_of,
@@ -85,6 +97,9 @@ class Charge:
         Digests of the settings that were, or could have been, asked for.
     records
         The relation between data sets under which it holds; None for the ledger's own.
+    group
+        The column of whose groups it protects all records together; None if it protects single
+        records.
     """
 
     number: int
@@ -95,6 +110,7 @@ class Charge:
     studies: tuple[str, ...] = ()
     settings: frozenset[str] = frozenset()
     records: Neighbours | None = None
+    group: str | None = None
 
 
 class Ledger:
@@ -116,7 +132,7 @@ class Ledger:
     >>> with Ledger.open(folder.name + "/ledger.db", budget=Guarantee(epsilon=4, delta=1e-5)) as it:
     ...     charge = it.charge([Repeated(LaplaceNoisyMaxAnswer(scale=50.0), 100)], release="first")
     ...     round(it.spent().epsilon, 2)
-    2.21
+    1.85
     >>> folder.cleanup()
     """
 
@@ -126,6 +142,7 @@ class Ledger:
         self._database = connection
         self._process = os.getpid()
         self._opened_sibling: Ledger | None = None
+        self._alone = False  # in a transaction that began before there was a sibling
 
     @property
     def _connection(self) -> sqlite3.Connection:
@@ -142,7 +159,7 @@ class Ledger:
 
     @property
     def _running(self) -> RunningTotal:
-        return RunningTotal(self._connection, self.terms.moment)
+        return RunningTotal(self._connection, self.terms)
 
     @classmethod
     def open(
@@ -193,7 +210,7 @@ class Ledger:
             schema.create(place, wanted.to_json())
         with _parsing(place):
             connection = schema.connect(
-                place, totals=lambda each: RunningTotal(each, _terms(each).moment).rebuild()
+                place, totals=lambda each: RunningTotal(each, _terms(each)).rebuild()
             )
         try:
             with _parsing(place):
@@ -253,6 +270,7 @@ class Ledger:
         again: bool = False,
         family: Iterable[str] = (),
         records: Neighbours | None = None,
+        group: str | None = None,
     ) -> Charge:
         """Pay for a release, durably, or raise and leave the ledger unchanged.
 
@@ -279,6 +297,9 @@ class Ledger:
         records
             The relation between data sets under which the events hold, if it is not the ledger's
             own. For votes it is that of the partition.
+        group
+            The column whose groups (users) the release protects, all records of one together; None
+            if it protects single records.
 
         Returns
         -------
@@ -334,7 +355,7 @@ class Ledger:
                     f"settings ({paid[:60]}); nothing was charged: to release another one and pay "
                     "again, add --spend"
                 )
-            after = self._require_room(counts, records=records)
+            after = self._require_room({records: counts})
             number = self._connection.execute(
                 "INSERT INTO charges (release, basis, records) VALUES (?, ?, ?)",
                 (release, basis, records),
@@ -345,6 +366,8 @@ class Ledger:
             )
             self._running.add(counts, after)
             assert number is not None
+            if group is not None:
+                self._connection.execute("INSERT INTO groups VALUES (?, ?)", (number, group))
             if study is not None:
                 self._studies.add(number, study)
             self._studies.add_settings(number, {*noted, *family})
@@ -451,23 +474,26 @@ class Ledger:
         A whole study is checked at once, before its first charge, with its ``sibling_events`` for
         the data set's other ledger. Costs only add up, so what fits together fits one by one, in
         any order. An odometer without a budget has room for everything. Another process may still
-        charge in between: :meth:`charge` decides.
+        charge in between: :meth:`charge` decides. ``records`` is the relation of events that state
+        none; tables of record votes beside them have their own.
         """
         counts, there = tally(events), tally(sibling_events)
         if counts:
-            self._read(lambda: self._require_room(counts, records=records, there=there))
+            parts = self._running.by_relation(counts, records)
+            self._read(lambda: self._require_room(parts, there=there))
 
     def _require_room(
         self,
-        new: dict[Event, int],
+        parts: Mapping[Neighbours | None, Mapping[Event, int]],
         *,
-        records: Neighbours | None,
         there: dict[Event, int] | None = None,
     ) -> Total:
-        """Return the total with the new events; raise if the budgets have no room for them."""
-        before = self._running.read()
+        """Return the total with new events, by relation; raise if the budgets have no room."""
+        before = after = self._running.read()
         # Composing also refuses events without a theorem and mixed neighbouring relations.
-        after = self._running.plus(before, new, records=records)
+        for relation, counts in parts.items():
+            after = self._running.plus(after, counts, records=relation)
+        new = {event: count for counts in parts.values() for event, count in counts.items()}
         after.neighbours.combine(self.terms.budget.neighbours)
         needed, spent = self._epsilon(after), self._epsilon(before)
         budget = self.terms.budget.epsilon
@@ -499,13 +525,17 @@ class Ledger:
         total = self._read(self._running.read)
         return self._guarantee(self._epsilon(total), total)
 
-    def guarantee(self, *, more: Iterable[Event] = ()) -> Guarantee:
+    def guarantee(
+        self, *, more: Iterable[Event] = (), records: Neighbours | None = None
+    ) -> Guarantee:
         """Return the guarantee that can be published of everything charged so far.
 
         Parameters
         ----------
         more
             Events to include as if they were charged, too.
+        records
+            The relation that those among them are charged with that state none (:meth:`charge`).
 
         Returns
         -------
@@ -520,21 +550,24 @@ class Ledger:
         """
         if self.terms.basis is Basis.PLAN:
             caps = compose(self.terms.plan, [self.terms.moment])
-            planned = Total(neighbours=caps.neighbours)
+            read = self._read(self._running.read)
+            planned = Total(neighbours=caps.neighbours, records=read.records, tables=read.tables)
             return self._guarantee(self._convert(float(caps.values[0])), planned)
-        before, new = self._read(self._running.read), tally(more)
-        total = self._read(lambda: self._running.plus(before, new)) if new else before
-        if self.terms.mode is Mode.FILTER:
-            return self._guarantee(self.terms.budget.epsilon, total)
-        return self._guarantee(self._share(total).epsilon, total)
+        total = self._read(self._running.read)
+        for relation, counts in self._running.by_relation(tally(more), records).items():
+            total = self._read(partial(self._running.plus, total, counts, records=relation))
+        epsilon = self.terms.budget.epsilon
+        if self.terms.mode is not Mode.FILTER:
+            epsilon = self._share(total).epsilon
+        return self._guarantee(epsilon, total)
 
     def data_set_total(
         self, *, more: Iterable[Event] = (), records: Neighbours | None = None
     ) -> DataSetTotal:
         """Return what the data set has spent in both of its ledgers together.
 
-        ``more`` are events to include as if they were charged to this ledger, too, under the
-        relation ``records`` (:meth:`charge`).
+        ``more`` are events to include as if they were charged to this ledger, too; ``records`` is
+        the relation of those that state none (:meth:`charge`).
 
         Guarantees:
             As :func:`pate.accounting.ledger.data_set.total_of`.
@@ -542,8 +575,9 @@ class Ledger:
         new = tally(more)
 
         def total() -> DataSetTotal:
-            own = self._running.read()
-            after = self._running.plus(own, new, records=records) if new else own
+            after = self._running.read()
+            for relation, counts in self._running.by_relation(new, records).items():
+                after = self._running.plus(after, counts, records=relation)
             return self._data_set_total(after)
 
         return self._read(total)
@@ -566,7 +600,7 @@ class Ledger:
         return total_of(sorted(shares, key=lambda each: each.method, reverse=True))
 
     def _share(self, total: Total) -> LedgerShare:
-        return LedgerShare.of(self.path.name, self.terms, total)
+        return LedgerShare.of(self.path.name, self.terms, total, groups=self._groups())
 
     def charges(self) -> list[Charge]:
         """Return all charges, in order."""
@@ -581,7 +615,16 @@ class Ledger:
         """Return the relations recorded with charges; None stands for charges without one."""
         return self._read(self._running.read).records
 
+    def coverage(self) -> Coverage:
+        """Return whether the charges together protect all records of one user, or single ones."""
+        return coverage_of(self._read(self._groups))
+
     # --- inside -------------------------------------------------------------------------------
+
+    def _groups(self) -> frozenset[str | None]:
+        """Return the columns whose groups charges protect; None stands for single records."""
+        ask = "SELECT DISTINCT name FROM charges LEFT JOIN groups ON charge = number"
+        return frozenset(name for (name,) in self._connection.execute(ask).fetchall())
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -603,7 +646,9 @@ class Ledger:
         """Hold a transaction on both ledgers of the data set.
 
         SQLite's locks end with the process that holds them, so a killed one leaves nothing behind.
-        Everybody takes them in the same order, so there is no deadlock.
+        Everybody takes them in the same order, so there is no deadlock. Where there is no other
+        ledger yet, one that is created from now on waits for this one before its first charge: it
+        is not opened meanwhile, which could wait for its creator.
         """
         while True:
             other = self._sibling()
@@ -613,12 +658,16 @@ class Ledger:
                     stack.enter_context(ledger._transaction())
                 if other is None and self._sibling_exists():
                     continue  # it was created in the meantime
-                yield
+                self._alone = other is None
+                try:
+                    yield
+                finally:
+                    self._alone = False
                 return
 
     def _sibling(self) -> Ledger | None:
         """Return the other ledger of the data set, if there is one."""
-        if self._opened_sibling is None and self._sibling_exists():
+        if self._opened_sibling is None and not self._alone and self._sibling_exists():
             self._opened_sibling = Ledger.open(sibling_ledger(self.path))
         return self._opened_sibling
 
@@ -640,31 +689,34 @@ class Ledger:
     def _charges(self, number: int | None = None) -> list[Charge]:
         where, values = ("", ()) if number is None else ("WHERE number = ?", (number,))
         rows = self._connection.execute(
-            "SELECT number, release, basis, charged_at, records, event, count FROM charges "
-            f"JOIN entries ON charge = number {where} ORDER BY number, event",
+            "SELECT number, release, basis, charged_at, records, name, event, count FROM charges "
+            "JOIN entries ON entries.charge = number LEFT JOIN groups ON groups.charge = number "
+            f"{where} ORDER BY number, event",
             values,
         ).fetchall()
         # After the charges: the studies of a charge are written in its transaction.
         studies, settings = self._studies.by_charge(number), self._studies.settings(number)
+        parsed = cache(event_from_json)  # most charges are for the same few events
         with _parsing(self.path):
             return [
                 Charge(
                     number=number,
                     release=release,
                     basis=Basis(basis),
-                    events=tuple(Repeated(event_from_json(row[5]), row[6]) for row in entries),
+                    events=tuple(Repeated(parsed(row[6]), row[7]) for row in entries),
                     charged_at=at,
                     studies=studies.get(number, ()),
                     settings=settings.get(number, frozenset()),
                     records=None if records is None else Neighbours(records),
+                    group=group,
                 )
-                for (number, release, basis, at, records), entries in groupby(
-                    rows, key=lambda row: row[:5]
+                for (number, release, basis, at, records, group), entries in groupby(
+                    rows, key=lambda row: row[:6]
                 )
             ]
 
     def _epsilon(self, total: Total) -> float:
-        return self._convert(total.log_moment) if total.records else 0.0
+        return total.least(self._convert(total.log_moment)) if total.records else 0.0
 
     def _convert(self, log_moment: float) -> float:
         moment, delta = np.array([self.terms.moment]), self.terms.budget.delta
@@ -674,13 +726,23 @@ class Ledger:
     def _guarantee(self, epsilon: float, total: Total) -> Guarantee:
         """Return ε under the relation of the charges, which may be weaker than the budget's."""
         budget = self.terms.budget
+        relation = budget.neighbours.combine(total.neighbours)
+        if total.tables:
+            relation = between_records(total.records)
         return Guarantee(
             epsilon=epsilon,
             delta=budget.delta,
             moment=budget.moment,
-            neighbours=budget.neighbours.combine(total.neighbours),
+            neighbours=of_one_column(relation, self._read(self._groups)),
             conversion=budget.conversion,
+            analysis=self._analysis,
         )
+
+    @property
+    def _analysis(self) -> Analysis:
+        """The bounds behind the total: tight, and the published ones where there are no votes."""
+        tight = any(map(is_of_votes, self.terms.plan)) or self._read(self._running.has_votes)
+        return Analysis.TIGHT if tight else Analysis.PUBLISHED
 
 
 def _terms(connection: sqlite3.Connection) -> Terms:

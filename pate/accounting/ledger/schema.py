@@ -48,6 +48,14 @@ CREATE INDEX entries_of_charge ON entries (charge);
 CREATE INDEX charges_of_settings ON settings (digest);
 PRAGMA user_version = {_VERSION};
 """
+# Which charges protect all records of a group, and by which column; the others protect single
+# records, and so do those of a process that does not know this table.
+_GROUPS = """
+CREATE TABLE IF NOT EXISTS groups (
+    charge INTEGER PRIMARY KEY REFERENCES charges (number),
+    name TEXT NOT NULL
+)
+"""
 # A process of version 1 that has the file open may charge, but keeps no total: rebuild it.
 _WITHOUT_TOTAL = """
 CREATE TRIGGER without_total AFTER INSERT ON entries
@@ -153,6 +161,21 @@ def connect(place: Path, *, totals: Callable[[sqlite3.Connection], None]) -> sql
         raise failed(place, error) from error
 
 
+def copy_charges(place: Path, target: Path) -> None:
+    """Copy a ledger with all of its charges; some may be in its log only while others have it open.
+
+    The copy is to look at: it never takes the place of a ledger.
+    """
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(place, timeout=_PATIENCE_SECONDS)) as source,
+            contextlib.closing(sqlite3.connect(target)) as copy,
+        ):
+            source.backup(copy)
+    except sqlite3.Error as error:
+        raise failed(place, error) from error
+
+
 def retry_while_busy(call: Callable[[], T]) -> T:
     """Return the result of a call that changes nothing if it fails, once the file is free.
 
@@ -190,6 +213,7 @@ def _open(place: Path, totals: Callable[[sqlite3.Connection], None]) -> sqlite3.
             raise LedgerError(f"the ledger at {place} cannot use a write-ahead log ({journal})")
         if version == 1:
             _migrate(connection, totals)
+        connection.execute(_GROUPS)
     except BaseException:
         connection.close()
         raise

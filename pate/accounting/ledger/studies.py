@@ -147,8 +147,9 @@ class StudyTables:
         plans = {}
         for study, protects, after, text in rows.fetchall():
             releases = tuple(tuple(map(event_from_json, each)) for each in json.loads(text))
-            relation = relation_of(event for each in releases for event in each)
-            if relation is Neighbours.ZERO_OUT:  # early plans claimed more
-                protects = describe_neighbours(relation)
+            events = tally(event for each in releases for event in each)
+            votes = any(event.neighbours is Neighbours.REPLACE_ONE for event in events)
+            if not votes and relation_of(events) is Neighbours.ZERO_OUT:  # early ones claimed more
+                protects = describe_neighbours(Neighbours.ZERO_OUT)
             plans[study] = StudyPlan(study=study, protects=protects, after=after, releases=releases)
         return plans

@@ -9,22 +9,32 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
-from pate._format import describe_neighbours, format_epsilon
-from pate.accounting.composition import group
-from pate.accounting.events import Event
-from pate.accounting.guarantee import Guarantee, Neighbours
-from pate.accounting.ledger import Ledger
-from pate.accounting.ledger.data_set import NOT_PRIVATE, LedgerShare, sibling_ledger, total_of
+from pate._format import describe_neighbours, format_cost
+from pate.accounting.composition import group, rounded_up
+from pate.accounting.events import Event, ForReplacement, Repeated, tally
+from pate.accounting.guarantee import Accountant, Guarantee, Neighbours
+from pate.accounting.ledger import Charge, Ledger
+from pate.accounting.ledger.data_set import (
+    NOT_PRIVATE,
+    Coverage,
+    LedgerShare,
+    coverage_of,
+    of_one_column,
+    sibling_ledger,
+    total_of,
+)
+from pate.accounting.ledger.running_total import pure_sum, states_records
 from pate.accounting.ledger.studies import StudyPlan
-from pate.accounting.moments import compose
+from pate.accounting.moments import LogMoments, compose
 from pate.errors import InvalidInput
 
 _LATER = sys.maxsize  # the number of a charge that is still to come
-
+_USUAL = (Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE, Neighbours.AS_STATED)
 
 NOT_PLANNED = (
     "the ledger's cost of all its releases, because not all of these were planned before the first "
@@ -49,7 +59,7 @@ class StudyCost:
 
         >>> whole = Guarantee(epsilon=1.2345, delta=1e-5)
         >>> StudyCost(name="a", releases=1, unpaid=2, guarantee=whole, in_advance=True).describe()
-        'ε = 1.235 at δ = 1e-05 for 3 releases together, 2 of them not made yet'
+        'ε = 1.24 at δ = 1e-5 for 3 releases together, 2 of them not made yet'
         """
         number, both = self.releases + self.unpaid, _figure(self.guarantee)
         left = f", {self.unpaid} of them not made yet" if self.releases else ""
@@ -97,18 +107,27 @@ class TotalStudyCost:
     def in_advance(self) -> bool:
         return all(each.in_advance for each in self.parts)
 
+    @property
+    def coverage(self) -> Coverage:
+        """The unit that is protected, where the ledgers' cost of all their releases counts."""
+        running = [each.running for each in self.parts if each.running is not None]
+        return coverage_of(set().union(*(each.groups for each in running)))
+
     def describe(self) -> str:
         """Return the cost in words, to follow "cost".
 
         >>> cost = StudyCost(name="a", releases=2, unpaid=0, in_advance=False,
         ...                  guarantee=Guarantee(epsilon=1.0, delta=1e-5))
         >>> TotalStudyCost(here=cost, other=None, together=cost.guarantee).describe()[:34]
-        'ε = 1 at δ = 1e-05 together (the l'
+        'ε = 1 at δ = 1e-5 together (the le'
         """
         why = "" if self.in_advance else f" ({NOT_PLANNED})"
-        weaker = self.together is not None and self.together.neighbours is Neighbours.ZERO_OUT
-        relation = f" for {describe_neighbours(Neighbours.ZERO_OUT)}" if weaker else ""
-        return f"{_figure(self.together)} together{relation}{why}"
+        relation = ""
+        if self.together is not None and self.together.neighbours not in _USUAL:
+            relation = f" for {describe_neighbours(self.together.neighbours)}"
+        whole = None if self.together is None else self.together.neighbours
+        mixed = f"; {self.coverage.describe(whole)}" if self.coverage is Coverage.MIXED else ""
+        return f"{_figure(self.together)} together{relation}{why}{mixed}"
 
 
 def combined_guarantee(guarantees: Iterable[Guarantee], *, replace_one: bool = False) -> Guarantee:
@@ -174,41 +193,55 @@ def study_cost(
     *,
     more: Sequence[Sequence[Event]] = (),
     one_teacher: Neighbours | None = None,
+    group: str | None = None,
     by_plan: bool = True,
 ) -> StudyCost:
     """Return the cost of one study in a ledger.
 
-    ``more`` are releases that are not charged yet, and are counted as if they were. Without
-    ``by_plan`` it is the ledger's cost of all its releases, whatever was planned.
+    ``more`` are releases that are not charged yet, and are counted as if they were; ``group`` is
+    the column of the users whom they protect. Without ``by_plan`` it is the ledger's cost of all
+    its releases, whatever was planned.
 
     Votes are charged for data sets in which one teacher is replaced. ``one_teacher`` is the
-    relation between records that causes this (``recipe.partition.neighbours``), if it is the same
-    for all of them: costs of votes are then stated for that relation.
+    relation between records that causes this (``recipe.neighbours``), where the charges of the
+    study do not note it: costs of votes are then stated for that relation.
 
     Guarantees:
         * Where the plan in the ledger covers all of its charges
           (:meth:`~pate.accounting.ledger.studies.StudyPlan.covers`), the log-moments of the whole
-          plan, added up (Abadi et al. 2016, Theorem 2.1) and converted to ε at the best λ. That
-          includes what is not paid for yet: results may have decided when to stop.
+          plan, added up (:func:`compose_votes`) and converted to ε at the best λ; where all of it
+          is pure, the sum of its ε at δ = 0 (Dwork et al. 2006), unless some δ buys an ε that is
+          smaller by more than 1 %. That includes what is not paid for yet: results may have
+          decided when to stop.
         * Where it does not, :meth:`~pate.accounting.Ledger.guarantee` of the ledger, which holds
           however charges were chosen; where some were charged under another relation than
           ``one_teacher``, restated for one record replaced.
+        * It is about users only where all releases protect those of one column
+          (:func:`~pate.accounting.ledger.data_set.of_one_column`).
         * Releases whose noise was seeded are not private; their guarantee has a caveat.
     """
-    paid = [each for each in ledger.charges() if study in each.studies]
+    charges = ledger.charges()
+    paid = [each for each in charges if study in each.studies]
     plan = ledger.study_plans().get(study) if by_plan else None
     listed = [(each.number, each.events) for each in paid]
     if plan is not None and not plan.covers([*listed, *((_LATER, events) for events in more)]):
         plan = None
-    if plan is None:
-        guarantee = ledger.guarantee(more=(event for events in more for event in events))
-        unpaid = len(more)
+    planned = None if plan is None else _of_plan(ledger, plan, paid, one_teacher)
+    if plan is None or planned is None:
+        plan, unpaid = None, len(more)
+        events = [event for each in more for event in each]
+        guarantee = ledger.guarantee(more=events, records=one_teacher)
+        if guarantee.neighbours is Neighbours.REPLACE_ONE and one_teacher is not None:
+            guarantee = replace(guarantee, neighbours=one_teacher)
     else:
-        guarantee = _of_plan(ledger, plan)
+        guarantee = planned
         unpaid = max(0, len(plan.releases) - len(paid))
-    if guarantee.neighbours is Neighbours.REPLACE_ONE and one_teacher is not None:
-        guarantee = replace(guarantee, neighbours=one_teacher)
-    running = _running(ledger, guarantee, one_teacher) if plan is None else None
+    columns = {each.group for each in (charges if plan is None else paid)}
+    columns |= _columns_of(more, one_teacher, group)
+    guarantee = replace(guarantee, neighbours=of_one_column(guarantee.neighbours, columns))
+    running = None
+    if plan is None:
+        running = _running(ledger, guarantee, one_teacher, more=events, columns=columns)
     if running is not None and len(running.records) > 1:  # of several partitions
         guarantee = _total_running([running], [guarantee])
     if ledger.path.name.endswith(NOT_PRIVATE):
@@ -224,24 +257,127 @@ def study_cost(
     )
 
 
-def _running(ledger: Ledger, guarantee: Guarantee, one_teacher: Neighbours | None) -> LedgerShare:
+def _columns_of(
+    more: Iterable[Sequence[Event]], one_teacher: Neighbours | None, group: str | None
+) -> set[str | None]:
+    """Return the columns whose groups releases will protect; None stands for single records."""
+    later = {single.neighbours for each in more for single in tally(each)}
+    if Neighbours.REPLACE_ONE in later and one_teacher is not None:
+        later = later - {Neighbours.REPLACE_ONE} | {one_teacher}
+    return {group if each.of_users else None for each in later}
+
+
+def _running(
+    ledger: Ledger,
+    guarantee: Guarantee,
+    one_teacher: Neighbours | None,
+    *,
+    more: Sequence[Event],
+    columns: Collection[str | None],
+) -> LedgerShare:
     """Return the cost of all releases of a ledger, with the relations of its charges."""
     assert guarantee.moment is not None
-    noted = {each.records for each in ledger.charges() if one_teacher is not None} - {None}
+    charges, later = ledger.charges(), tally(more)
+    events = tally(event for each in charges for event in each.events)
+    of_votes = ledger.terms.budget.neighbours is Neighbours.REPLACE_ONE
+    tables = of_votes and any(map(states_records, (*events, *later)))
+    noted: set[Neighbours | None] = set()
+    if tables or one_teacher is not None:
+        noted = {each.records for each in charges}
+    if tables:
+        noted |= {each.neighbours if states_records(each) else one_teacher for each in later}
+    # Beside tables, votes of a partition that was not noted hold under no relation between records.
+    kept = noted if tables and None in noted else {guarantee.neighbours, *noted} - {None}
     return LedgerShare(
         ledger=ledger.path.name,
         epsilon=guarantee.epsilon,
         delta=guarantee.delta,
         moment=guarantee.moment,
-        records=frozenset({guarantee.neighbours, *noted}),
+        records=frozenset(kept),
+        groups=frozenset(columns),
+        tables=tables,
     )
 
 
-def _of_plan(ledger: Ledger, plan: StudyPlan) -> Guarantee:
-    terms = ledger.terms.budget
+def _of_plan(
+    ledger: Ledger, plan: StudyPlan, paid: Iterable[Charge], one_teacher: Neighbours | None
+) -> Guarantee | None:
+    """Return the cost of a plan; None where no one relation between records covers all of it.
+
+    What the charges of votes note of their partition comes before ``one_teacher``; that is one
+    between users only where all of them protect users.
+    """
+    terms, counts = ledger.terms.budget, tally(plan.events)
     assert terms.conversion is not None
-    whole = compose(plan.events).guarantee(delta=terms.delta, conversion=terms.conversion)
-    return replace(whole, neighbours=whole.neighbours.combine(terms.neighbours))
+    votes = [each for each in paid if any(map(_is_of_teachers, tally(each.events)))]
+    noted = {each.records for each in votes} - {None}
+    if one_teacher is not None and noted:
+        by_user = one_teacher.of_users and all(each.group is not None for each in votes)
+        if not (by_user and noted == {Neighbours.ADD_REMOVE}):
+            if len(noted) > 1:
+                return None
+            (one_teacher,) = noted
+    try:
+        moments = compose_votes(counts, one_teacher=one_teacher)
+    except InvalidInput:
+        return None
+    whole = moments.guarantee(delta=terms.delta, conversion=terms.conversion)
+    pure = pure_sum(counts)
+    if pure is not None and rounded_up(pure) <= 1.01 * whole.epsilon:
+        whole = Guarantee(
+            epsilon=rounded_up(pure),
+            delta=0.0,
+            neighbours=whole.neighbours,
+            accountant=Accountant.PURE,
+        )
+    if any(map(states_records, counts)):
+        return whole
+    relation = whole.neighbours.combine(terms.neighbours)
+    if relation is Neighbours.REPLACE_ONE and one_teacher is not None:
+        relation = one_teacher
+    return replace(whole, neighbours=relation)
+
+
+def _is_of_teachers(event: Event) -> bool:
+    """Return whether an event holds where one teacher changes, and not one record."""
+    return event.neighbours is Neighbours.REPLACE_ONE and not isinstance(event, ForReplacement)
+
+
+def compose_votes(
+    events: Iterable[Event] | Mapping[Event, int], *, one_teacher: Neighbours | None
+) -> LogMoments:
+    """Add up the costs of answers of teachers and of tables of record votes.
+
+    ``one_teacher`` is the relation between records under which one teacher changes.
+
+    Raises
+    ------
+    InvalidInput
+        If there are both, and no relation between records covers both.
+
+    Guarantees:
+        The log-moment of an answer holds between any two data sets on which one teacher differs, so
+        between those that ``one_teacher`` relates; that of a table holds for the relation that it
+        states. Between data sets that both relate, log-moments of adaptively chosen mechanisms add
+        up (Abadi et al. 2016, Theorem 2.1).
+
+    >>> from pate.accounting import ForAddRemove, GaussianNoisyMaxAnswer, PureDP
+    >>> both = [GaussianNoisyMaxAnswer(sigma=40.0), ForAddRemove(PureDP(epsilon=0.1))]
+    >>> compose_votes(both, one_teacher=Neighbours.ADD_REMOVE).neighbours.value
+    'add-remove'
+    """
+    counts = dict(events) if isinstance(events, Mapping) else tally(events)
+    listed = [Repeated(event, count) for event, count in counts.items()]
+    votes = [each for each in listed if _is_of_teachers(each.event)]
+    others = [each for each in listed if each not in votes]
+    if not votes or not others:
+        return compose(listed)
+    if one_teacher is None:
+        raise InvalidInput(
+            "votes of teachers and of records add up where one record is added or removed, and of "
+            "the teachers' votes no relation between records is known"
+        )
+    return replace(compose(votes), neighbours=one_teacher) + compose(others)
 
 
 def total_study_costs(
@@ -270,44 +406,60 @@ def total_study_cost(
     more: Sequence[Sequence[Event]] = (),
     more_there: Sequence[Sequence[Event]] = (),
     one_teacher: Neighbours | None = None,
+    group: str | None = None,
     by_plan: bool = True,
 ) -> TotalStudyCost:
     """Return the cost of one study in this ledger and in the ``other`` of the same data, together.
 
-    ``more`` and ``more_there`` are releases that are not charged yet. Without ``by_plan`` it is the
-    ledgers' cost of all their releases, whatever was planned.
+    ``more`` and ``more_there`` are releases that are not charged yet, and ``group`` is the column
+    of the users that they protect (:func:`study_cost`). Without ``by_plan`` it is the ledgers' cost
+    of all their releases, whatever was planned.
 
     Guarantees:
         The costs of both add up (:func:`combined_guarantee`); if votes were charged for one record
         replaced, both are stated for that. If either ledger was charged for anything unplanned,
         results of one method may have led to releases of the other: then both count with the cost
-        that holds however charges were chosen.
+        that holds however charges were chosen. It is about users only where the releases of both
+        protect those of one column.
     """
+    cost_in = partial(study_cost, one_teacher=one_teacher, group=group)
     for planned in (True, False) if by_plan else (False,):
-        here = study_cost(ledger, study, more=more, one_teacher=one_teacher, by_plan=planned)
+        here = cost_in(ledger, study, more=more, by_plan=planned)
         there = None
         if other is not None:
-            there = study_cost(
-                other, study, more=more_there, one_teacher=one_teacher, by_plan=planned
-            )
+            there = cost_in(other, study, more=more_there, by_plan=planned)
             if not there.releases + there.unpaid:
                 there = None
         if here.in_advance and (there is None or there.in_advance):
             break
     parts = [here] if there is None else [here, there]
-    return TotalStudyCost(here=here, other=there, together=_added(parts))
+    paid = (each for book in (ledger, other) if book is not None for each in book.charges())
+    columns = {each.group for each in paid if study in each.studies or not here.in_advance}
+    columns |= _columns_of((*more, *more_there), one_teacher, group)
+    return TotalStudyCost(here=here, other=there, together=_added(parts, columns))
 
 
-def _added(parts: list[StudyCost]) -> Guarantee | None:
-    """Return the guarantee of all parts together; None if δ reaches one."""
+def _added(parts: list[StudyCost], columns: Collection[str | None]) -> Guarantee | None:
+    """Return the guarantee of all parts together; None if δ reaches one.
+
+    ``columns`` are those whose groups the releases protect: votes by users hold for one user, too.
+    """
     costs = [each.guarantee for each in parts]
+    if coverage_of(columns) is Coverage.USER and any(each.neighbours.of_users for each in costs):
+        of_user = {Neighbours.ADD_REMOVE: Neighbours.USER_ADD_REMOVE}
+        renamed = [of_user.get(each.neighbours, each.neighbours) for each in costs]
+        pairs = zip(costs, renamed, strict=True)
+        costs = [replace(each, neighbours=relation) for each, relation in pairs]
     running = [each.running for each in parts if each.running is not None]
     relations = {each.neighbours for each in costs}
     mixed = len(relations) > 1 and Neighbours.REPLACE_ONE in relations
+    mixed = mixed or (len(running) > 1 and any(None in each.records for each in running))
     try:
         if mixed and len(running) == len(parts):
-            return _total_running(running, costs)
-        return combined_guarantee(costs, replace_one=mixed)
+            total = _total_running(running, costs)
+        else:
+            total = combined_guarantee(costs, replace_one=mixed)
+        return replace(total, neighbours=of_one_column(total.neighbours, columns))
     except InvalidInput:
         return None
 
@@ -333,7 +485,7 @@ def _total_running(running: list[LedgerShare], costs: list[Guarantee]) -> Guaran
 def _figure(guarantee: Guarantee | None) -> str:
     if guarantee is None:
         return "without any guarantee for one record replaced by another"
-    return f"ε = {format_epsilon(guarantee.epsilon)} at δ = {format_epsilon(guarantee.delta)}"
+    return format_cost(guarantee.epsilon, guarantee.delta)
 
 
 def _probability(delta: float) -> float:

@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 
 from pate.accounting.events import Event, Repeated, event_from_json, event_to_json, tally
-from pate.accounting.guarantee import Conversion, Guarantee, Neighbours
+from pate.accounting.guarantee import Analysis, Conversion, Guarantee, Neighbours
 from pate.accounting.moments import DEFAULT_MOMENTS, compose, log_moment_at
 from pate.errors import BudgetExceeded, InvalidInput
 
@@ -105,7 +105,13 @@ def moment_for(budget: Guarantee) -> float:
     return float(moments[best])
 
 
-def agree(budget: Guarantee, mode: Mode, plan: Iterable[Event] | None) -> Terms:
+def agree(
+    budget: Guarantee,
+    mode: Mode,
+    plan: Iterable[Event] | None,
+    *,
+    analysis: Analysis = Analysis.TIGHT,
+) -> Terms:
     """Return the terms of a new ledger; refuse a plan that the budget does not cover."""
     conversion = budget.conversion or Conversion.IMPROVED
     if budget.data_dependent or budget.delta == 0:
@@ -121,7 +127,8 @@ def agree(budget: Guarantee, mode: Mode, plan: Iterable[Event] | None) -> Terms:
         if mode is Mode.ODOMETER:
             raise InvalidInput("an odometer follows charges as they come; it takes no plan")
         plan = tuple(Repeated(event, count) for event, count in tally(plan).items())
-        best = compose(plan).guarantee(delta=budget.delta, conversion=conversion)
+        total = compose(plan, analysis=analysis)
+        best = total.guarantee(delta=budget.delta, conversion=conversion)
         neighbours = neighbours.combine(best.neighbours)
         if best.epsilon > budget.epsilon:
             raise BudgetExceeded(needed=best.epsilon, spent=0.0, budget=budget.epsilon)

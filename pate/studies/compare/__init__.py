@@ -1,13 +1,15 @@
 """Comparisons: PATE and DP-SGD on one split, at the same (ε, δ), over several repetitions.
 
-    FOLDER/              all of PATE's points, in one store: teachers are trained once a repetition
-    FOLDER/dpsgd/POINT/  a folder for each model of DP-SGD
+    FOLDER/              all of PATE's points, by teachers and by record votes, in one store:
+                         teachers are trained, and records counted, once a repetition
+    FOLDER/dpsgd/POINT/  a folder for each model of DP-SGD, and of least squares
     FOLDER/private/      what was measured
 
 PATE and DP-SGD have ledgers of their own. Each row of the table alone costs its ε, if it was fixed
 before any result was seen; a table that rests on all of them costs all of them together
 (:mod:`pate.studies.study`). In the end ``recipe.json`` is that of the largest ε of the recipe's own
-seed, so that the folder is a run folder whose report shows the comparison.
+seed, by teachers where they are compared, so that the folder is a run folder whose report shows the
+comparison.
 """
 
 from __future__ import annotations
@@ -18,24 +20,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dpsgd.recipe import DpsgdRecipe
 from dpsgd.runs import CHECKPOINT, STAGE, TrainingOutcome, find_outcome, name_of_run, private_folder
 from dpsgd.runs import ledger_path as dpsgd_ledger_path
-from pate.accounting import Event, Guarantee, Ledger
+from pate._format import format_delta
+from pate.accounting import Event, Guarantee, Ledger, Neighbours
 from pate.accounting.events import tally
+from pate.accounting.ledger.data_ledger import Preview
 from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost
 from pate.artifacts import Level
 from pate.artifacts.manifest import MANIFEST
 from pate.datasets.loading import load
 from pate.errors import InvalidInput, LedgerError, SpendNeeded
-from pate.pipeline.ledger import ledger_path
+from pate.pipeline.ledger import key_path, ledger_path
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Options
 from pate.recipes.read import as_settings, read_recipe, remarks
-from pate.stages.catalogue import STAGES
+from pate.stages.catalogue import stages_of
+from pate.stages.data import require_own_ledger
 from pate.stages.exactly_once import releases_in_ledger, require_paid
+from pate.stages.preview import other_ledgers, read_data
 from pate.studies.compare.recipe import (
     MOST_SEEDS,
+    ComparedModel,
     ComparePoint,
     CompareRecipe,
     checked_epsilons,
@@ -46,12 +54,14 @@ from pate.studies.plots import plot_comparison
 from pate.studies.study import (
     TwoLedgers,
     budget_in_words,
+    enough_labels,
     is_paid,
     require_own_labels,
     tag_of,
 )
 from pate.studies.tables import (
     COMPARISON_COLUMNS,
+    METHODS,
     ComparisonRow,
     FinishedPoint,
     comparison_notes,
@@ -62,9 +72,7 @@ from pate.studies.tables import (
 )
 
 _FORMAT = 2
-_TIMED = (  # from data to student, without the account and the test
-    "data", "partition", "encoder", "encode", "teach", "vote", "aggregate", "distill",
-)  # fmt: skip
+_UNTIMED = ("account", "evaluate")  # a time is that from data to student
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +111,9 @@ class Comparison:
         """Write ``compare.json``, ``.csv``, ``.png`` and ``.svg`` into the folder, mode 0600."""
         cells = [row.as_json() | {"delta": row.runs[0].delta} for row in self.rows]
         write_table(self.folder, "compare", self.as_json(), rows=cells, columns=COMPARISON_COLUMNS)
-        title = f"PATE and DP-SGD on {self.recipe.data.name}, δ = {self.recipe.compare.delta:g}"
+        delta = format_delta(self.recipe.compare.delta)
+        most = "=" if self.recipe.record_votes is None else "≤"
+        title = f"PATE and DP-SGD on {self.recipe.data.name}, δ {most} {delta}"
         plot_comparison(self.rows, self.folder, title=title, private=not self.seeded)
 
 
@@ -124,7 +134,7 @@ def compare(
     out: Path | str | None = None,
     options: Options,
 ) -> Comparison:
-    """Compare PATE with DP-SGD on the same data at the same ε; what is done is skipped.
+    """Compare PATE with DP-SGD on the same data within the same ε; what is done is skipped.
 
     The arguments are those of :func:`pate.compare`, with ready ``options``. The folder, by default
     ``runs/NAME``, is the comparison's own; in the end it holds ``compare.json``, ``.csv``, ``.png``
@@ -135,19 +145,13 @@ def compare(
         both budgets have room for what is not paid yet. Every charge carries the study's tag. What
         is done is never charged again.
     """
-    changes = as_settings(set)
-    if epsilons is not None:
-        changes.append(f"compare.epsilons={checked_epsilons(epsilons)}")
-    if seeds is not None:
-        if not 1 <= seeds <= MOST_SEEDS:
-            raise InvalidInput(f"--seeds {seeds}: give a whole number from 1 to {MOST_SEEDS}")
-        changes.append(f"compare.seeds={seeds}")
-    name, checked = read_recipe(recipe, changes, CompareRecipe)
-    options = options.at_root(checked.data_root)
-    folder = Path("runs") / name if out is None else Path(out)
+    name, runs = prepare_comparison(
+        recipe, epsilons=epsilons, seeds=seeds, set=set, out=out, options=options
+    )
+    checked, folder, options = runs.recipe, runs.folder, runs.options
     seeded = options.insecure_seed is not None
     require_same_noise(folder, "compare", seeded=seeded)
-    finished, cost = CompareRuns.of(checked, folder, options).execute()
+    finished, cost = runs.execute()
     rows = comparison_rows(finished, seeded=seeded)
     notes = comparison_notes(
         rows,
@@ -156,6 +160,8 @@ def compare(
         delta=checked.compare.delta,
         tuning=remarks(checked.notes),
         seeded=seeded,
+        per_user=runs.any_recipe.per_user,
+        unit=runs.any_recipe.unit,
     )
     comparison = Comparison(
         name=name, recipe=checked, folder=folder, rows=rows, cost=cost, notes=notes, seeded=seeded
@@ -164,9 +170,32 @@ def compare(
     return comparison
 
 
+def prepare_comparison(
+    recipe: str,
+    *,
+    epsilons: Sequence[float] | None = None,
+    seeds: int | None = None,
+    set: Mapping[str, Any] | Sequence[str] | None = None,
+    out: Path | str | None = None,
+    options: Options,
+) -> tuple[str, CompareRuns]:
+    """Return the name and the points of a comparison, to be run or previewed."""
+    changes = as_settings(set)
+    if epsilons is not None:
+        changes.append(f"compare.epsilons={checked_epsilons(epsilons)}")
+    if seeds is not None:
+        if not 1 <= seeds <= MOST_SEEDS:
+            raise InvalidInput(f"--seeds {seeds}: give a whole number from 1 to {MOST_SEEDS}")
+        changes.append(f"compare.seeds={seeds}")
+    name, checked = read_recipe(recipe, changes, CompareRecipe)
+    options = options.with_recipe(data_root=checked.data_root, plugins=checked.plugins)
+    folder = Path("runs") / name if out is None else Path(out)
+    return name, CompareRuns.of(checked, folder, options)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareRuns:
-    """The points of a comparison as runs of both methods in one folder."""
+    """The points of a comparison as runs of all methods in one folder."""
 
     recipe: CompareRecipe
     folder: Path
@@ -197,20 +226,21 @@ class CompareRuns:
         self._agree(points, ledgers, protects)
         for point in points:
             what = f"ε = {point.epsilon:g}, repetition {point.seed + 1} of {seeds}"
-            run = self._pate(point)
-            done = ": done before" if all(state.done for state in run.states()) else ""
-            report(f"PATE, {what}{done}")
-            run.execute()
-            trained = self._trained(point) is not None
-            report(f"DP-SGD, {what}{': done before' if trained else ''}")
-            if not trained:
-                self._train(point)
+            for run, labels in zip(self._label_runs([point]), point.labels, strict=True):
+                done = ": done before" if _is_finished(run) else ""
+                report(f"{METHODS[labels.method]}, {what}{done}")
+                _execute(run)
+            for model in point.models:
+                trained = self._trained(point, model) is not None
+                report(f"{METHODS[model.method]}, {what}{': done before' if trained else ''}")
+                if not trained:
+                    self._train(point, model)
         last = max(points, key=lambda point: (point.epsilon, -point.seed))
-        self._pate(last).execute()  # nothing is left to do; the folder's recipe is now this one
+        _execute(self._label_runs([last])[0])  # nothing is left to do; the folder's recipe is this
         finished = [self._finished(point) for point in points]
         with ledgers.opened() as (pate, dpsgd):
-            require_own_labels([each.pate for each in finished], pate, tag=self.tag)
-            require_own_models(map(self._home, points), dpsgd, tag=self.tag)
+            require_own_labels(self._label_runs(points), pate, tag=self.tag)
+            require_own_models(self._homes(points), dpsgd, tag=self.tag)
             cost = ledgers.cost(pate, dpsgd)
         if not cost.here.releases or cost.other is None or not cost.other.releases:
             raise LedgerError(
@@ -219,73 +249,113 @@ class CompareRuns:
             )
         return finished, cost
 
+    def preview(self) -> Preview:
+        """Return the charges that the comparison would make in all; nothing is written."""
+        data, root = read_data(self.recipe.data, self.options), self.options.data_root
+        points = make_points(
+            self.recipe,
+            public=len(data.public.features),
+            private=len(data.private.features),
+            groups=data.private.groups,
+        )
+        ledgers, votes = self._ledgers(points), _votes(points)
+        untrained = [model for each in points for model in each.models]
+        if ledgers.pate.exists() and key_path(self.any_recipe, root).exists():
+            with Ledger.open(ledgers.pate) as ledger:
+                votes = self._unpaid(points, ledger)
+            untrained = self._untrained(points, ledgers)
+        self._check_models(untrained)
+        steps = [each.plan.events for each in untrained]
+        ledgers.require_room(votes, steps)
+        notes = other_ledgers(self.any_recipe, self.quiet)
+        charges = tuple(ledgers.preview(votes, steps))
+        if not charges:
+            notes.append(f"nothing to charge: all releases in {self.folder} are paid for")
+        return Preview(charges=charges, notes=tuple(notes))
+
+    def _untrained(
+        self, points: Sequence[ComparePoint], ledgers: TwoLedgers
+    ) -> list[ComparedModel]:
+        """Return the models that are not paid for."""
+        return [
+            model
+            for each in points
+            for model in each.models
+            if not is_paid_model(
+                model.recipe,
+                self._home(each, model),
+                ledger=ledgers.dpsgd,
+                data_root=self.options.data_root,
+                seed=self._seed(each.seed),
+            )
+        ]
+
     def _planned(self) -> tuple[list[ComparePoint], str]:
         """Return all points, and whom PATE protects; data are read first, for their counts."""
-        first = self.recipe.for_pate(max(self.recipe.compare.epsilons), noise=1.0)
-        data = self._run(first, seed=0)
+        data = self._run(self.any_recipe, seed=0)
         data.execute(until="data")
         points = make_points(
             self.recipe,
             public=len(data.artifact("data-public").array("features.npy")),
             private=len(data.artifact("data").array("features.npy")),
+            groups=data.artifact("data").json("groups.json"),
         )
-        for point in {each.seed: each for each in points}.values():
+        for point in {each.seed: each for each in points}.values():  # the largest ε: all methods
             # What can be wrong with shards is found while no ledger has its terms.
-            self._pate(point).execute(until="partition")
+            for run in self._label_runs([point]):
+                run.execute(until="partition")
+        # That of record votes where there are any: it does not cover a record that is replaced.
         named = bool(data.artifact("data").facts["named"])
-        return points, first.partition.protects(named=named)
+        return points, self.any_recipe.protects(named=named)
 
     def _agree(self, points: Sequence[ComparePoint], ledgers: TwoLedgers, protects: str) -> None:
         """Refuse what must be refused, and record the plan: all before the first charge."""
-        runs, root = [self._pate(each) for each in points], self.options.data_root
+        runs, root = self._label_runs(points), self.options.data_root
         require_paid(runs[0])
-        secure, seeded = (dpsgd_ledger_path(points[0].dpsgd, root, seed) for seed in (None, 0))
+        steps_of = points[0].models[0].recipe
+        secure, seeded = (dpsgd_ledger_path(steps_of, root, seed) for seed in (None, 0))
         require_charged_models(self.folder.glob("dpsgd/*"), secure, seeded=seeded)
-        untrained = [
-            each
-            for each in points
-            if not is_paid_model(
-                each,
-                self._home(each),
-                ledger=ledgers.dpsgd,
-                data_root=root,
-                seed=self._seed(each.seed),
-            )
-        ]
-        if untrained:
-            self._check_model(untrained[0])
+        untrained = self._untrained(points, ledgers)
+        self._check_models(untrained)
         if not self.options.spend:
             here = models_in(self.folder.glob("dpsgd/*"))
-            plans = [each.dpsgd_plan.events for each in untrained]
+            plans = [each.plan.events for each in untrained]
             require_no_lost_model(plans, ledgers.dpsgd, here=here, tag=self.tag)
-        unpaid = list(points)
+        votes = _votes(points)
         if ledgers.pate.exists():
             with Ledger.open(ledgers.pate) as ledger:
                 require_own_labels(runs, ledger, tag=self.tag)
-                pairs = zip(points, runs, strict=True)
-                unpaid = [each for each, run in pairs if not is_paid(run, ledger)]
+                votes = self._unpaid(points, ledger)
         if ledgers.dpsgd.exists():
             with Ledger.open(ledgers.dpsgd) as ledger:
-                require_own_models(map(self._home, points), ledger, tag=self.tag)
-        votes = [each.pate_plan.events for each in unpaid]
-        steps = [each.dpsgd_plan.events for each in untrained]
+                require_own_models(self._homes(points), ledger, tag=self.tag)
+        steps = [each.plan.events for each in untrained]
         ledgers.require_room(votes, steps)
+        if votes or steps:  # a finished comparison needs no records
+            require_own_ledger(self.any_recipe, self.quiet, report=self.options.report)
         with ledgers.opened() as (pate, dpsgd):
             ledgers.plan(pate, dpsgd, protects=protects)
             cost = ledgers.cost(pate, dpsgd, unpaid=votes, untrained=steps)
             self._announce(cost, budget_in_words(pate), budget_in_words(dpsgd))
 
     def _ledgers(self, points: Sequence[ComparePoint]) -> TwoLedgers:
-        first, options = points[0], self.options
+        steps, options, ours = points[0].models[0].recipe, self.options, self.any_recipe
         seed = options.insecure_seed
+        # Teachers of users hold for one user, too: so they are stated beside what is about users.
+        by_user = steps.by_user or self.recipe.record_votes is not None
         return TwoLedgers(
             tag=self.tag,
-            pate=ledger_path(first.pate, options.data_root, seeded=seed is not None),
-            dpsgd=dpsgd_ledger_path(first.dpsgd, options.data_root, seed),
-            delta=first.pate.privacy.delta,
-            relation=first.pate.partition.neighbours,
-            votes=[point.pate_plan.events for point in points],
-            steps=[point.dpsgd_plan.events for point in points],
+            pate=ledger_path(ours, options.data_root, seeded=seed is not None),
+            dpsgd=dpsgd_ledger_path(steps, options.data_root, seed),
+            delta=self.recipe.compare.delta,
+            relation=(
+                Neighbours.USER_ADD_REMOVE
+                if by_user and ours.protected_group is not None
+                else ours.neighbours
+            ),
+            votes=_votes(points),
+            steps=[model.plan.events for point in points for model in point.models],
+            group=ours.data.group or "groups",
         )
 
     def _announce(self, cost: TotalStudyCost, for_pate: str, for_dpsgd: str) -> None:
@@ -296,20 +366,36 @@ class CompareRuns:
         report(f"both, which a table of all of them costs: at most {cost_in_words(cost.together)}")
         if not cost.in_advance:
             report(
-                f"These are {NOT_PLANNED} (study “{self.tag}”); for a study of its own, choose an "
-                "--out of another name."
+                f"These are {NOT_PLANNED} (study “{self.tag}”); for a study of its own, give an "
+                "--out of another name, and --spend for what was paid for before."
             )
 
     # --- PATE -------------------------------------------------------------------------------------
 
-    def _pate(self, point: ComparePoint) -> PipelineRun:
-        return self._run(point.pate, seed=point.seed)
+    @property
+    def any_recipe(self) -> Recipe:
+        """A recipe of PATE in this comparison: all have the same data, and protect the same."""
+        largest = max(self.recipe.compare.epsilons)
+        records = self.recipe.for_record_votes(largest)
+        found = self.recipe.for_pate(largest, noise=1.0) if records is None else records
+        assert found is not None  # which the recipe has checked
+        return found
+
+    def _label_runs(self, points: Iterable[ComparePoint]) -> list[PipelineRun]:
+        return [
+            self._run(labels.recipe, seed=point.seed) for point in points for labels in point.labels
+        ]
+
+    def _unpaid(self, points: Sequence[ComparePoint], ledger: Ledger) -> list[Sequence[Event]]:
+        """Return the events of labels that are not paid for."""
+        pairs = zip(_votes(points), self._label_runs(points), strict=True)
+        return [events for events, run in pairs if not is_paid(run, ledger)]
 
     def _run(self, recipe: Recipe, *, seed: int) -> PipelineRun:
         options, seeded = self.quiet, self._seed(seed)
         if seeded != options.insecure_seed:
             options = replace(options, insecure_seed=seeded)
-        stages = [Measures(self.folder).timed(stage) for stage in STAGES]
+        stages = [Measures(self.folder).timed(stage) for stage in stages_of(recipe)]
         return PipelineRun(folder=self.folder, recipe=recipe, stages=stages, options=options)
 
     def _seed(self, repetition: int) -> int | None:
@@ -317,30 +403,43 @@ class CompareRuns:
         insecure = self.options.insecure_seed
         return None if insecure is None else insecure + repetition
 
-    # --- DP-SGD -----------------------------------------------------------------------------------
+    # --- DP-SGD and least squares -----------------------------------------------------------------
 
-    def _home(self, point: ComparePoint) -> Path:
+    def _home(self, point: ComparePoint, model: ComparedModel) -> Path:
         """Return the folder of a model: other settings have another one, and another charge."""
-        name = name_of_run(point.dpsgd, self._seed(point.seed))[:8]
+        name = name_of_run(model.recipe, self._seed(point.seed))[:8]
         return self.folder / "dpsgd" / f"epsilon-{point.epsilon:g}-seed-{point.seed}-{name}"
 
-    def _trained(self, point: ComparePoint) -> TrainingOutcome | None:
+    def _homes(self, points: Sequence[ComparePoint]) -> list[Path]:
+        return [self._home(point, model) for point in points for model in point.models]
+
+    def _trained(self, point: ComparePoint, model: ComparedModel) -> TrainingOutcome | None:
         return find_outcome(
-            point.dpsgd,
-            self._home(point),
+            model.recipe,
+            self._home(point, model),
             data_root=self.options.data_root,
             insecure_seed=self._seed(point.seed),
         )
 
-    def _check_model(self, point: ComparePoint) -> None:
-        """Refuse a model that cannot be trained privately."""
+    def _check_models(self, models: list[ComparedModel]) -> None:
+        """Refuse a model that cannot be trained privately, one of each method."""
         from dpsgd.training import check_model
 
+        if not models:
+            return
         path = self.options.plugin_path
         splits = load(self.recipe.data, root=self.options.data_root, plugin_path=path)
-        check_model(point.dpsgd, splits, point.dpsgd_plan, plugin_path=path)
+        for model in {each.method: each for each in models}.values():
+            try:
+                check_model(model.recipe, splits, model.plan, plugin_path=path)
+            except InvalidInput as error:
+                section = model.method.replace("-", "_")
+                raise InvalidInput(
+                    f"[{section}] of this comparison, whose encoder is steps in "
+                    f"[{section}.features]: {error}"
+                ) from error
 
-    def _train(self, point: ComparePoint) -> None:
+    def _train(self, point: ComparePoint, model: ComparedModel) -> None:
         from dpsgd.training import TrainingOptions, train
 
         seed = self._seed(point.seed)
@@ -353,30 +452,54 @@ class CompareRuns:
             study=self.tag,
         )
         warm_up()
-        with Measures(self.folder).measured("dpsgd", name_of_run(point.dpsgd, seed)):
-            train(point.dpsgd, self._home(point), options)
+        with Measures(self.folder).measured("dpsgd", name_of_run(model.recipe, seed)):
+            train(model.recipe, self._home(point, model), options)
 
-    # --- both -------------------------------------------------------------------------------------
+    # --- all of them ------------------------------------------------------------------------------
 
     def _finished(self, point: ComparePoint) -> FinishedPoint:
-        run, measures = self._pate(point), Measures(self.folder)
-        made_from = {each.stage: each.made_from for each in run.states()}
-        parts = [measures.find(name, made_from[name] or "") for name in _TIMED]
-        known = [part for part in parts if part is not None]
-        trained = self._trained(point)
-        assert trained is not None
+        measures, labels, models = Measures(self.folder), {}, {}
+        for run, each in zip(self._label_runs([point]), point.labels, strict=True):
+            parts = [
+                measures.find(state.stage, state.made_from or "")
+                for state in run.states()
+                if state.stage not in _UNTIMED
+            ]
+            known = [part for part in parts if part is not None]
+            whole = sum(known[1:], known[0]) if len(known) == len(parts) else None
+            labels[each.method] = run, whole
+        for model in point.models:
+            trained = self._trained(point, model)
+            assert trained is not None
+            name = name_of_run(model.recipe, self._seed(point.seed))
+            models[model.method] = trained.report, measures.find("dpsgd", name)
         return FinishedPoint(
             epsilon=point.epsilon,
             seed=point.seed,
             baselines=point.baselines,
-            pate=run,
-            pate_measure=sum(known[1:], known[0]) if len(known) == len(parts) else None,
-            dpsgd=trained.report,
-            dpsgd_measure=measures.find("dpsgd", name_of_run(point.dpsgd, self._seed(point.seed))),
+            labels=labels,
+            models=models,
         )
 
 
-# --- models of DP-SGD -----------------------------------------------------------------------------
+def _execute(run: PipelineRun) -> None:
+    """Run a point to its end; one whose labels are too few for a student ends without one."""
+    run.execute(until="account")
+    if enough_labels(run):
+        run.execute()
+
+
+def _is_finished(run: PipelineRun) -> bool:
+    done = {state.stage for state in run.states() if state.done}
+    return "evaluate" in done or ("account" in done and not enough_labels(run))
+
+
+def _votes(points: Iterable[ComparePoint]) -> list[Sequence[Event]]:
+    """Return the events of all labels to release."""
+    return [labels.plan.events for point in points for labels in point.labels]
+
+
+# --- models of dpsgd ------------------------------------------------------------------------------
 
 
 def models_in(folders: Iterable[Path]) -> frozenset[str]:
@@ -392,17 +515,17 @@ def models_in(folders: Iterable[Path]) -> frozenset[str]:
 
 
 def is_paid_model(
-    point: ComparePoint, folder: Path, *, ledger: Path, data_root: Path, seed: int | None
+    recipe: DpsgdRecipe, folder: Path, *, ledger: Path, data_root: Path, seed: int | None
 ) -> bool:
     """Return whether a model is released, or begun and charged.
 
     A checkpoint is written just before its charge: a kill in between leaves it unpaid.
     """
-    if find_outcome(point.dpsgd, folder, data_root=data_root, insecure_seed=seed) is not None:
+    if find_outcome(recipe, folder, data_root=data_root, insecure_seed=seed) is not None:
         return True
     from dpsgd.checkpoint import releases
 
-    begun = private_folder(folder, name_of_run(point.dpsgd, seed)) / CHECKPOINT
+    begun = private_folder(folder, name_of_run(recipe, seed)) / CHECKPOINT
     return begun.exists() and releases(begun) <= releases_in_ledger(ledger)
 
 
@@ -418,7 +541,8 @@ def require_own_models(homes: Iterable[Path], ledger: Ledger, *, tag: str) -> No
             if tag not in charges.get(name, (tag,)):
                 raise InvalidInput(
                     f"{home} holds a model that was not released for the study “{tag}”, and a "
-                    "study uses only what was released for it; choose another --out"
+                    "study uses only what was released for it; give another --out and --spend, "
+                    "which pays for releases of its own"
                 )
 
 
@@ -460,6 +584,6 @@ def require_no_lost_model(
     if any(tally(plan) in lost for plan in plans):
         raise SpendNeeded(
             f"the ledger at {ledger} has already paid for such a model of the study “{tag}”, and "
-            "it is not in this folder; resume in the folder where it is, or choose an --out of "
-            "another name, or, to train a new one and pay again, add --spend"
+            f"it is not in this folder; resume in its own folder, named “{tag.partition(' ')[2]}”, "
+            "or, to train a new one and pay again, add --spend"
         )

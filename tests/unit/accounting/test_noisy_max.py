@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pate.accounting import (
+    Analysis,
     LaplaceNoisyMaxAnswer,
     confident_total,
     gaussian_total,
@@ -109,10 +110,12 @@ def test_beyond_its_condition_the_bound_of_2017_is_not_used():
     """At γ = 1 and q between e^{−2} and ½ a well-known implementation is below the truth."""
     moments = np.arange(1.0, 11.0)
     scale = 1.0
-    independent = log_moments(LaplaceNoisyMaxAnswer(scale=scale), moments)
-    for q in (0.12, 0.2, 0.3, 0.49):
-        found = laplace_from_log_q(np.array([np.log(q)]), scale=scale, moments=moments)[0]
-        np.testing.assert_array_equal(found, independent)
+    for analysis in Analysis:
+        given = {"moments": moments, "analysis": analysis}
+        independent = log_moments(LaplaceNoisyMaxAnswer(scale=scale), **given)
+        for q in (0.12, 0.2, 0.3, 0.49):
+            found = laplace_from_log_q(np.array([np.log(q)]), scale=scale, **given)[0]
+            np.testing.assert_array_equal(found, independent)
 
 
 def test_costs_grow_with_q():

@@ -16,6 +16,7 @@ from pate.accounting import (
     Gaussian,
     GaussianNoisyMaxAnswer,
     Guarantee,
+    GumbelNoisyMaxAnswer,
     Laplace,
     LaplaceNoisyMaxAnswer,
     Neighbours,
@@ -34,6 +35,7 @@ from pate.accounting import (
     log_moments,
     pld_guarantee,
 )
+from pate.accounting.bounded_range import gumbel_total
 from pate.accounting.calibrate import DpsgdAccountant, Method
 from pate.accounting.events import Event, ForReplacement, tally
 from pate.accounting.moments import DEFAULT_MOMENTS, LogMoments, epsilon_at, log_moment_at
@@ -46,6 +48,7 @@ deltas = st.floats(1e-12, 0.1)
 replaced = st.one_of(
     noise.map(lambda x: LaplaceNoisyMaxAnswer(scale=x)),
     noise.map(lambda x: GaussianNoisyMaxAnswer(sigma=x)),
+    noise.map(lambda x: GumbelNoisyMaxAnswer(scale=x)),
     noise.map(lambda x: ThresholdCheck(sigma=x)),
     st.floats(0.01, 3).map(lambda x: PureDP(epsilon=x)),
     st.floats(1e-6, 3).map(lambda x: ZeroConcentrated(rho=x)),
@@ -75,6 +78,7 @@ histograms = st.integers(2, 12).flatmap(
 BY_NOISE = {
     "lnmax": lambda x: LaplaceNoisyMaxAnswer(scale=x),
     "gnmax": lambda x: GaussianNoisyMaxAnswer(sigma=x),
+    "gumbel": lambda x: GumbelNoisyMaxAnswer(scale=x),
     "check": lambda x: ThresholdCheck(sigma=x),
     "gaussian": lambda x: Gaussian(noise_multiplier=x),
     "laplace": lambda x: Laplace(noise_multiplier=x),
@@ -96,6 +100,7 @@ def test_data_dependent_is_at_most_data_independent(votes, low, factor):
     for total, event in (
         (laplace_total(votes, scale=low, moments=MOMENTS), LaplaceNoisyMaxAnswer(scale=low)),
         (gaussian_total(votes, sigma=low, moments=MOMENTS), GaussianNoisyMaxAnswer(sigma=low)),
+        (gumbel_total(votes, scale=low, moments=MOMENTS), GumbelNoisyMaxAnswer(scale=low)),
     ):
         independent = compose([Repeated(event, len(votes))], MOMENTS)
         assert np.all(total.values <= independent.values * (1 + 1e-12))

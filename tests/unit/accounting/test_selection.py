@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 
 from pate.accounting import (
+    Analysis,
     ApproximateDP,
     BestOfTries,
     Gaussian,
@@ -83,7 +84,7 @@ def known(monkeypatch):
     """Replaces the cost of one try by exact log-moments of two distributions."""
 
     def put(p, q):
-        monkeypatch.setattr(of_selection, "_one_try", lambda event, grid: both_ways(p, q, grid))
+        monkeypatch.setattr(of_selection, "_one_try", lambda event, grid, _: both_ways(p, q, grid))
 
     return put
 
@@ -185,10 +186,12 @@ def test_one_try_is_the_mean_of_the_moments():
     events = [Gaussian(noise_multiplier=each) for each in (0.5, 2.0, 7.0)]
     event = BestOfTries(candidates=[[each] for each in events], mean_tries=2.0)
     expected = logsumexp([log_moments(each, MOMENTS) for each in events], axis=0) - math.log(3)
-    np.testing.assert_allclose(of_selection._one_try(event, MOMENTS), expected, rtol=1e-13)
+    np.testing.assert_allclose(
+        of_selection._one_try(event, MOMENTS, Analysis.TIGHT), expected, rtol=1e-13
+    )
     same = BestOfTries(candidates=[[events[0]]] * 7, mean_tries=2.0)
     np.testing.assert_array_equal(
-        of_selection._one_try(same, MOMENTS), log_moments(events[0], MOMENTS)
+        of_selection._one_try(same, MOMENTS, Analysis.TIGHT), log_moments(events[0], MOMENTS)
     )
 
 

@@ -146,6 +146,7 @@ def test_a_charge_note_names_its_charge(kept):
         sources=("a", "b"),
         settings=("c",),
         builds_on=("labels before",),
+        recipe="d",
     )
     assert ChargeNote.load(kept(note.save, stage="pending-labels")) == note
     assert note.release == f"labels {'f' * 40} random"
@@ -154,6 +155,7 @@ def test_a_charge_note_names_its_charge(kept):
     assert json.loads((begun.path / "charge.json").read_text()) == {
         "name": "random",
         "study": "sweep x",
+        "recipe": "d",
     }
     assert ChargeNote.load(begun).release == note.release
 

@@ -135,7 +135,7 @@ def test_two_writers_at_once_both_succeed_and_one_wins(store):
     for writer in writers:
         writer.start()
     begin.set()
-    assert [results.get(timeout=60) for _ in writers] == ["well", "well"]
+    assert [results.get(timeout=300) for _ in writers] == ["well", "well"]
     for writer in writers:
         writer.join()
     for number in range(30):

@@ -10,7 +10,10 @@ import pytest
 from PIL import Image
 
 from pate.datasets.loading import load
+from pate.datasets.own import _from_mapping, _split_pool
+from pate.datasets.parts import to_names
 from pate.datasets.spec import DataSpec
+from pate.datasets.table import record_ids
 from pate.errors import InvalidInput
 
 RNG = np.random.Generator(np.random.PCG64(11))
@@ -137,11 +140,9 @@ BAD_CSV = {
     "wrong id": (write_csv, {"id": "zzz"}, "no id column 'zzz'; it has patient, ward, age"),
     "wrong group": (write_csv, {"group": "Ward"}, "no group column 'Ward'; did you mean 'ward'"),
     "wrong feature": (write_csv, {"features": ["agee"]}, "no feature column 'agee'; did you"),
-    "words": (write_csv, {"id": None}, "column 'patient' of .* is not numeric"),
+    "words": (write_csv, {"id": None}, "column 'patient' of .* holds texts that are mostly"),
     "no features": ("outcome\na\nb\n", {}, "no feature column beside"),
-    "NaN": ("x,outcome\n1,a\nnan,b\n", {}, "column 'x' of .* holds NaN or infinity"),
-    "infinite": ("x,outcome\n1,a\ninf,b\n", {}, "column 'x' of .* holds NaN or infinity"),
-    "hole": ("x,outcome\n1,a\n,b\n", {}, "column 'x' of .* has missing values"),
+    "infinite": ("x,outcome\n1,a\ninf,b\n", {}, "column 'x' of .* holds infinity"),
     "hole in label": ("x,outcome\n1,a\n2,\n", {}, "a label of .* is missing"),
     "hole in id": ("x,outcome,i\n1,a,\n2,b,7\n", {"id": "i"}, "id column 'i' of .* is empty"),
     "empty": ("", {}, "is empty; its first line must name the columns"),
@@ -153,7 +154,6 @@ BAD_CSV = {
     "nameless column": ("x,,outcome\n1,2,a\n", {}, "column 2 of .* has no name"),
     "twin ids": ("x,outcome,i\n1,a,7\n2,b,7\n", {"id": "i"}, "1 ids of .* occur more than once"),
     "binary": (b"x,outcome\n\xff\xfe,a\n", {}, "not UTF-8"),
-    "a value too odd": (f"x,outcome\n{SECRET},a\n2,b\n", {}, "column 'x' of .* is not numeric"),
     "public unset": (write_csv, {"public": None, "features": ["age"]}, "public is not set"),
     "test unset": (write_csv, {"test": None, "features": ["age"]}, "test is not set"),
     "too few": (write_csv, {"test": 40, "features": ["age"]}, "test asks for 40 records"),
@@ -287,13 +287,16 @@ def test_parquet(tmp_path):
     assert splits.private.features[:, 0].tolist() == [20 + row for row in rows]
     assert splits.private.features[:, 1].tolist() == [float(row % 5 == 0) for row in rows]
     assert splits.private.labels.tolist() == [row % 2 for row in rows]
-    columns["dose"][3] = None
+    columns["dose"] = [None if row % 6 == 1 else row / 7 for row in range(30)]
+    columns["ward"] = pyarrow.array(["east", "west", None] * 10).dictionary_encode()
     parquet.write_table(pyarrow.table(columns), path)
-    with pytest.raises(InvalidInput, match=r"column 'dose' of .* has missing values"):
-        one(tmp_path, path, label="outcome", id="key")
-    columns["dose"] = [SECRET] * 30
+    splits = one(tmp_path, path, label="outcome", id="key")
+    rows = np.array([int(name) for name in splits.private.ids])
+    np.testing.assert_array_equal(np.isnan(splits.private.features[:, 2]), rows % 6 == 1)
+    np.testing.assert_array_equal(splits.private.features[:, 3], np.array([0, 1, np.nan])[rows % 3])
+    columns["ward"] = [b"bytes"] * 30
     parquet.write_table(pyarrow.table(columns), path)
-    with pytest.raises(InvalidInput, match=r"column 'dose' of .* is not numeric"):
+    with pytest.raises(InvalidInput, match=r"column 'ward' of .* neither numbers nor text"):
         one(tmp_path, path, label="outcome", id="key")
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(InvalidInput, match="not a readable Parquet file"):
@@ -483,3 +486,39 @@ def test_bad_code(plugins, attribute, words):
         plugins(attribute, public=5, test=5)
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("cell", [np.nan, "x"])
+def test_one_private_cell_of_a_frame_moves_no_other_record(cell):
+    """It changes the type of its column; where that was part of names, all records moved."""
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame(rng.normal(size=(200, 3)).astype(np.float32), columns=list("abc"))
+    frame["k"] = rng.integers(0, 3, size=200).astype(np.int8)
+    spec = DataSpec(
+        name="mine", source="m:f", public=0.3, test=0.2, categorical={"k": ["0", "1", "2"]}
+    )
+
+    def roles(records):
+        splits = _split_pool(spec, _from_mapping({"X": records, "y": np.arange(200) % 2}, "m:f"))
+        names = dict(zip(splits.private.features[:, 0], record_ids(splits.private), strict=True))
+        return splits, names
+
+    before, names = roles(frame)
+    first = before.private.features[0, 0]
+    frame["k"] = frame["k"].astype(object if cell == "x" else np.float64)
+    frame.loc[frame["a"] == first, "k"] = cell
+    after, names_after = roles(frame)
+    moved = first not in names_after  # the record itself may have another role now
+    for role in ("public", "test"):
+        one, other = (set(getattr(each, role).features[:, 0]) for each in (before, after))
+        assert one ^ other <= {first}
+    assert {key: name for key, name in names.items() if key != first} == {
+        key: name for key, name in names_after.items() if key != first
+    }
+    assert moved or names[first] != names_after[first]
+
+
+def test_one_id_changes_no_name_of_another():
+    assert to_names(np.array([1.0, 2.0, 3.5]), where="x", what="id") == ("1", "2", "3.5")
+    assert to_names(np.array([1.0, 2.0, 3.0]), where="x", what="id") == ("1", "2", "3")

@@ -22,6 +22,7 @@ THREE = {"private_path": "a.csv", "public_path": "b.csv", "test_path": "c.csv"}
         ({"name": "mnits"}, "no data set named 'mnits'; did you mean mnist"),
         ({"name": "hospital"}, "for your own data set source or private_path"),
         ({"name": "../x", "source": "x.csv"}, "cannot name a data set"),
+        ({"name": "x" * 221, "source": "x.csv"}, "use at most 220"),
         ({"name": "digits", "source": "x.csv"}, "built-in data set; give your own data another"),
         ({"name": "digits", "label": "y"}, "label is for your own data"),
         ({"name": "digits", "image_size": 8}, "image_size is for your own data"),

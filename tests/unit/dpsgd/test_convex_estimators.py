@@ -22,6 +22,7 @@ from dpsgd.convex import (
     Huber,
     Logistic,
     NoisyGradientDescent,
+    NoisyLeastSquares,
     ObjectivePerturbation,
     OutputPerturbation,
 )
@@ -45,7 +46,8 @@ X = scaled_rows(RNG.normal(size=(300, 3)), 1.0)
 Y = (X @ [1.0, -2.0, 0.5] > 0).astype(int)
 
 PERTURBATIONS = [OutputPerturbation, ObjectivePerturbation]
-ALL = [*PERTURBATIONS, NoisyGradientDescent]
+ALL = [*PERTURBATIONS, NoisyGradientDescent]  # with a loss
+EVERY = [*ALL, NoisyLeastSquares]
 
 
 def make(kind, **given):
@@ -124,7 +126,7 @@ def test_descent_refuses(given, words):
         make(NoisyGradientDescent, **given).fit(X, Y)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("clip", [False, True])
 def test_a_row_that_is_not_finite_is_refused_and_not_named(kind, value, clip):
@@ -135,7 +137,7 @@ def test_a_row_that_is_not_finite_is_refused_and_not_named(kind, value, clip):
     assert "217" not in str(refused.value)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.parametrize(
     ("rows", "labels"),
     [
@@ -158,7 +160,7 @@ def test_data_of_the_wrong_shape_is_refused(kind, rows, labels):
         make(kind).fit(rows, labels)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", EVERY)
 def test_a_cell_or_label_that_does_not_belong_is_not_quoted(kind):
     rows = X.astype(object)
     rows[3, 1] = "HIV+"
@@ -176,7 +178,7 @@ def test_a_cell_or_label_that_does_not_belong_is_not_quoted(kind):
         assert "HIV+" not in shown
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", EVERY)
 def test_labels_may_be_objects(kind):
     plain = make(kind, insecure_seed=2).fit(X, Y)
     objects = make(kind, insecure_seed=2).fit(X, Y.astype(object))
@@ -222,6 +224,9 @@ def test_numbers_of_numpy_give_what_the_python_number_gives(kind, pure, number):
         given["delta"] = 1e-5
     if kind is NoisyGradientDescent:
         given |= {"radius": 3.1, "learning_rate": 0.3}
+    if kind is NoisyLeastSquares:
+        del given["regularisation"]
+        given |= {"share": 0.4, "ridge": 0.7}
     numpys = {name: number(value) for name, value in given.items()}
     pythons = {name: float(value) for name, value in numpys.items()}
     if kind is NoisyGradientDescent:
@@ -395,13 +400,13 @@ def test_parameters_are_got_set_and_cloned(kind):
         copy.set_params(sigma=1.0)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", EVERY)
 def test_they_work_in_pipelines_and_folds(kind):
     line = make_pipeline(FunctionTransformer(lambda x: x / 2), make(kind, epsilon=50.0))
     assert cross_val_score(line, X, Y, cv=3).mean() > 0.8
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.parametrize("classes", [["no", "yes"], ["a", "b", "c"]])
 def test_labels_shapes_and_probabilities(kind, classes):
     labels = np.array(classes)[np.digitize(X[:, 0], [0.0, 0.4][: len(classes) - 1])]
@@ -443,7 +448,7 @@ def test_with_hardly_any_noise_they_agree_with_scikit_learn():
 # --- what is published ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", EVERY)
 def test_every_fit_draws_fresh_noise_unless_seeded(kind):
     one, two = (make(kind).fit(X, Y) for _ in range(2))
     assert (one.coef_ != two.coef_).all()
@@ -546,6 +551,7 @@ def cells():
         (ObjectivePerturbation, {"regularisation": 0.03, "delta": 1e-5}, 0.83),
         (NoisyGradientDescent, {"delta": 1e-5}, 0.85),
         (NoisyGradientDescent, {"delta": 1e-5, "loss": "hinge", "iterate": "last"}, 0.88),
+        (NoisyLeastSquares, {}, 0.87),
     ],
 )
 def test_breast_cancer_at_epsilon_one(cells, kind, given, least):
@@ -568,5 +574,6 @@ def test_ten_classes_are_learnt():
     soft = OutputPerturbation(**public).fit(table[:1300], labels[:1300])
     down = NoisyGradientDescent(records=1300, **public).fit(table[:1300], labels[:1300])
     split = ObjectivePerturbation(**public | {"epsilon": 50.0}).fit(table[:1300], labels[:1300])
-    for model in (soft, down, split):
+    squares = NoisyLeastSquares(**public | {"epsilon": 1.0}).fit(table[:1300], labels[:1300])
+    for model in (soft, down, split, squares):
         assert model.score(table[1300:], labels[1300:]) > 0.6

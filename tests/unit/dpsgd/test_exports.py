@@ -25,7 +25,7 @@ PUBLIC = {
     "dpsgd.compat": ["PrivacyEngine"],
     "dpsgd.convex": [
         "Hinge", "Huber", "Logistic", "MarginLoss", "NoisyGradientDescent",
-        "ObjectivePerturbation", "OutputPerturbation",
+        "NoisyLeastSquares", "ObjectivePerturbation", "OutputPerturbation",
     ],
     "dpsgd.public": ["Frozen", "encode", "freeze", "pretrain"],
 }  # fmt: skip

@@ -19,13 +19,15 @@ from pate.errors import InvalidInput
 TOLERANCE = 1e-5
 
 
-def naive(model, loss, inputs, targets, gradients, clipper):
-    """Σ clipped gradients: each example alone through autograd, clipped by its own norm."""
+def naive(model, loss, inputs, targets, gradients, clipper, users=None):
+    """Σ clipped gradients: each example (or user) alone through autograd, clipped by its norm."""
+    users = torch.arange(len(targets)) if users is None else users
     sums = {
         parameter: torch.zeros_like(parameter) for group in gradients.groups for parameter in group
     }
-    for index in range(len(targets)):
-        value = loss(model(inputs[index : index + 1]), targets[index : index + 1]).sum()
+    for user in users.unique():
+        own = users == user
+        value = loss(model(inputs[own]), targets[own]).sum()
         grads = dict(
             zip(sums, torch.autograd.grad(value, list(sums), allow_unused=True), strict=True)
         )
@@ -66,6 +68,23 @@ def assert_exact(model, inputs, targets, loss=cross_entropy):
         size = max(float(each.abs().max()) for each in expected.values())
         for parameter, each in expected.items():
             assert float((parameter.grad - each).abs().max()) <= TOLERANCE * max(size, 1.0), rule
+
+
+def assert_exact_by_user(model, inputs, targets, loss=cross_entropy, sizes=(1, 3)):
+    """Whatever the batches, which cut users in two: each user's sum is clipped once."""
+    users = torch.tensor([0, 1, 1, 2, 2, 2, 3])[: len(targets)]
+    for rule in rules(model, loss, inputs, targets)[:2]:  # the others change factors alone
+        gradients = ClippedGradients(model, loss)
+        start = rule.start(len(gradients.groups))
+        expected = naive(model, loss, inputs, targets, gradients, start, users)
+        size = max(float(each.abs().max()) for each in expected.values())
+        for batch in sizes:
+            zero(model)
+            clipper = rule.start(len(gradients.groups))
+            parts = [each.split(batch) for each in (inputs, targets, users)]
+            gradients.add_by_user(zip(*parts, strict=True), clipper=clipper, step=0, scale=1.0)
+            for parameter, each in expected.items():
+                assert float((parameter.grad - each).abs().max()) <= TOLERANCE * max(size, 1.0)
 
 
 class Recurring(nn.Module):
@@ -304,7 +323,9 @@ def test_clipped_sums_are_those_of_one_example_at_a_time(name):
     if isinstance(inputs, tuple):
         inputs = floats(*inputs)
     classes = model(inputs).shape[1]
-    assert_exact(model, inputs, torch.randint(0, classes, (len(inputs),)))
+    targets = torch.randint(0, classes, (len(inputs),))
+    assert_exact(model, inputs, targets)
+    assert_exact_by_user(model, inputs, targets, sizes=(2,))
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -360,6 +381,7 @@ def networks(draw):
 @given(networks())
 def test_random_networks_are_exact(network):
     assert_exact(*network)
+    assert_exact_by_user(*network)
 
 
 @pytest.mark.campaign

@@ -52,6 +52,7 @@ def test_what_came_before_is_counted_in():
         private(prior_events=(Gaussian(noise_multiplier=1.0),))
 
 
+@pytest.mark.campaign
 def test_loss_distributions_need_less_noise():
     settings = {"target_epsilon": 0.7, "delta": 1e-4, "sample_rate": 0.2, "steps": 50}
     tight = noise_for(**settings, accountant="pld")

@@ -25,8 +25,9 @@ from dpsgd.pca import (
     add_symmetric_noise,
 )
 from pate.accounting import Repeated, SampledGaussian, compose
-from pate.accounting.calibrate import PLD_MARGIN, DpsgdAccountant, Method
+from pate.accounting.calibrate import DpsgdAccountant, Method
 from pate.accounting.guarantee import Conversion, Neighbours
+from pate.accounting.loss_distributions import PLD_MARGIN
 from pate.artifacts import StoreError
 from pate.errors import InvalidInput
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
+import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from dpsgd.features import prepare
 from dpsgd.models import build_model, build_optimizer
 from dpsgd.recipe import DpsgdRecipe, NetworkSpec, TrainingSpec
 from dpsgd.runs import digest_of_settings, name_of_run, plan_run
 from dpsgd.schedules import Constant, Linear
-from pate.accounting import Repeated, SampledGaussian, compose
+from pate.accounting import Neighbours, Repeated, SampledGaussian, guarantee_of_plan
+from pate.accounting.events import relation_of
 from pate.datasets.table import Splits, Table
 from pate.errors import InvalidInput
 from pate.recipes.read import read_recipe, shipped_recipes
 
+ACCEPTED = "accept_unprotected = true"
 RECIPE = """\
 # Mine.
 kind = "dpsgd"
@@ -121,10 +126,70 @@ def test_mistakes_are_one_line_with_the_place(case, read):
         assert fragment in message
 
 
-def test_groups_are_refused(read):
-    own = 'name = "own"\nsource = "x.csv"\npublic = 1\ntest = 1\ngroup = "patient"'
-    with pytest.raises(InvalidInput, match=r"my\.toml.*data\.group.*single records"):
-        read('name = "digits"', own)
+OWN = {"name": "own", "source": "x.csv", "public": 1, "test": 1, "group": "patient"}
+SINGLE = OWN | {"group": None}
+USERS = {
+    "a number of records": ({"records": 90}, OWN, {}, "give training.users"),
+    "a PCA": ({}, OWN, {"pca": {"dimension": 2, "noise_multiplier": 5.0}}, "features.pca protects"),
+    "no groups": ({"users": 9}, SINGLE, {}, "set data.group"),
+    "a cap without groups": ({"per_user": 9}, SINGLE, {}, "set data.group"),
+    "users of records": ({"users": 9, "by": "record"}, OWN, {}, 'by is "record"'),
+    "groups of a named set": ({"by": "group"}, {"name": "digits"}, {}, "set without groups"),
+    "another unit": ({"by": "patient"}, OWN, {}, "'record' or 'group'"),
+}
+
+
+def grouped(data=OWN, features=None, *, epsilon=None, **training):
+    return DpsgdRecipe.model_validate(
+        {
+            "kind": "dpsgd",
+            "data": data,
+            "features": features or {},
+            "training": {"epochs": 3, "learning_rate": 1.0} | training,
+            "privacy": {"epsilon": epsilon} if epsilon else {"noise_multiplier": 1.0},
+        }
+    )
+
+
+@pytest.mark.parametrize("case", USERS)
+def test_what_does_not_go_with_users_is_refused(case):
+    training, data, features, words = USERS[case]
+    with pytest.raises(ValidationError, match=re.escape(words)):
+        grouped(data, features, **training)
+
+
+def test_a_group_column_protects_users_unless_records_are_asked_for():
+    names = ["ann", "bob", "ann", "cid"] * 5
+    users = plan_run(grouped(), records=20, groups=names)
+    assert (users.sample_rate, users.steps) == (2 / 3, 6)
+    assert relation_of(users.events) is Neighbours.USER_ZERO_OUT
+    stated = plan_run(grouped(users=40, lot_size=4), records=20, groups=names)
+    assert (stated.sample_rate, stated.steps) == (0.1, 30)
+    assert relation_of(stated.events) is Neighbours.USER_ADD_REMOVE
+    single = plan_run(grouped(by="record"), records=20, groups=names)
+    assert single.sample_rate == 4 / 20
+    assert relation_of(single.events) is Neighbours.ZERO_OUT
+    with pytest.raises(InvalidInput, match=r"no groups.*data\.group"):  # of a source in Python
+        plan_run(grouped(SINGLE, by="group"), records=20)
+    with pytest.raises(InvalidInput, match="more than there are private users"):
+        plan_run(grouped(lot_size=4), records=20, groups=names)
+
+
+def test_the_names_of_runs_without_users_are_those_of_before():
+    recipe = grouped({"name": "digits"}, epsilon=2.0)
+    assert name_of_run(recipe, None)[:20] == "21db7efc0166e8936cf2"
+    assert digest_of_settings(recipe, None)[:20] == "c7f692e90addace03bad"
+    names = {name_of_run(grouped(**more), None) for more in ({}, {"users": 9}, {"by": "record"})}
+    assert len(names) == 3
+
+
+def test_accepting_that_people_are_unprotected_changes_no_name(read):
+    """It decides whether a run starts, not what is trained: nobody pays again for it."""
+    own = 'name = "own"\nsource = "x.csv"\npublic = 1\ntest = 1'
+    before, after = read('name = "digits"', own), read('name = "digits"', f"{own}\n{ACCEPTED}")
+    assert after.data.accept_unprotected
+    for name in (name_of_run, digest_of_settings):
+        assert name(before, None) == name(after, None)
 
 
 def test_settings_override(read):
@@ -150,8 +215,8 @@ def test_shipped_recipes_are_good_and_of_one_kind_each():
     assert "tabular" not in str(none.value)
 
 
-def test_a_recipe_says_the_same_after_a_round_trip(read):
-    recipe = read()
+def test_a_recipe_says_the_same_after_a_round_trip():
+    recipe = DpsgdRecipe.model_validate(tomllib.loads(RECIPE))
     again = DpsgdRecipe.model_validate_json(recipe.model_dump_json())
     assert again == recipe
     assert name_of_run(again, None) == name_of_run(recipe, None)
@@ -181,9 +246,9 @@ def test_the_plan_covers_pca_and_steps_within_epsilon(read):
     pca = SampledGaussian(sample_rate=1.0, noise_multiplier=5.0)
     step = SampledGaussian(sample_rate=0.05, noise_multiplier=plan.noise_multiplier)
     assert plan.events == (pca, Repeated(step, 80))
-    spent = compose(list(plan.events)).guarantee(delta=1e-4).epsilon
+    spent = guarantee_of_plan(plan.events, delta=1e-4).epsilon
     assert 2.0 * (1 - 1e-3) < spent <= 2.0
-    alone = compose([Repeated(step, 80)]).guarantee(delta=1e-4).epsilon
+    alone = guarantee_of_plan([Repeated(step, 80)], delta=1e-4).epsilon
     assert alone < spent - 0.1  # the PCA was paid for
 
 

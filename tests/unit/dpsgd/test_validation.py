@@ -19,7 +19,7 @@ from dpsgd.public import Frozen
 from dpsgd.validation import Problem, UnsuitableModel, fix, problems, validate
 from dpsgd.validation.rules import group_count
 from pate.errors import InvalidInput, PateError
-from pate.vision import torchvision
+from pate.vision import mend_torchvision, torchvision
 
 
 @pytest.fixture(autouse=True)
@@ -743,6 +743,7 @@ def test_fixing_twice_changes_nothing_more() -> None:
     assert repr(fix(once)) == repr(once)
 
 
+@pytest.mark.campaign
 def test_resnet18_is_fixed_and_runs() -> None:
     model = torchvision().models.resnet18(num_classes=10)
     found = [each for each in problems(model) if each.serious]
@@ -870,6 +871,7 @@ def test_what_the_gradient_pass_refuses_of_a_repaired_model_is_listed_with_the_r
 
 def test_a_tiny_bert_of_hugging_face():
     transformers = pytest.importorskip("transformers")
+    mend_torchvision()  # transformers imports it where it is installed
     config = transformers.BertConfig(
         vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=16, max_position_embeddings=16, num_labels=2,

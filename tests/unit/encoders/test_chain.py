@@ -98,11 +98,11 @@ def test_into_a_memory_map_a_batch_at_a_time(tmp_path, monkeypatch):
     expected = chain.transform(X)
     seen = []
     monkeypatch.setattr(chains, "_MOST_NUMBERS", 32 * 324)
-    applied = chains._applied
+    applied = chains.apply_step
     monkeypatch.setattr(
         chains,
-        "_applied",
-        lambda step, spec, part: seen.append(len(part)) or applied(step, spec, part),
+        "apply_step",
+        lambda step, part, name: seen.append(len(part)) or applied(step, part, name=name),
     )
     chain.transform_into(np.load(tmp_path / "x.npy", mmap_mode="r"), out)
     out.flush()
@@ -128,7 +128,7 @@ def test_features_that_do_not_fit_into_memory_wait_in_a_file(monkeypatch):
     [
         (np.zeros((0, 8, 8)), "there are none"),
         (np.float32(3), "there are none"),
-        (np.full((4, 8, 8), np.nan), r"\(the inputs\) returned numbers that are infinite or NaN"),
+        (np.full((4, 8, 8), np.nan), 'scattering takes no missing values; put the step "impute"'),
         (np.full((4, 8, 8), 1e300), "infinite or NaN in float32"),
         (np.array([["a"]]), "features are numbers"),
         (np.zeros((4, 64)), "scattering needs images"),

@@ -310,7 +310,7 @@ def test_the_layer_to_take_away(plugins, tmp_path, layer, width):
 @pytest.mark.parametrize(
     ("settings", "records", "message"),
     [
-        ({"weights": "gone.pt"}, {"channels": 3}, "there is no file gone.pt"),
+        ({"weights": "gone.pt"}, {"channels": 3}, "there is no file at gone.pt"),
         ({"model": "own_steps:Flat"}, {"channels": 3}, "does not hold the weights of this Flat"),
         ({"model": "own_steps:ready"}, {"channels": 3}, "neither a class nor a function"),
         ({"model": "own_steps:broken"}, {"channels": 3}, "RuntimeError: no"),

@@ -50,6 +50,7 @@ def test_it_equals_the_direct_sums(shape, settings):
         assert abs(expected).max() > 0.1
 
 
+@pytest.mark.campaign
 def test_large_images_take_the_other_way_to_average():
     """Where one dense matrix would be too large, two thin ones give the same."""
     image = pictures(1, 60, 52)

@@ -20,7 +20,7 @@ TORCH = {"name": "torch", "model": "torchvision.models:resnet18", "weights": "w.
         ({"name": "scatering"}, "did you mean scattering"),
         (
             {"name": "kernel"},
-            "known are scattering, root, standardise, normalise, groupnorm, pca, diffusion, torch",
+            "known are scattering, root, standardise, normalise, groupnorm, pca, diffusion, impute",
         ),
         ({"name": "os; rm:x"}, "neither a step nor 'module:attr'"),
         ({"J": 2}, "steps.0.name is missing"),

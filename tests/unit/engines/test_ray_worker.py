@@ -47,8 +47,8 @@ def tree(folder):
     return {str(p.relative_to(folder)): p.is_file() and p.read_bytes() for p in folder.rglob("*")}
 
 
-def wait_until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
+def wait_until(condition):
+    deadline = time.monotonic() + 50
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)
@@ -315,7 +315,7 @@ def remote(name, **payload):
     assert shared == []
     return RemoteTask(
         version=pate.__version__, task=task, inputs=inputs, path=(str(HERE),),
-        gpus=0.0, timeout=20,
+        gpus=0.0, timeout=60,
     )  # fmt: skip
 
 
@@ -413,7 +413,7 @@ def test_a_killed_ray_worker_leaves_neither_process_nor_files(home, tmp_path):
     (tmp_path / "shard").write_text("private")
     command = [sys.executable, "-c", RAY_WORKER, HERE, tmp_path / "note", tmp_path / "shard"]
     with subprocess.Popen(list(map(str, command))) as process:
-        wait_until((tmp_path / "note").exists, 30)
+        wait_until((tmp_path / "note").exists)
         wait_until(lambda: (tmp_path / "note").read_text())
         (note,) = map(json.loads, (tmp_path / "note").read_text().splitlines())
         assert Path(note["shard"]).read_text() == "private"

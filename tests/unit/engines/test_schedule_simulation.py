@@ -123,7 +123,8 @@ def test_jobs_are_read_as_they_are_needed():
             tracemalloc.stop()
 
     peak(READ_AHEAD)
-    assert peak(20 * READ_AHEAD) < 1.1 * peak(2 * READ_AHEAD)
+    # A list of all jobs would take 50 times as much; other threads allocate a little meanwhile.
+    assert peak(100 * READ_AHEAD) < 2 * peak(2 * READ_AHEAD)
 
 
 def test_the_last_short_ones_fill_the_gaps():

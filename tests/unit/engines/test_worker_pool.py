@@ -37,6 +37,7 @@ def test_the_queue_takes_a_task_back_without_reading_on():
     assert next(source).key == "5"
 
 
+@pytest.mark.campaign
 def test_memory_does_not_grow_with_the_number_of_tasks():
     def peak(count):
         tracemalloc.start()

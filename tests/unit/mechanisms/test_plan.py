@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pate.accounting import Conversion, Guarantee, Ledger, compose
+from pate.accounting import Analysis, Conversion, Guarantee, Ledger, compose
 from pate.errors import BudgetExceeded, InvalidInput
 from pate.mechanisms import AggregateSpec, make_mechanism, plan_caps
 
@@ -18,6 +18,7 @@ def spec_of(mechanism, **caps):
 
 
 def plan(mechanism, *, epsilon=2.0, available=9000, caps=None, **options):
+    options.setdefault("analysis", Analysis.PUBLISHED)
     spec = spec_of(mechanism, **(caps or {}))
     return plan_caps(
         make_mechanism(spec),
@@ -31,7 +32,9 @@ def plan(mechanism, *, epsilon=2.0, available=9000, caps=None, **options):
 
 def cost(mechanism, queries, answers, **options):
     events = make_mechanism(spec_of(mechanism)).caps(queries=queries, answers=answers)
-    return compose(events, options.pop("moments", None)).guarantee(delta=DELTA, **options).epsilon
+    analysis = options.pop("analysis", Analysis.PUBLISHED)
+    total = compose(events, options.pop("moments", None), analysis=analysis)
+    return total.guarantee(delta=DELTA, **options).epsilon
 
 
 every = pytest.mark.parametrize("mechanism", ["lnmax", "gnmax", "confident", "interactive"])
@@ -40,16 +43,28 @@ single = pytest.mark.parametrize("mechanism", ["lnmax", "gnmax"])
 
 
 @every
+@pytest.mark.parametrize("analysis", Analysis)
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
-def test_with_no_caps_every_query_may_be_answered_and_one_more_would_not_fit(mechanism, epsilon):
-    found = plan(mechanism, epsilon=epsilon)
+def test_with_no_caps_every_query_may_be_answered_and_one_more_would_not_fit(
+    mechanism, epsilon, analysis
+):
+    found = plan(mechanism, epsilon=epsilon, analysis=analysis)
     n = found.queries
-    assert n == found.answers < 9000
-    assert (
-        found.guarantee.epsilon == cost(mechanism, n, n) <= epsilon < cost(mechanism, n + 1, n + 1)
-    )
+    assert n == found.answers < 90_000
+    here, beyond = (cost(mechanism, k, k, analysis=analysis) for k in (n, n + 1))
+    assert found.guarantee.epsilon == here <= epsilon
+    assert beyond > epsilon or n == 9000
+    assert found.guarantee.analysis is analysis
     assert found.guarantee.publishable
     assert found.guarantee.delta == DELTA
+
+
+@every
+def test_tight_bounds_leave_room_for_more_answers(mechanism):
+    published, tight = plan(mechanism), plan(mechanism, analysis=Analysis.TIGHT)
+    assert tight.answers > 1.2 * published.answers
+    assert tight.guarantee.analysis is Analysis.TIGHT
+    assert 1.9 < tight.guarantee.epsilon <= 2
 
 
 @checking
@@ -138,7 +153,7 @@ def test_conversion_and_moments_are_the_ones_asked_for(mechanism):
 
 @every
 def test_a_ledger_opens_with_the_plan(mechanism, tmp_path):
-    found = plan(mechanism)
+    found = plan(mechanism, analysis=Analysis.TIGHT)
     budget = Guarantee(epsilon=2.0, delta=DELTA)
     with Ledger.open(tmp_path / "ledger.db", budget=budget, plan=found.events) as ledger:
         assert ledger.guarantee().epsilon == found.guarantee.epsilon

@@ -14,7 +14,7 @@ from pate.pipeline.recipe import Recipe
 from pate.planner.forecast import Budget
 from pate.planner.profile import Profile
 from pate.planner.search import candidates, shortlist
-from pate.planner.surrogate import Surrogate, load_surrogate
+from pate.planner.surrogate import Surrogate, load_surrogate, surrogate_splits
 from pate.teachers.spec import TeachersSpec
 
 SECTIONS = {
@@ -87,19 +87,20 @@ def test_a_shard_larger_than_the_surrogate_is_refused(surrogate: Surrogate) -> N
 def test_the_private_set_is_no_surrogate(tmp_path: Path) -> None:
     recipe = RECIPE.model_copy(update={"data": RECIPE.data.model_copy(update={"name": "digits"})})
     with pytest.raises(InvalidInput, match="would look at the private data"):
-        load_surrogate("digits", recipe, root=tmp_path)
+        surrogate_splits("digits", recipe, root=tmp_path)
     with pytest.raises(InvalidInput, match="run `pate data fetch fashion-mnist`"):
-        load_surrogate("fashion-mnist", recipe, root=tmp_path)
+        surrogate_splits("fashion-mnist", recipe, root=tmp_path)
     with pytest.raises(InvalidInput, match="did you mean digits"):
-        load_surrogate("digit", recipe, root=tmp_path)
+        surrogate_splits("digit", recipe, root=tmp_path)
 
 
 def test_an_encoder_is_fitted_on_the_surrogates_public_part(tmp_path: Path) -> None:
-    raw = load_surrogate("digits", RECIPE, root=tmp_path)
+    splits = surrogate_splits("digits", RECIPE, root=tmp_path)
+    raw = load_surrogate("digits", RECIPE, splits)
     assert raw.features.shape[1:] == (8, 8)
     encoder = {"steps": [{"name": "standardise"}, {"name": "pca", "dimension": 7}]}
     recipe = Recipe.model_validate(SECTIONS | {"encoder": encoder})
-    made = load_surrogate("digits", recipe, root=tmp_path)
+    made = load_surrogate("digits", recipe, splits)
     assert made.features.shape == (997, 7)
     assert made.inputs.shape == (500, 7)
     assert made.test.shape == (300, 7)

@@ -8,25 +8,32 @@ from dataclasses import replace
 import pytest
 
 from pate.accounting import (
+    Analysis,
     Conversion,
     GaussianNoisyMaxAnswer,
     Guarantee,
     LaplaceNoisyMaxAnswer,
     Ledger,
     Mode,
+    Neighbours,
     ReleasePlan,
     Repeated,
     ThresholdCheck,
     compose,
     event_to_json,
 )
+from pate.accounting.ledger.data_set import Coverage
+from pate.accounting.ledger.terms import Terms
 from pate.errors import BudgetExceeded, InvalidInput
+from pate.mechanisms import LaplaceCounts
 from pate.releases.guarantee import (
     covers,
+    data_set_relation,
     difference,
     guarantee_of_ledger,
     guarantee_of_plan,
     guarantee_record,
+    read_events,
     statement_problems,
     write_events,
 )
@@ -93,7 +100,8 @@ def statement(tmp_path, *, sanitised=True, counted="plan"):
     total = guarantee_of_plan([*LABELS, *price], delta=DELTA, conversion=Conversion.IMPROVED)
     if counted == "ledger":
         total = guarantee_of_ledger(until, terms)
-    at_order = compose([*LABELS, plan.event], [6.0]).guarantee(delta=DELTA)
+    caps = compose([*LABELS, plan.event], [6.0], analysis=Analysis.PUBLISHED)
+    at_order = caps.guarantee(delta=DELTA)
     figure = {
         "epsilon": at_order.epsilon * 0.9,
         "delta": DELTA,
@@ -124,6 +132,29 @@ def test_what_follows_has_no_problem(tmp_path, sanitised, counted):
     said = statement(tmp_path, sanitised=sanitised, counted=counted)
     assert statement_problems(said) == []
     assert statement_problems(json.loads(json.dumps(said))) == []
+
+
+@pytest.mark.parametrize("counted", ["plan", "ledger"])
+def test_statements_made_before_there_was_another_analysis_hold(tmp_path, counted):
+    """They do not name one, and their ε is the larger one of the published bounds."""
+    said = statement(tmp_path, counted=counted)
+    assert said["guarantee"]["analysis"] == said["data_set"]["guarantee"]["analysis"] == "tight"
+    smaller = said["guarantee"]["epsilon"]
+    terms = Terms.from_json(json.dumps(said["data_set"]["terms"]))
+    paid = [*LABELS, ReleasePlan.default(order=7.0).event]
+    given = {"analysis": Analysis.PUBLISHED}
+    if counted == "plan":
+        total = guarantee_of_plan(paid, delta=DELTA, conversion=Conversion.IMPROVED, **given)
+    else:
+        total = guarantee_of_ledger(read_events(said["events"]), terms, **given)
+    whole = guarantee_of_ledger(read_events(said["data_set"]["events"]), terms, **given)
+    said["guarantee"] = guarantee_record(total, "add-remove")
+    said["data_set"]["guarantee"] = guarantee_record(whole, "replace-one")
+    assert "analysis" not in said["guarantee"]
+    assert said["guarantee"]["epsilon"] > smaller
+    assert statement_problems(said) == []
+    said["guarantee"]["epsilon"] = smaller  # which the published bounds do not give
+    assert statement_problems(said) != []
 
 
 def halved(said, *keys):
@@ -202,3 +233,79 @@ def test_differs_names_the_first_difference():
         "epsilon is None"
     )
     assert difference(guarantee.as_json() | {"conversion": "classic"}, guarantee) is not None
+
+
+def tables(*charged):
+    """A ``guarantee.json`` of a data set with record votes: relation and column of each charge."""
+
+    def made(path):
+        budget = Guarantee(epsilon=40.0, delta=DELTA, neighbours=Neighbours.REPLACE_ONE)
+        with Ledger.open(path, budget=budget) as own:
+            for number, (relation, group) in enumerate(charged):
+                user = relation is Neighbours.USER_ADD_REMOVE
+                own.charge(
+                    OTHERS
+                    if relation is Neighbours.REPLACE_ONE
+                    else LaplaceCounts(scale=1.0).events(per_user=1 if user else None),
+                    release=f"{number}",
+                    records=relation,
+                    group=group,
+                )
+            charges, whole, covered = own.charges(), own.guarantee(), own.coverage()
+            terms = own.terms
+        everything = [each for charge in charges for each in charge.events]
+        labels = [*charges[0].events]
+        total = guarantee_of_plan(labels, delta=0.0)
+        noted = {each.records for each in charges}
+        found = data_set_relation(everything, terms, records=noted, covers=covered)
+        assert found is whole.neighbours
+        return {
+            "labels": write_events(labels),
+            "sanitised": None,
+            "counted": "plan",
+            "guarantee": guarantee_record(total, charged[0][0].value),
+            "data_set": {
+                "terms": json.loads(terms.to_json()),
+                "events": write_events(everything),
+                "covers": covered.value,
+                "records": sorted(noted),
+                "guarantee": guarantee_record(whole, found.value),
+            },
+        }
+
+    return made
+
+
+ONE, USER = Neighbours.ADD_REMOVE, Neighbours.USER_ADD_REMOVE
+
+
+@pytest.mark.parametrize(
+    ("charged", "relation"),
+    [
+        ([(ONE, None)], "add-remove"),
+        ([(USER, "patient")], "user-add-remove"),
+        ([(USER, "patient"), (USER, "ward")], "lone-record"),
+        ([(USER, "patient"), (ONE, None)], "lone-record"),
+        ([(ONE, None), (Neighbours.REPLACE_ONE, None)], "as-stated"),
+    ],
+)
+def test_a_data_set_with_record_votes_states_their_relation(tmp_path, charged, relation):
+    made = tables(*charged)(tmp_path / "ledger")
+    assert made["data_set"]["guarantee"]["neighbours"] == relation
+    assert statement_problems(made) == []
+    wrong = json.loads(json.dumps(made))
+    wrong["data_set"]["guarantee"]["neighbours"] = "replace-one"  # a replaced record costs twice
+    assert statement_problems(wrong) == [f"data_set: it is not for {relation}"]
+    wrong = json.loads(json.dumps(made))
+    del wrong["data_set"]["records"]
+    assert "stated for other data sets" in statement_problems(wrong)[0]
+
+
+def test_relations_are_not_asked_of_a_data_set_without_record_votes(tmp_path):
+    with ledger(tmp_path / "ledger") as own:
+        relation = data_set_relation(LABELS, own.terms, records=(), covers=Coverage.RECORD)
+        assert relation is own.guarantee().neighbours is Neighbours.AS_STATED
+        own.charge(LaplaceCounts(scale=1.0).events(), release="table", records=ONE)
+        events = [each for charge in own.charges() for each in charge.events]
+        relation = data_set_relation(events, own.terms, records=(), covers=Coverage.RECORD)
+        assert relation is own.guarantee().neighbours is ONE

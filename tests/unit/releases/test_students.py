@@ -22,14 +22,35 @@ from sklearn.tree import DecisionTreeClassifier
 
 import pate
 from pate.errors import InvalidInput
-from pate.releases.export import _of_estimator, _of_module, _plain
-from pate.releases.files import SUMS, digests, render_sums
+from pate.releases.export import _of_estimator, _plain, module_graph
+from pate.releases.files import SUMS, digests, read_header, render_sums
 from pate.releases.onnx_graph import OnnxGraph, checked_graph
-from pate.releases.student import ReleasedStudent, load_student, read_tensors, write_tensors
+from pate.releases.student import (
+    ReleasedStudent,
+    load_student,
+    open_student,
+    read_tensors,
+    write_tensors,
+)
+from pate.students.spec import StudentSpec
 
 X, Y = np.array([[0.0, 1.0], [1.0, 0.0], [0.1, 1.2]]), np.array([1, 0, 1])
 ONNX = {"kind": "onnx", "classes": [0, 1]}
 OLD = Path(__file__).parent / "format-1"
+NUMBERS = {"name": None, "categories": None}
+ODD_FORMS = [
+    {"columns": [NUMBERS]},
+    {"columns": [NUMBERS] * 3},
+    {"columns": [{"name": "a", "categories": None}, NUMBERS]},
+    {"columns": [{"name": "a", "categories": None}] * 2},
+    {"columns": [NUMBERS, {"name": None, "categories": []}]},
+    {"columns": [NUMBERS, {"name": None, "categories": ["x", "x"]}]},
+    {"columns": [NUMBERS, {"name": None, "categories": [f"c{n}" for n in range(1001)]}]},
+    {"columns": [NUMBERS, NUMBERS | {"code": "os:system"}]},
+    {"range": [0, 2]},
+    {"range": [1, 0]},
+    {"missing": "yes"},
+]
 
 
 def released(folder, model, *, graph=None, tensors=None, encoder=(), shape=(2,), classes=2):
@@ -108,7 +129,7 @@ def test_a_network_is_exported_without_a_word_of_the_machine():
             return self.layers(images[:, None])
 
     module = Own().eval()
-    graph = _of_module(module, (8, 8), output="logits")
+    graph = module_graph(module, (8, 8), output="logits")
     assert b".py" not in graph
     assert b"site-packages" not in graph
     images = torch.randn(5, 8, 8)
@@ -134,10 +155,55 @@ def test_a_network_of_ours_is_its_weights(tmp_path, name, shape, params):
     header = _model(teacher, spec, shape, tmp_path)
     assert header["kind"] == "network"
     student = load_student(released(tmp_path, header, shape=shape))
-    np.testing.assert_array_equal(student.predict(records), teacher.predict(records))
+    np.testing.assert_array_equal(student.predict_labels(records), teacher.predict(records))
     np.testing.assert_allclose(
         student.predict_proba(records), teacher.predict_proba(records), atol=1e-6
     )
+
+
+def test_a_kernel_ridge_is_its_numbers(tmp_path):
+    from pate.releases.export import _model
+    from pate.students.kernel_ridge import KernelRidge
+
+    rng = np.random.default_rng(0)
+    records = rng.normal(size=(300, 2))
+    soft = rng.dirichlet(np.ones(3), size=40)
+    teacher = KernelRidge(classes=3, width=0.7, alpha=0.2).fit_soft(records[:40], soft)
+    header = _model(teacher, StudentSpec(model="kernel-ridge").as_model(), (2,), tmp_path)
+    student = load_student(released(tmp_path, header, classes=3))
+    np.testing.assert_array_equal(student.predict_labels(records), teacher.predict(records))
+    np.testing.assert_allclose(
+        student.predict_proba(records), teacher.predict_proba(records), rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"inputs": np.zeros((3, 2), "f4")},
+        {"inputs": np.full((4, 2), np.nan, "f4")},
+        {"coefficients": np.zeros((4, 3), "f4")},
+        {"shares": np.zeros(3, "f4")},
+        {"scale": np.zeros(1)},
+        {"scale": np.float64(0)},
+        {"scale": np.float64(-1)},
+        {"more": np.zeros(2, "f4")},
+    ],
+    ids=lambda each: "-".join(each),
+)
+def test_numbers_of_another_kernel_are_refused(tmp_path, wrong):
+    tensors = {
+        "inputs": np.zeros((4, 2), "f4"),
+        "coefficients": np.zeros((4, 2), "f4"),
+        "shares": np.zeros(2, "f4"),
+        "scale": np.float64(1),
+    }
+    released(tmp_path, {"kind": "kernel"}, tensors=tensors)
+    student = open_student(tmp_path, read_header(tmp_path))
+    assert student.predict_proba(X).shape == (3, 2)
+    write_tensors(tmp_path / "student" / "model.safetensors", tensors | wrong)
+    with pytest.raises(InvalidInput, match=r"of a kernel-ridge|must be positive"):
+        open_student(tmp_path, read_header(tmp_path))
 
 
 # --- what is loaded -------------------------------------------------------------------------------
@@ -148,11 +214,12 @@ def test_a_student_is_loaded_lazily_and_predicts(tmp_path, tree):
     assert pate.load_student is load_student
     student = pate.load_student(str(tmp_path))
     assert isinstance(student, ReleasedStudent)
-    np.testing.assert_array_equal(student.predict(X.tolist()), Y)
+    np.testing.assert_array_equal(student.predict(X.tolist()), ["yes", "no", "yes"])
+    np.testing.assert_array_equal(student.predict_labels(X.tolist()), Y)
     np.testing.assert_array_equal(student.predict_proba(X).argmax(axis=1), Y)
     assert student.predict(np.zeros((0, 2))).shape == (0,)
     many = np.tile(X, (200, 1))
-    np.testing.assert_array_equal(student.predict(many), np.tile(Y, 200))
+    np.testing.assert_array_equal(student.predict_labels(many), np.tile(Y, 200))
     for wrong in (np.zeros(2), np.zeros((1, 3)), 4.0):
         with pytest.raises(InvalidInput, match=r"the student takes \(n, 2\)"):
             student.predict(wrong)
@@ -164,9 +231,9 @@ def test_probabilities_are_there_only_where_the_model_has_them(tmp_path):
     weights = {"weights": np.eye(2, dtype="f4"), "intercept": np.array([0, 0.1], "f4")}
     student = load_student(released(tmp_path / "a", {"kind": "linear"}, tensors=weights))
     assert not hasattr(student, "predict_proba")
-    np.testing.assert_array_equal(student.predict(X), Y)
+    np.testing.assert_array_equal(student.predict_labels(X), Y)
     student = load_student(released(tmp_path / "b", {"kind": "constant", "label": 1}))
-    np.testing.assert_array_equal(student.predict(X), [1, 1, 1])
+    np.testing.assert_array_equal(student.predict_labels(X), [1, 1, 1])
     np.testing.assert_array_equal(student.predict_proba(X), [[0, 1]] * 3)
 
 
@@ -174,7 +241,7 @@ def test_classes_that_were_never_seen_have_no_probability(tmp_path):
     graph = _of_estimator(DecisionTreeClassifier().fit(X, 2 * Y), 2)
     released(tmp_path, {"kind": "onnx", "classes": [0, 2]}, graph=graph, classes=3)
     student = load_student(tmp_path)
-    np.testing.assert_array_equal(student.predict(X), 2 * Y)
+    np.testing.assert_array_equal(student.predict_labels(X), 2 * Y)
     np.testing.assert_array_equal(student.predict_proba(X)[:, 1], 0)
 
 
@@ -209,8 +276,9 @@ def test_a_changed_student_is_not_loaded(tmp_path, tree):
 @pytest.mark.parametrize(
     "edit",
     [
-        {"format": 3},
+        {"format": 4},
         {"class_names": ["one"]},
+        *({"input": {"shape": [2], "dtype": "float64"} | odd} for odd in ODD_FORMS),
         {"class_names": [1, 2]},
         {"input": {"shape": [-1], "dtype": "float64"}},
         {"input": {"shape": [2], "dtype": "nonsense"}},
@@ -370,6 +438,23 @@ def test_a_network_is_as_large_as_its_weights(tmp_path):
         load_student(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"counts": np.array([0, -1]), "missing": np.zeros(2, dtype=bool)},
+        {"counts": np.array([0, 2**40]), "missing": np.zeros(2, dtype=bool)},
+        {"counts": np.array([0, 2, 2]), "missing": np.zeros(3, dtype=bool)},
+        {"counts": np.array([0, 2])},
+    ],
+)
+def test_a_step_that_was_tampered_with_is_refused_in_one_line(tmp_path, tree, tensors):
+    write_tensors(tmp_path / "encoder" / "step-0.safetensors", tensors)
+    released(tmp_path, ONNX, graph=tree, encoder=[{"name": "one-hot"}])
+    with pytest.raises(InvalidInput, match="does not work") as caught:
+        load_student(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_an_encoder_is_of_our_own_steps_and_as_large_as_it_states(tmp_path):
     weights = {"weights": np.eye(2, dtype="f4"), "intercept": np.zeros(2, "f4")}
     (tmp_path / "encoder").mkdir()
@@ -378,7 +463,7 @@ def test_an_encoder_is_of_our_own_steps_and_as_large_as_it_states(tmp_path):
     write_tensors(tmp_path / "encoder" / "step-0.safetensors", state)
     step = {"name": "pca", "dimension": 2, "whiten": 0.0}
     released(tmp_path, {"kind": "linear"}, tensors=weights, encoder=[step])
-    np.testing.assert_array_equal(load_student(tmp_path).predict(X), Y)
+    np.testing.assert_array_equal(load_student(tmp_path).predict_labels(X), Y)
     for wrong in ({"dimension": 10**11}, {"dimension": 0}, {"J": 2}):
         released(tmp_path, {"kind": "linear"}, tensors=weights, encoder=[step | wrong])
         with pytest.raises(InvalidInput, match="does not work"):

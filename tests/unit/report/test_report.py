@@ -21,6 +21,7 @@ from pate._format import format_number as plain
 from pate._format import format_percent as percent
 from pate._format import strength
 from pate.accounting import (
+    Analysis,
     Conversion,
     Gaussian,
     GaussianNoisyMaxAnswer,
@@ -98,7 +99,7 @@ def test_the_layout_of_a_template_leaves_no_trace():
 @pytest.mark.parametrize("value", [0.00012345, 0.5, 1.00001, 14.37841, 99.991, 9999.9, 123456.7])
 def test_an_epsilon_never_looks_smaller_than_it_is(value):
     shown = float(epsilon(value))
-    assert value <= shown <= value * 1.001
+    assert value <= shown <= value * 1.01
 
 
 def test_numbers_for_people():
@@ -120,7 +121,7 @@ def test_the_best_guess_is_what_randomised_response_reaches():
 
 
 def test_words_follow_the_epsilon():
-    assert [strength(e)[0] for e in (0.1, 1.001, 10.0, 10.1)] == [
+    assert [strength(e)[0] for e in (0.1, 1.001, 8.0, 8.1)] == [
         "strong", "moderate", "moderate", "weak",
     ]  # fmt: skip
     for name, spec in SPECS.items():
@@ -157,7 +158,8 @@ def test_older_rules_are_sound_for_gaussians():
         bound = rule(checks, 1e-5)
         assert gaussian_delta(40.0 / 5, epsilon=bound) <= 1e-5
     same = compose([Repeated(Gaussian(noise_multiplier=40.0), 25)]).guarantee(delta=1e-5)
-    assert compose(checks).guarantee(delta=1e-5).epsilon == same.epsilon
+    published = compose(checks, analysis=Analysis.PUBLISHED).guarantee(delta=1e-5)
+    assert compose(checks).guarantee(delta=1e-5).epsilon < published.epsilon == same.epsilon
     assert naive_epsilon(checks, 1e-5) > same.epsilon
 
 

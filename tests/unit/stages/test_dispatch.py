@@ -91,6 +91,7 @@ def run(folder: Path, engine, until, told, **teachers):
                     "source": str(folder / "data.npz"),
                     "public": 20,
                     "test": 20,
+                    "accept_unprotected": True,
                 },
                 "teachers": {"count": 40, "model": "mean:Mean", **teachers},
                 "aggregate": {"scale": 20.0},

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from pate.engines import make_engine
+from pate.metrics import wilson
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Options
-from pate.stages.evaluate import EVALUATE, wilson
+from pate.stages.evaluate import EVALUATE
 
 
 @pytest.fixture

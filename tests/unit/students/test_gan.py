@@ -102,6 +102,7 @@ def test_every_setting_matters():
         assert not torch.equal(weights(**changes), basis), changes
 
 
+@pytest.mark.campaign
 def test_the_generator_learns_to_look_like_the_inputs():
     """Its loss moves it: what it makes comes nearer to the mean of real inputs."""
     from pate.students import semi_supervised as module

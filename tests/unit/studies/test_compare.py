@@ -5,13 +5,23 @@ from __future__ import annotations
 import math
 import sqlite3
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import pytest
 from oracles import gnmax
 
 from dpsgd.runs import CHECKPOINT, STAGE, name_of_run, private_folder
 from pate._format import describe_neighbours
-from pate.accounting import Gaussian, Guarantee, Ledger, Neighbours, compose
+from pate.accounting import (
+    ForAddRemove,
+    Gaussian,
+    Guarantee,
+    Ledger,
+    Neighbours,
+    PureDP,
+    SampledGaussian,
+    compose,
+)
 from pate.accounting.events import Repeated, tally
 from pate.artifacts.manifest import MANIFEST
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, SpendNeeded
@@ -69,18 +79,18 @@ def ledgers_of(points, data_root):
         pate=data_root / "ledgers" / "digits.ledger",
         dpsgd=data_root / "ledgers" / "digits.dpsgd.ledger",
         delta=1e-4,
-        relation=points[0].pate.partition.neighbours,
+        relation=points[0].labels[0].recipe.partition.neighbours,
         votes=votes_of(points),
         steps=steps_of(points),
     )
 
 
 def votes_of(points):
-    return [point.pate_plan.events for point in points]
+    return [each.plan.events for point in points for each in point.labels]
 
 
 def steps_of(points):
-    return [point.dpsgd_plan.events for point in points]
+    return [each.plan.events for point in points for each in point.models]
 
 
 @contextmanager
@@ -98,8 +108,8 @@ def pay(ledger, points, *, study=STUDY, first=0):
     """Charges what these points cost in PATE's ledger, or in DP-SGD's."""
     ours = ledger.path.name == "digits.ledger"
     for number, point in enumerate(points, first):
-        plan = point.pate_plan if ours else point.dpsgd_plan
-        ledger.charge(plan.events, release=f"r{number}", study=study)
+        (made,) = point.labels if ours else point.models
+        ledger.charge(made.plan.events, release=f"r{number}", study=study)
 
 
 def planned_events(points):
@@ -160,7 +170,7 @@ def test_a_study_planned_before_zero_out_had_a_name_resumes(points, ledgers):
     """Its plan claims add/remove for steps whose rate followed from the number of records."""
     old = "one record added or removed"
     with opened(ledgers, points, planned=False) as (pate, dpsgd):
-        plans = [list(point.dpsgd_plan.events) for point in points]
+        plans = [list(events) for events in steps_of(points)]
         dpsgd._studies.plan(STUDY, plans, protects=old, begun=False)
         assert dpsgd.study_plans()[STUDY].protects == describe_neighbours("zero-out")
         ledgers.plan(pate, dpsgd, protects=old)
@@ -197,20 +207,47 @@ def test_room_is_asked_of_both_ledgers_and_nothing_is_written(points, ledgers):
     assert not ledgers.pate.exists()
     for path, method in ((ledgers.pate, "PATE"), (ledgers.dpsgd, "DP-SGD")):
         path.parent.mkdir(exist_ok=True)
-        with Ledger.open(path, budget=Guarantee(epsilon=2.5, delta=1e-4)):
+        with Ledger.open(path, budget=Guarantee(epsilon=2.7, delta=1e-4)):
             pass
         with pytest.raises(BudgetExceeded, match=f"what {method} is to release here"):
             ledgers.require_room(votes_of(points), steps_of(points))
         first = points[:1]
-        ledgers.require_room(votes_of(first), steps_of(first))  # what is left fits
+        labels = method == "PATE"
+        ledgers.require_room(  # what is left fits
+            votes_of(first) if labels else [], [] if labels else steps_of(first)
+        )
         path.unlink()
+
+
+@pytest.mark.parametrize("first", ["pate", "dpsgd"])
+def test_room_is_asked_for_both_methods_where_one_ledger_is_still_to_be_made(ledgers, first):
+    """The budget is the data set's: it binds the ledger that the comparison makes."""
+    table = [ForAddRemove(PureDP(epsilon=2.0))]
+    steps = [Repeated(SampledGaussian(sample_rate=0.05, noise_multiplier=1.5), 200)]
+    ledgers = replace(ledgers, votes=[table], steps=[steps])
+    path = getattr(ledgers, first)
+    path.parent.mkdir()
+    own = Neighbours.REPLACE_ONE if first == "pate" else Neighbours.ADD_REMOVE
+    budget = Guarantee(epsilon=4.0, delta=1e-4, neighbours=own)
+    with Ledger.open(path, budget=budget):
+        pass
+    for votes, trained in (([table], []), ([], [steps])):
+        ledgers.require_room(votes, trained)
+    with pytest.raises(BudgetExceeded, match="what both methods are to release here") as refused:
+        ledgers.require_room([table], [steps])
+    assert str(path) in str(refused.value)
+    assert [each.name for each in path.parent.glob("*.ledger")] == [path.name]
+    with ledgers.opened() as (pate, dpsgd):  # … and so it would have ended
+        pate.charge(table, release="a", records=Neighbours.ADD_REMOVE)
+        with pytest.raises(BudgetExceeded) as late:
+            dpsgd.charge(steps, release="a")
+    assert late.value.needed == pytest.approx(refused.value.needed)
 
 
 def test_ledgers_are_created_without_a_budget(points, ledgers):
     with opened(ledgers, points, planned=False) as both:
         assert [budget_in_words(each) for each in both] == [
-            "digits.ledger: without a budget",
-            "digits.dpsgd.ledger: without a budget",
+            f"{path.absolute()}: without a budget" for path in (ledgers.pate, ledgers.dpsgd)
         ]
         for each, events in zip(both, planned_events(points), strict=True):
             best = compose(events).guarantee(delta=1e-4)
@@ -220,7 +257,7 @@ def test_ledgers_are_created_without_a_budget(points, ledgers):
     with Ledger.open(
         ledgers.pate.with_name("other"), budget=Guarantee(epsilon=3, delta=1e-4)
     ) as it:
-        assert budget_in_words(it) == "other: within the budget of ε = 3"
+        assert budget_in_words(it).endswith("/other: within the budget of ε = 3")
 
 
 def test_costs_are_at_the_delta_of_the_ledger(points, ledgers):
@@ -336,7 +373,7 @@ def test_a_study_protects_one_relation(points, ledgers):
 def charged(points, tmp_path):
     """A ledger of three models: of this study, of none, and of another one."""
     path = tmp_path / "it.ledger"
-    plans = [point.dpsgd_plan.events for point in points]
+    plans = steps_of(points)
     assert tally(plans[0]) != tally(plans[1])
     with Ledger.open(path, budget=Guarantee(epsilon=50.0, delta=1e-4)) as ledger:
         ledger.charge(plans[0], release="one", study=STUDY)
@@ -346,7 +383,7 @@ def charged(points, tmp_path):
 
 
 def test_a_model_that_is_paid_for_and_not_here_needs_consent(points, charged, tmp_path):
-    plans = [point.dpsgd_plan.events for point in points]
+    plans = steps_of(points)
 
     def check(plans, ledger=charged, here=()):
         require_no_lost_model(plans, ledger, here=frozenset(here), tag=STUDY)
@@ -404,12 +441,14 @@ def test_a_model_that_was_begun_is_paid_for_if_the_ledger_holds_its_charge(
     """A checkpoint is written just before the charge: a kill in between leaves it unpaid."""
 
     def is_paid(home):
-        return is_paid_model(points[0], home, ledger=charged, data_root=tmp_path, seed=None)
+        return is_paid_model(
+            points[0].models[0].recipe, home, ledger=charged, data_root=tmp_path, seed=None
+        )
 
     monkeypatch.setattr("dpsgd.checkpoint.releases", lambda file: {name})
     home = tmp_path / "home"
     assert not is_paid(home)  # nothing is there
-    begun = private_folder(home, name_of_run(points[0].dpsgd, None)) / CHECKPOINT
+    begun = private_folder(home, name_of_run(points[0].models[0].recipe, None)) / CHECKPOINT
     begun.parent.mkdir(parents=True)
     begun.touch()
     assert is_paid(home) is paid

@@ -8,6 +8,7 @@ import sys
 import pytest
 from oracles import gnmax, lnmax
 
+from pate.accounting import ForAddRemove, PureDP
 from pate.accounting.calibrate import moments_epsilon
 from pate.accounting.events import Repeated
 from pate.errors import BudgetExceeded, InvalidInput
@@ -74,25 +75,28 @@ def test_each_method_may_have_features_of_its_own(read):
 
 
 @pytest.mark.parametrize(("mechanism", "event"), [("gnmax", gnmax), ("lnmax", lnmax)])
+@pytest.mark.sample(1)
 def test_noise_that_is_left_out_is_the_least_that_fits(read, mechanism, event):
     recipe = read(f"pate.aggregate.mechanism={mechanism}")
     epsilon = moments_epsilon(delta=1e-4)
     key = {"gnmax": "sigma", "lnmax": "scale"}[mechanism]
     for public, count in ((300, 30), (20, 20)):
         for point in make_points(recipe, public=public, private=1000):
-            noise = getattr(point.pate.aggregate, key)
+            noise = getattr(point.labels[0].recipe.aggregate, key)
             assert epsilon([Repeated(event(noise), count)]) <= point.epsilon
             assert epsilon([Repeated(event(0.999 * noise), count)]) > point.epsilon
-            assert point.pate_plan.queries == count
-            assert 0.999 * point.epsilon < point.pate_plan.guarantee.epsilon <= point.epsilon
+            assert point.labels[0].plan.queries == count
+            planned = epsilon([*point.labels[0].plan.events])
+            assert 0.999 * point.epsilon < planned <= point.epsilon
+            assert point.labels[0].plan.guarantee.epsilon == planned
 
 
 def test_noise_that_is_given_decides_how_much_is_asked(read):
     recipe = read("pate.aggregate.sigma=20.0", "pate.aggregate.queries=1000")
     small, large, *_ = make_points(recipe, public=300, private=1000)
-    assert small.pate.aggregate.sigma == large.pate.aggregate.sigma == 20.0
-    assert 1 <= small.pate_plan.queries < large.pate_plan.queries <= 300
-    assert small.pate_plan.guarantee.epsilon <= 1.0
+    assert small.labels[0].recipe.aggregate.sigma == large.labels[0].recipe.aggregate.sigma == 20.0
+    assert 1 <= small.labels[0].plan.queries < large.labels[0].plan.queries <= 300
+    assert small.labels[0].plan.guarantee.epsilon <= 1.0
     with pytest.raises(BudgetExceeded, match=r"at ε = 1 one answer of PATE alone costs"):
         make_points(read("pate.aggregate.sigma=0.1"), public=300, private=1000)
 
@@ -101,14 +105,85 @@ def test_points_go_by_repetition_and_the_largest_epsilon_has_the_baselines(read)
     points = make_points(read(), public=300, private=1000)
     assert [(point.seed, point.epsilon) for point in points] == [(0, 1), (0, 4), (1, 1), (1, 4)]
     assert [point.baselines for point in points] == [False, True, False, True]
-    asked = [(p.pate.evaluate.reference, p.pate.evaluate.public_labels) for p in points]
+    beside = [point.labels[0].recipe.evaluate for point in points]
+    asked = [(each.reference, each.public_labels) for each in beside]
     assert asked == [(False, False), (True, True)] * 2
-    assert [point.dpsgd.model.init for point in points] == [0, 0, 1, 1]
-    assert points[0].pate.partition.key != points[2].pate.partition.key
-    assert points[0].pate.data == points[2].pate.data
+    assert [point.models[0].recipe.model.init for point in points] == [0, 0, 1, 1]
+    assert points[0].labels[0].recipe.partition.key != points[2].labels[0].recipe.partition.key
+    assert points[0].labels[0].recipe.data == points[2].labels[0].recipe.data
     for point in points:
-        assert point.dpsgd_plan.noise_multiplier > 0
-        assert point.dpsgd.privacy.epsilon == point.epsilon
+        assert point.models[0].plan.noise_multiplier > 0
+        assert point.models[0].recipe.privacy.epsilon == point.epsilon
+
+
+RECORDS = (
+    TEXT
+    + """
+[record_votes.student]
+model = "kernel-ridge"
+"""
+)
+
+
+def test_record_votes_have_the_least_noise_of_a_pure_epsilon(read):
+    points = make_points(read(text=RECORDS), public=300, private=1000)
+    for point in points:
+        teachers, records = point.labels
+        assert [each.method for each in point.labels] == ["pate", "record-votes"]
+        recipe = records.recipe
+        assert recipe.data == teachers.recipe.data
+        assert recipe.encoder.steps == teachers.recipe.encoder.steps  # the shared one
+        assert recipe.aggregate.scale == 1 / point.epsilon
+        assert (recipe.privacy.epsilon, recipe.privacy.delta) == (point.epsilon, 0.0)
+        assert records.plan.events == (ForAddRemove(PureDP(epsilon=point.epsilon)),)
+        assert records.plan.guarantee.delta == 0
+        assert recipe.found_noise is None  # it is a setting like any other
+    beside = [(e.recipe.evaluate.reference, e.recipe.evaluate.public_labels)
+              for e in points[1].labels]  # fmt: skip
+    assert beside == [(True, True), (False, True)]  # one reference is enough
+    keys = {point.labels[1].recipe.partition.key for point in points}
+    assert len(keys) == 2  # a repetition draws anew
+
+
+def test_record_votes_by_gaussian_noise_are_at_the_delta_of_the_others(read):
+    settings = ("record_votes.aggregate.mechanism=gaussian-counts", "record_votes.votes.reach=2")
+    point, *_ = make_points(read(*settings, text=RECORDS), public=300, private=1000)
+    records = point.labels[1]
+    assert records.recipe.votes.reach == 2
+    assert records.plan.guarantee.delta == 1e-4
+    assert 0.99 < records.plan.guarantee.epsilon <= 1
+
+
+def test_records_of_users_are_capped_as_users_of_teachers_are(read):
+    text = RECORDS.replace('name = "digits"', 'name = "mine"\nsource = "x.npz"\ngroup = "who"')
+    recipe = read("record_votes.votes.per_user=2", "dpsgd.training.by=record", text=text)
+    point, *_ = make_points(recipe, public=300, private=1000)
+    records = point.labels[1]
+    assert records.recipe.aggregate.scale == 2.0
+    assert records.plan.events == (ForAddRemove(PureDP(epsilon=1.0), per_user=True),)
+    with pytest.raises(InvalidInput, match="write the same in both"):
+        read("pate.partition.by=record", text=text)
+
+
+def test_teachers_begin_at_their_least_epsilon(read):
+    recipe = read("pate.least_epsilon=2", text=RECORDS)
+    points = make_points(recipe, public=300, private=1000)
+    assert [len(point.labels) for point in points] == [1, 2, 1, 2]
+    with pytest.raises(InvalidInput, match=r"below pate\.least_epsilon; lower it"):
+        read("pate.least_epsilon=5")
+    alone = TEXT[: TEXT.index("[pate.")] + TEXT[TEXT.index("[dpsgd.training]") :]
+    with pytest.raises(InvalidInput, match=r"add a section \[pate\] or \[record_votes\]"):
+        read(text=alone)
+    records = RECORDS[RECORDS.index("[record_votes") :]
+    (point, *_) = make_points(read(text=alone + records), public=300, private=1000)
+    assert [each.method for each in point.labels] == ["record-votes"]
+
+
+def test_record_votes_beside_a_shuffled_partition_are_refused(read):
+    """Their ε holds for one record added or removed, that of the teachers for one replaced."""
+    with pytest.raises(InvalidInput, match="their ε would be about other data sets"):
+        read("pate.partition.method=shuffle", text=RECORDS)
+    read("pate.partition.method=shuffle")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +204,12 @@ def test_points_go_by_repetition_and_the_largest_epsilon_has_the_baselines(read)
         ("dpsgd.trainig.steps=3", "did you mean training"),
         ("dpsgd.privacy.epsilon=3", "unknown key dpsgd.privacy.epsilon"),
         ("dpsgd.training.sampling=shuffle", 'a comparison needs "poisson"'),
-        ("privacy.epsilon=3", "unknown section [privacy]"),
+        ("privacy.epsilon=3", "unknown key privacy.epsilon; did you mean compare.epsilons?"),
+        ("teachers.count=3", "teachers belongs to [pate]: write [pate.teachers]"),
+        ("dpsgd.model.model=mlp", "unknown key dpsgd.model.model; did you mean entry or kind?"),
+        ("dpsgd.model.name=mlp", "did you mean entry or kind?"),
+        ("dpsgd.training.model=mlp", "known are batch_size, by, epochs"),
+        ("dpsgd.model=mlp", "it should be a section [dpsgd.model] with some of activation, entry"),
         ("data.private=100", "data.private is a number of records"),
         ("pate.aggregate.mechanism=confident", "needs threshold and sigma1 and sigma2"),
     ],
@@ -164,7 +244,7 @@ def test_a_recipe_of_another_kind_is_recognised(read):
 
 def test_shipped_recipes_are_sound_and_state_how_they_were_chosen():
     shipped = shipped_recipes("compare")
-    assert set(shipped) == {"compare-digits", "compare-mnist"}
+    assert set(shipped) == {"compare-digits", "compare-fashion", "compare-mnist"}
     for name in shipped:
         _, recipe = read_recipe(name, [], CompareRecipe)
         assert len(recipe.compare.epsilons) >= 3
@@ -204,6 +284,21 @@ def test_a_repetition_changes_chance_and_nothing_else():
     assert (other.teachers.seed, other.student.seed) == (4, 0)  # a student's seed has an end
     assert Recipe.model_validate(other.model_dump(mode="json")) == other
     assert len({with_seed(first, n).partition.key for n in range(5)}) == 5
+
+
+def test_a_repetition_of_record_votes_has_no_teachers_to_change():
+    first = Recipe.model_validate(
+        {
+            "data": {"name": "digits"},
+            "votes": {"by": "records"},
+            "aggregate": {"mechanism": "laplace-counts", "scale": 2.0},
+            "student": {"model": "ridge"},
+        }
+    )
+    other = with_seed(first, 1)
+    changed = {name for name in Recipe.model_fields if getattr(first, name) != getattr(other, name)}
+    assert changed == {"partition", "student"}
+    assert Recipe.model_validate(other.model_dump(mode="json")) == other
 
 
 def test_random_inputs_to_ask_about_are_others():

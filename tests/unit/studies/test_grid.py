@@ -13,9 +13,11 @@ from pate.studies.sweep import MOST_POINTS, read_grid
 
 def test_every_combination_in_the_order_given() -> None:
     grid = read_grid(
-        "digits", ["teachers.count=50,100", "aggregate.scale=8,16,4"], ["aggregate.queries=30"]
+        "digits-teachers",
+        ["teachers.count=50,100", "aggregate.scale=8,16,4"],
+        ["aggregate.queries=30"],
     )
-    assert grid.name == "digits"
+    assert grid.name == "digits-teachers"
     assert [point.number for point in grid.points] == [1, 2, 3, 4, 5, 6]
     found = [(p.recipe.teachers.count, p.recipe.aggregate.scale) for p in grid.points]
     assert found == [(50, 8), (50, 16), (50, 4), (100, 8), (100, 16), (100, 4)]
@@ -24,12 +26,12 @@ def test_every_combination_in_the_order_given() -> None:
 
 
 def test_no_point_has_a_sanitised_epsilon() -> None:
-    grid = read_grid("digits", ["aggregate.scale=8,16"])
+    grid = read_grid("digits-teachers", ["aggregate.scale=8,16"])
     assert [point.recipe.privacy.sanitise for point in grid.points] == [False, False]
 
 
 def test_a_recipe_may_lack_what_is_varied(tmp_path: Path) -> None:
-    text = find_recipe("digits").read_text().replace("count = 100\n", "")
+    text = find_recipe("digits-teachers").read_text().replace("count = 100\n", "")
     (tmp_path / "open.toml").write_text(text)
     with pytest.raises(InvalidInput, match=r"teachers\.count is missing"):
         read_grid(str(tmp_path / "open.toml"), ["aggregate.scale=8,16"])
@@ -68,7 +70,7 @@ REFUSED = [
 @pytest.mark.parametrize(("over", "settings", "printed"), REFUSED)
 def test_what_cannot_be_swept_over(over: list[str], settings: list[str], printed: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        read_grid("digits", over, settings)
+        read_grid("digits-teachers", over, settings)
     assert printed in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -77,9 +79,9 @@ def test_too_many_points() -> None:
     values = ",".join(map(str, range(1, 41)))
     over = [f"student.seed={values}", f"teachers.seed={values}"]
     with pytest.raises(InvalidInput, match=f"40 × 40 values are 1600 points.*{MOST_POINTS}"):
-        read_grid("digits", over)
+        read_grid("digits-teachers", over)
 
 
 def test_a_thousand_points_are_read() -> None:
     values = ",".join(map(str, range(MOST_POINTS)))
-    assert len(read_grid("digits", [f"student.seed={values}"]).points) == MOST_POINTS
+    assert len(read_grid("digits-teachers", [f"student.seed={values}"]).points) == MOST_POINTS

@@ -21,7 +21,7 @@ from pate.studies.tables import SweepRow
 
 
 def sweep_of(folder: Path, *over: str, finished: int | None = None, student: bool = True) -> Sweep:
-    grid = read_grid("digits", over)
+    grid = read_grid("digits-teachers", over)
     rows = tuple(
         SweepRow(
             point=point,

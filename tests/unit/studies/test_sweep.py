@@ -21,7 +21,7 @@ def sweep_over(tmp_path: Path):
             engine=make_engine("serial"),
             progress=lambda *_: nullcontext(),  # type: ignore[arg-type]
         )
-        return PointRuns.of(read_grid("digits", over), tmp_path / "swept", options)
+        return PointRuns.of(read_grid("digits-teachers", over), tmp_path / "swept", options)
 
     return make
 

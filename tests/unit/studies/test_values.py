@@ -71,5 +71,5 @@ def test_a_setting_reads_as_the_value_it_was_made_of(value: Any) -> None:
 
 def test_set_reads_it_back() -> None:
     setting = f"student.params={as_setting({'n_estimators': 7, 'criterion': 'log_loss'})}"
-    _, recipe = read_recipe("digits", [setting], Recipe)
+    _, recipe = read_recipe("digits-teachers", [setting], Recipe)
     assert recipe.student.params == {"n_estimators": 7, "criterion": "log_loss"}

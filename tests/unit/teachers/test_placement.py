@@ -142,6 +142,7 @@ def test_sizes_of_shards_and_who_is_there_change_no_width(widths):
     assert seen[2] == [-64, -32, -16, -8, -4, 4]  # programs with nobody in them are left out
 
 
+@pytest.mark.campaign
 def test_a_small_group_that_comes_first_decides_nothing(widths):
     with limited_device(2**30, program(13)):
         for count in (12, 64, 12):
@@ -149,6 +150,7 @@ def test_a_small_group_that_comes_first_decides_nothing(widths):
     assert widths == [-64, -32, -16, -8, 8, 4, *[8] * 8, 8, 4]
 
 
+@pytest.mark.campaign
 def test_convolutions_say_the_same_at_another_width(widths):
     queries = shards([300])[0][0]
     wide = unlimited(Cnn)
@@ -182,6 +184,7 @@ def test_shortage_in_the_middle_begins_all_programs_anew(widths, monkeypatch):
     assert_same(group, unlimited())
 
 
+@pytest.mark.campaign
 def test_one_network_that_does_not_fit_stops_and_nobody_trains_alone(widths, monkeypatch):
     fresh = teachers()
     group = teachers()

@@ -409,7 +409,7 @@ def test_one_event_written_in_two_ways_is_one_event(path):
         ledger._connection.execute(
             "UPDATE entries SET event = replace(event, '50.0', '50') WHERE charge = 1"
         )
-        assert fill_with(ledger, [Repeated(LaplaceNoisyMaxAnswer(scale=50.0), 100)]) < 5
+        assert fill_with(ledger, [Repeated(LaplaceNoisyMaxAnswer(scale=50.0), 400)]) < 5
         total = compose(
             [event for charge in ledger.charges() for event in charge.events],
             [ledger.terms.budget.moment],

@@ -141,7 +141,7 @@ def test_an_older_ledger_is_brought_up_to_date_on_opening(old):
         ledger.charge([Repeated(ANSWER, 10)], release="more", study="sweep")
         for each in (ledger, reader):  # one that was open all the while reads them too
             assert [c.studies for c in each.charges()] == [(), ("sweep",), ("sweep",)]
-    added = ["plans", "running", "settings", "studies", "totals"]
+    added = ["groups", "plans", "running", "settings", "studies", "totals"]
     assert tables(old) == sorted(["charges", "entries", "terms", *added])
     connection = sqlite3.connect(old)
     # What is older would charge without adding to the running total: it must not.

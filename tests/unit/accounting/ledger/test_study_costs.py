@@ -12,12 +12,15 @@ import pytest
 from pate._format import describe_neighbours
 from pate.accounting import (
     Conversion,
+    ForAddRemove,
+    ForReplacement,
     Gaussian,
     GaussianNoisyMaxAnswer,
     Guarantee,
     Ledger,
     Mode,
     Neighbours,
+    PureDP,
     Repeated,
     SampledGaussian,
     compose,
@@ -27,9 +30,11 @@ from pate.accounting.events import relation_of
 from pate.accounting.ledger.data_set import sibling_ledger
 from pate.accounting.ledger.study_costs import (
     combined_guarantee,
+    compose_votes,
     earlier_releases_caveat,
     restate_for_replacement,
     study_cost,
+    total_study_cost,
     total_study_costs,
 )
 from pate.errors import InvalidInput
@@ -337,3 +342,178 @@ def test_seeded_releases_are_not_private_together_either(tmp_path):
 def test_the_other_ledger(tmp_path, one, other):
     assert sibling_ledger(tmp_path / one) == tmp_path / other
     assert sibling_ledger(tmp_path / other) == tmp_path / one
+
+
+# --- votes of teachers and of records -------------------------------------------------------------
+
+TABLE, TABLE_OF_USERS = (ForAddRemove(PureDP(epsilon=0.5), per_user=each) for each in (False, True))
+USERS = Neighbours.USER_ADD_REMOVE
+
+
+def planned_both(ledger, table=TABLE, *, records=ADD, group=None):
+    """A study of answers of teachers and of one table, planned and paid for."""
+    ledger.plan_study("s", [[Repeated(ANSWER, 10)], [table]], protects=describe_neighbours(ADD))
+    if records is not None:
+        ledger.charge([Repeated(ANSWER, 10)], release="a", study="s", records=records, group=group)
+    ledger.charge([table], release="b", study="s", records=table.neighbours, group=group)
+
+
+def test_answers_and_tables_of_one_plan_add_up_at_every_moment(tmp_path):
+    """By hand, where one teacher changes and one vote comes or goes: both Rényi sums, converted."""
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as ledger:
+        planned_both(ledger)
+        cost = study_cost(ledger, "s", one_teacher=ADD)
+    moments = np.concatenate([np.arange(1, 100) / 10, np.arange(20, 2000) / 2])
+    votes = compose([Repeated(ANSWER, 10)], moments).values
+    table = np.minimum(0.5 * moments, 0.125 * moments * (moments + 1))
+    orders = moments + 1
+    epsilons = (votes + table) / moments + np.log(moments / orders)
+    epsilons -= (math.log(1e-5) + np.log(orders)) / moments
+    assert cost.in_advance
+    assert cost.guarantee.neighbours is ADD
+    assert cost.guarantee.epsilon == pytest.approx(epsilons.min(), rel=1e-3)
+    alone = compose([Repeated(ANSWER, 10)]).guarantee(delta=1e-5).epsilon
+    assert cost.guarantee.epsilon > max(alone, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("one_teacher", "records", "relation"),
+    [
+        (ADD, ADD, ADD),
+        (ADD, None, ADD),  # nothing of the teachers is paid for yet
+        (REPLACE, ADD, ADD),  # what the charges note comes first
+        (ADD, REPLACE, REPLACE),
+        (REPLACE, None, None),
+        (None, ADD, None),
+    ],
+)
+def test_a_plan_of_both_holds_where_one_record_changes_one_teacher(
+    tmp_path, one_teacher, records, relation
+):
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as ledger:
+        planned_both(ledger, records=records)
+        cost = study_cost(ledger, "s", one_teacher=one_teacher)
+        total = ledger.data_set_total()
+    if relation is ADD:
+        assert (cost.in_advance, cost.guarantee.neighbours) == (True, ADD)
+        return
+    assert not cost.in_advance  # what the ledger says of all its charges
+    if relation is REPLACE:
+        assert cost.guarantee.neighbours is REPLACE
+        assert cost.guarantee.epsilon == pytest.approx(total.epsilon)
+        assert total.restated
+    else:
+        assert cost.guarantee.epsilon >= total.epsilon * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("table", [TABLE, TABLE_OF_USERS])
+def test_answers_and_tables_protect_users_where_both_do(tmp_path, table):
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as ledger:
+        planned_both(ledger, table, group="who")
+        by_user = study_cost(ledger, "s", one_teacher=USERS).guarantee.neighbours
+        by_record = study_cost(ledger, "s", one_teacher=ADD).guarantee.neighbours
+    if table is TABLE:  # which protects single records
+        assert (by_user, by_record) == (Neighbours.LONE_RECORD, ADD)
+    else:
+        assert (by_user, by_record) == (USERS, Neighbours.LONE_RECORD)
+
+
+def test_teachers_of_single_records_are_not_taken_for_those_of_users(tmp_path):
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as ledger:
+        plan(ledger, "s", [Repeated(ANSWER, 10)])
+        ledger.charge([Repeated(ANSWER, 10)], release="a", study="s", records=ADD)
+        assert study_cost(ledger, "s", one_teacher=USERS).guarantee.neighbours is ADD
+
+
+def test_beside_tables_votes_of_an_unknown_partition_have_no_relation(tmp_path):
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as votes, \
+            opened(tmp_path / "mine.dpsgd.ledger", neighbours=ADD) as steps:  # fmt: skip
+        votes.charge([Repeated(ANSWER, 10)], release="unknown")
+        votes.charge([TABLE], release="table", study="s", records=ADD)
+        (alone,) = total_study_costs(votes, one_teacher=ADD)
+        steps.charge([Repeated(STEP, 100)], release="a", study="s")
+        (both,) = total_study_costs(votes, one_teacher=ADD)
+        total = votes.data_set_total()
+    assert alone.here.guarantee.neighbours is Neighbours.AS_STATED
+    assert both.together.neighbours is total.neighbours is REPLACE
+    assert both.together.epsilon == pytest.approx(total.epsilon)
+
+
+def test_a_plan_of_pure_tables_costs_their_sum(tmp_path):
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as ledger:
+        plan(ledger, "s", [TABLE], [TABLE])
+        cost = study_cost(ledger, "s", more=[[TABLE], [TABLE]])
+    assert (cost.guarantee.epsilon, cost.guarantee.delta) == (1.0, 0.0)
+    assert cost.guarantee.neighbours is ADD
+    many = compose_votes([Repeated(TABLE, 400)], one_teacher=None).guarantee(delta=1e-5)
+    with opened(tmp_path / "many.ledger", neighbours=REPLACE) as ledger:
+        plan(ledger, "s", [Repeated(TABLE, 400)])
+        cost = study_cost(ledger, "s", more=[[Repeated(TABLE, 400)]])
+    assert cost.guarantee.epsilon == many.epsilon < 200  # where some δ buys a smaller ε
+
+
+def test_what_is_stated_for_one_record_replaced_is_not_taken_for_votes():
+    apart = [ForReplacement(PureDP(epsilon=0.5)), TABLE]
+    with pytest.raises(InvalidInput, match="do not add up"):
+        compose_votes(apart, one_teacher=ADD)
+
+
+@pytest.mark.parametrize("teachers", [False, True])
+@pytest.mark.parametrize("paid", [False, True])
+def test_a_planned_study_of_two_group_columns_is_not_about_users(tmp_path, teachers, paid):
+    """A patient may lie on two wards, and a ward has many patients."""
+    first = [Repeated(ANSWER, 10)] if teachers else [TABLE_OF_USERS]
+    second, records = [Repeated(TABLE_OF_USERS, 2)], ADD if teachers else USERS
+    steps = [Repeated(replace(STEP, per_user=True, public_rate=True), 10)]
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as pate, \
+            opened(tmp_path / "mine.dpsgd.ledger", neighbours=USERS) as dpsgd:  # fmt: skip
+        for ledger, planned in ((pate, [first, second]), (dpsgd, [steps, steps])):
+            ledger.plan_study("s", planned, protects=describe_neighbours(USERS))
+        pate.charge(first, release="a", study="s", records=records, group="patient")
+        dpsgd.charge(steps, release="a", study="s", group="patient")
+
+        def cost(column, **more):
+            return total_study_cost(pate, dpsgd, "s", one_teacher=USERS, group=column, **more)
+
+        same = cost("patient", more=[second], more_there=[steps])
+        assert same.here.guarantee.neighbours is same.together.neighbours is USERS
+        if paid:
+            pate.charge(second, release="b", study="s", records=USERS, group="ward")
+            half = cost(None)
+            assert half.other.guarantee.neighbours is USERS  # of patients alone
+            assert half.together.neighbours is Neighbours.LONE_RECORD
+            dpsgd.charge(steps, release="b", study="s", group="ward")
+            both = cost(None)
+            assert pate.guarantee().neighbours is Neighbours.LONE_RECORD
+        else:
+            both = cost("ward", more=[second], more_there=[steps])
+    assert both.in_advance
+    for each in (both.here.guarantee, both.other.guarantee, both.together):
+        assert each.neighbours is Neighbours.LONE_RECORD
+    assert both.together.epsilon == same.together.epsilon
+
+
+def test_shuffled_votes_beside_tables_are_not_stated_for_one_record_more_or_less(tmp_path):
+    """Whoever asks: a model of DP-SGD knows no relation behind teachers."""
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as votes, \
+            opened(tmp_path / "mine.dpsgd.ledger", neighbours=ADD) as steps:  # fmt: skip
+        votes.charge([TABLE], release="table", study="s", records=ADD)
+        shuffled = [[Repeated(ANSWER, 10)]]
+        before = study_cost(votes, "s", more=shuffled, one_teacher=REPLACE).guarantee
+        votes.charge(shuffled[0], release="votes", study="s", records=REPLACE)
+        alone = votes.data_set_total()
+        steps.charge([Repeated(STEP, 100)], release="a", study="s")
+        total = votes.data_set_total()
+        asked = [
+            total_study_cost(*ledgers, "s", one_teacher=relation)
+            for ledgers in ((votes, steps), (steps, votes))
+            for relation in (None, ADD, REPLACE)
+        ]
+        for relation in (None, ADD, REPLACE):
+            here = study_cost(votes, "s", one_teacher=relation).guarantee
+            assert (here.neighbours, here.epsilon) == (REPLACE, pytest.approx(alone.epsilon))
+    assert (before.neighbours, before.epsilon) == (REPLACE, pytest.approx(alone.epsilon))
+    for each in asked:
+        assert each.together.neighbours is total.neighbours is REPLACE
+        assert each.together.epsilon == pytest.approx(total.epsilon)
+        assert each.together.delta == pytest.approx(total.delta)

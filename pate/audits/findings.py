@@ -1,0 +1,83 @@
+"""The finding of one attack: the value type that every attack returns and the page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+FIRM = 0.9999
+"""The confidence at which a claim is contradicted: sound code is, in one of 10 000 audits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Finding:
+    """The result of one attack on one target. PRIVATE.
+
+    Parameters
+    ----------
+    attack : str
+        The attack, such as ``"LiRA (offline)"``.
+    target : str
+        What was attacked, such as ``"student"`` or ``"model without privacy"``.
+    knowledge : str
+        What the attacker knew, in a phrase.
+    source : str
+        The paper, as author and year.
+    epsilon : float or None
+        The lower bound on ε that the attack shows; None where it shows none.
+    delta : float
+        The δ for which the bound holds.
+    confidence : float or None
+        The probability with which the bound holds; None where it is exact.
+    firm_epsilon : float or None
+        The bound at a confidence of :data:`FIRM`, by which a claim is contradicted; None where
+        ``epsilon`` itself is as sure.
+    largest_possible : float or None
+        The largest ε that an attack of this size could have shown.
+    values : mapping of str to float
+        Other results by name, such as ``"TPR at 0.1 % FPR"``.
+    curve : pair of arrays, optional
+        False positive rates and true positive rates, of a ROC curve.
+    note : str
+        A sentence for the reader, where one is needed.
+    """
+
+    attack: str
+    target: str
+    knowledge: str
+    source: str
+    epsilon: float | None = None
+    delta: float = 0.0
+    confidence: float | None = None
+    firm_epsilon: float | None = None
+    largest_possible: float | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    curve: tuple[FloatArray, FloatArray] | None = None
+    note: str = ""
+
+    def contradicts(self, claimed: float) -> bool:
+        """Return whether the attack shows more than the claimed ε, at a confidence of FIRM."""
+        shown = self.epsilon if self.firm_epsilon is None else self.firm_epsilon
+        return shown is not None and shown > claimed
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything but the curve, as plain values."""
+        return {
+            "attack": self.attack,
+            "target": self.target,
+            "knowledge": self.knowledge,
+            "source": self.source,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "confidence": self.confidence,
+            "firm_epsilon": self.firm_epsilon,
+            "largest_possible": self.largest_possible,
+            "values": dict(self.values),
+            "note": self.note,
+        }

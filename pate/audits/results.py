@@ -1,0 +1,240 @@
+"""Everything an audit found, as values and as files. PRIVATE."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pate._files import write_atomically
+from pate._format import format_epsilon, format_remaining
+from pate.audits.findings import Finding, FloatArray
+from pate.errors import InvalidInput
+
+FORMAT = 1
+_WITHOUT_RECORDS = ("noised table", "DP-SGD training")  # targets of canaries, seen alone
+
+_MODE = 0o600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What the attacked release states of itself: the guarantee that findings are held against.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The guarantee.
+    protects : str
+        Between whom it holds, as a phrase.
+    """
+
+    epsilon: float
+    delta: float
+    protects: str = "one record added or removed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposed:
+    """One of the most exposed records. PRIVATE.
+
+    Parameters
+    ----------
+    record : int
+        Its row among the private records, from 0; of a user, that of the first record.
+    label : str
+        Its class.
+    epsilon : float
+        Its realised ε.
+    changed : int
+        The number of queries on which leaving it out changes a vote.
+    """
+
+    record: int
+    label: str
+    epsilon: float
+    changed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Audit:
+    """The results of all attacks on one run or model. PRIVATE.
+
+    Parameters
+    ----------
+    subject : str
+        What was attacked, in a few words.
+    claim : Claim or None
+        The guarantee it states; None of a model without one.
+    findings : tuple of Finding
+        One for each attack and target, in the order in which they were made.
+    realised : ndarray of float64, optional
+        The realised ε of each record that was left out.
+    exposed : tuple of Exposed
+        The most exposed records.
+    skipped : tuple of str
+        Attacks that were not made, and why, a sentence each.
+    notes : tuple of str
+        Sentences that belong beside the results.
+    private_targets : tuple of str
+        The targets that the claim covers; others, such as a model without privacy, are for
+        comparison.
+    seconds : mapping of str to float
+        The time of each part.
+    """
+
+    subject: str
+    claim: Claim | None
+    findings: tuple[Finding, ...]
+    realised: FloatArray | None = None
+    exposed: tuple[Exposed, ...] = ()
+    skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    private_targets: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def covers(self, finding: Finding) -> bool:
+        """Return whether the claim is about the target of a finding."""
+        return self.claim is not None and finding.target in self.private_targets
+
+    @property
+    def contradictions(self) -> tuple[Finding, ...]:
+        """The findings that show more than is claimed, of sound code one in 10 000 audits."""
+        if self.claim is None:
+            return ()
+        most = self.claim.epsilon
+        return tuple(
+            each
+            for each in self.findings
+            # A throwaway training with canaries may have a plan, and so a claim, of its own.
+            if self.covers(each) and each.contradicts(each.values.get("claimed ε", most))
+        )
+
+    @property
+    def best(self) -> Finding | None:
+        """The finding with the largest lower bound on the claimed ε; None where there is none."""
+        bounded = [each for each in self.findings if self.covers(each) and each.epsilon is not None]
+        return max(bounded, key=lambda each: each.epsilon or 0.0, default=None)
+
+    @property
+    def publishable(self) -> str | None:
+        """A sentence that may be published, where one follows from made-up canaries alone.
+
+        Guarantees:
+            Gradient canaries live on coordinates that no record's gradient reaches, and from the
+            noised count of a canary's cell the records in it are taken off: what is seen follows
+            from coins, lots, noise and public settings, and from no private record. Of all other
+            findings nothing may be published: canaries among teachers are seen through votes,
+            which private records decide too.
+        """
+        mine = [each for each in self.findings if each.target in _WITHOUT_RECORDS]
+        if not mine or self.claim is None or mine[0].epsilon is None:
+            return None
+        found, least = mine[0], mine[0].largest_possible
+        shown = format_remaining(found.epsilon or 0.0)
+        could = "" if least is None else f"; it could have shown {format_remaining(least)}"
+        return (
+            f"An audit with {found.values.get('canaries', 0):.0f} canaries, none a private record, "
+            f"in one training, shows ε ≥ {shown} at δ = {found.delta:g} with "
+            f"{100 * (found.confidence or 1):g} % confidence, where "
+            f"{format_epsilon(self.claim.epsilon)} is claimed{could}."
+        )
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in a sentence."""
+        if self.claim is None:
+            return "No guarantee is claimed, so there is nothing to contradict."
+        claimed = format_epsilon(self.claim.epsilon)
+        if wrong := self.contradictions:
+            names = ", ".join(dict.fromkeys(each.attack for each in wrong))
+            return (
+                f"CONTRADICTED: {names} shows more than the claimed ε = {claimed}. Do not publish: "
+                "the noise, the accounting or the code is at fault (of sound code one audit in "
+                "10 000 says so)."
+            )
+        if self.best is None or self.best.epsilon is None:
+            return f"No attack bounds ε from below; the claim of ε = {claimed} stands untested."
+        return (
+            f"Nothing contradicts the claimed ε = {claimed}; the largest lower bound is "
+            f"{format_remaining(self.best.epsilon)} ({self.best.attack})."
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        claim = self.claim
+        return {
+            "format": FORMAT,
+            "level": "PRIVATE",
+            "subject": self.subject,
+            "claimed": None
+            if claim is None
+            else {"epsilon": claim.epsilon, "delta": claim.delta, "protects": claim.protects},
+            "contradicted": bool(self.contradictions),
+            "verdict": self.verdict,
+            "findings": [
+                each.as_json() | {"covered_by_claim": self.covers(each)} for each in self.findings
+            ],
+            "realised": None
+            if self.realised is None
+            else {"records": len(self.realised), "epsilons": np.round(self.realised, 9).tolist()},
+            "exposed": [
+                {"record": e.record, "label": e.label, "epsilon": e.epsilon, "changed": e.changed}
+                for e in self.exposed
+            ],
+            "publishable": self.publishable,
+            "skipped": list(self.skipped),
+            "notes": list(self.notes),
+            "seconds": {name: round(value, 1) for name, value in self.seconds.items()},
+        }
+
+    def write(self, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
+        """Write ``audit.json``, ``audit.html`` and plots into a folder, for its owner alone.
+
+        Guarantees:
+            Every file has mode 0600; a folder that has to be made has 0700.
+        """
+        from pate.audits.page import render_audit
+        from pate.audits.plots import image_files
+
+        place = Path(folder)
+        if place.exists() and not place.is_dir():
+            raise InvalidInput(f"{place} exists and is not a directory")
+        text = json.dumps(self.as_json(), indent=1, ensure_ascii=False) + "\n"
+        files = {"audit.html": render_audit(self).encode(), **image_files(self)}
+        files["audit.json"] = text.encode()
+        for name, content in files.items():
+            write_atomically(place / name, content, mode=_MODE, make_parents=True)
+        return tuple(place / name for name in sorted(files))
+
+
+def lines(audit: Audit) -> Sequence[str]:
+    """Return the results as a table of text: for a terminal, and PRIVATE like all of it."""
+    heading = ("attack", "target", "ε shown", "of at most", "TPR at 1 % FPR", "advantage")
+    rows = [heading]
+    for each in audit.findings:
+        rows.append(
+            (
+                each.attack,
+                each.target,
+                "–" if each.epsilon is None else format_remaining(each.epsilon),
+                "–" if each.largest_possible is None else format_remaining(each.largest_possible),
+                _percent(each.values.get("TPR at 1 % FPR")),
+                _percent(each.values.get("advantage")),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(heading))]
+    table = [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return [*table, "", *(f"Not made: {each}" for each in audit.skipped), audit.verdict]
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"

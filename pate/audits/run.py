@@ -1,0 +1,433 @@
+"""The audit of a finished run: every attack that applies, on what it released. PRIVATE.
+
+Attacks are functions over arrays in the other modules; this one gives them the records, models and
+trainings of a run. Nothing is written but by :meth:`pate.audits.results.Audit.write`, below the
+run's private folder, and no ledger is opened for writing: models that are trained for an audit are
+thrown away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pate._format import describe_neighbours
+from pate.accounting import Guarantee
+from pate.artifacts import fingerprint
+from pate.artifacts.results import Costs, Evaluation
+from pate.audits.findings import Finding
+from pate.audits.leave_one_out import Exposure, record_exposure, teacher_exposure
+from pate.audits.options import AuditOptions, Results
+from pate.audits.predictions import Labelled, Predict
+from pate.audits.results import Audit, Claim, Exposed
+from pate.audits.retraining import IntArray, Retraining
+from pate.audits.targets import REFERENCE, STUDENT, Pool, Target, attack_membership, attack_pool
+from pate.engines.progress import Silence
+from pate.errors import ConditionsFail, InvalidInput, StoreError
+from pate.mechanisms import count_mechanism, voting_mechanism
+from pate.partition import Shards, partition, record_shards
+from pate.pipeline.runner import PipelineRun
+from pate.releases.files import SUMS
+from pate.stages.encode import public_features
+from pate.teachers.adapters import make
+from pate.teachers.spec import model_for, seed_for
+
+LABELS, TABLE = "released labels", "noised table"
+
+_ALL_ALIKE = (
+    "Every record that votes changes the table by one vote, and the noise does not depend on the "
+    "counts: the realised ε is the same for all of them."
+)
+_STOPPED = (
+    "Answers are capped: the realised ε of records adds up the checks and answers that were made, "
+    "and does not weigh when they end; the bound is of the first queries, which are always asked."
+)
+_LEAST_DELTA = 1e-9  # of bounds on a pure ε, which holds at every δ
+_MOST_CANARIES = 1000
+_SHOWN = 12  # most exposed records on the page
+_FOLDER = "audit"  # of what an interrupted audit resumes from
+
+
+# --- opening ------------------------------------------------------------------------------------
+
+
+def require_run(folder: Path) -> None:
+    """Refuse what is no run's folder, in one line."""
+    if (folder / SUMS).is_file():
+        raise InvalidInput(
+            f"{folder} is a release: an audit needs the private records of the run it was made "
+            "from; give that run's folder"
+        )
+
+
+def audit_pate(run: PipelineRun, options: AuditOptions) -> Audit:
+    """Attack the labels and the student of a finished run of PATE. PRIVATE.
+
+    Parameters
+    ----------
+    run : PipelineRun
+        The run, with its private folder at hand.
+    options : AuditOptions
+        The extent of the audit.
+    """
+    again = _opened(run)
+    costs = Costs.load(run.artifact("account"))
+    claim = Claim(
+        epsilon=costs.guarantee.epsilon, delta=costs.guarantee.delta, protects=costs.protects
+    )
+    results = Results(options)
+    exposure, rows = None, np.empty(0, dtype=np.int64)
+    if "leave-one-out" in options.attacks:
+        with results.part("leave-one-out"):
+            exposure, rows, note = _leave_one_out(again, claim, options)
+            results.findings.append(
+                exposure.finding(claimed=claim.epsilon, target=LABELS, note=note)
+            )
+    if "membership" in options.attacks:
+        _pate_membership(again, results)
+    if "canaries" in options.attacks:
+        with results.part("canaries"):
+            results.findings.append(_canaries(again, claim, options))
+    names = [each.name for each in Evaluation.load(run.artifact("evaluate")).classes]
+    labels = np.array(run.artifact("data").array("labels.npy"))
+    if costs.seeded:
+        results.notes.append("The noise of this run was seeded: its ε is claimed for tests only.")
+    return Audit(
+        subject=f"{run.recipe.data.name}: {run.recipe.asked}",
+        claim=claim,
+        findings=tuple(results.findings),
+        realised=None if exposure is None else exposure.epsilons,
+        exposed=() if exposure is None else _most_exposed(exposure, rows, labels, names),
+        skipped=tuple(results.skipped),
+        notes=tuple(results.notes),
+        private_targets=(LABELS, TABLE, STUDENT),
+        seconds=results.seconds,
+    )
+
+
+def _opened(run: PipelineRun) -> Retraining:
+    """Return a finished run whose private records are here."""
+    undone = next((each for each in run.states() if not each.done), None)
+    if undone is not None and undone.stage == run.stages[0].name:
+        raise InvalidInput(
+            f"the private records of {run.folder} are not at hand: an audit looks at them; audit "
+            "the run where it was made"
+        )
+    if undone is not None:
+        raise InvalidInput(
+            f"{run.folder} is not finished: {undone.stage} is {undone.why}; complete it by "
+            "`pate run`, then audit it"
+        )
+    try:
+        again = Retraining(run=run)
+        again.private()
+    except (StoreError, OSError) as error:
+        raise InvalidInput(
+            f"the private records of {run.folder} are not at hand: {error}"
+        ) from None
+    return again
+
+
+def audit_model(
+    model: Any,
+    members: Labelled | None,
+    others: Labelled | None,
+    *,
+    options: AuditOptions,
+    population: Labelled | None = None,
+    fit: Any = None,
+    guarantee: Guarantee | None = None,
+) -> Audit:
+    """Attack any fitted model by membership inference. PRIVATE: see :func:`pate.audit`."""
+    if members is None or others is None:
+        raise InvalidInput(
+            f"{type(model).__name__} is audited as a model: give members and others, records it "
+            "was and was not trained on, each with labels"
+        )
+    name = "model" if callable(model) and not hasattr(model, "predict") else type(model).__name__
+    shadows = 0 if fit is None else (options.shadows if options.shadows is not None else 16)
+    target = Target(name=name, model=model, fit=fit, shadows=shadows)
+    start = time.perf_counter()
+    found = attack_membership(target, members, others, population=population, seed=options.seed)
+    return Audit(
+        subject=name,
+        claim=None
+        if guarantee is None
+        else Claim(
+            epsilon=guarantee.epsilon,
+            delta=guarantee.delta,
+            protects=describe_neighbours(guarantee.neighbours.value),
+        ),
+        findings=tuple(found),
+        private_targets=(name,),
+        seconds={"membership inference": time.perf_counter() - start},
+    )
+
+
+# --- leave-one-out ------------------------------------------------------------------------------
+
+
+def _leave_one_out(
+    again: Retraining, claim: Claim, options: AuditOptions
+) -> tuple[Exposure, IntArray, str]:
+    """Return the exposure of records, the row of each among the private ones, and a note."""
+    recipe, data = again.run.recipe, again.run.artifact("data")
+    ids, groups = data.json("ids.json"), data.json("groups.json")
+    owners = None if recipe.protected_group is None else groups
+    if recipe.selection is not None:
+        raise ConditionsFail("the settings were chosen privately among several runs")
+    if recipe.by_records:
+        shards, _ = record_shards(
+            ids, spec=recipe.partition, groups=groups, per_user=recipe.per_user
+        )
+        return *_of_records(again, claim, shards.order, owners), _ALL_ALIKE
+    mechanism, plan = voting_mechanism(recipe.aggregate), again.labels.plan
+    if recipe.aggregate.in_rounds:
+        raise ConditionsFail("earlier answers decide what is asked next, so queries do not add up")
+    shards = partition(ids, teachers=recipe.teachers.count, spec=recipe.partition, groups=groups)
+    stopped = mechanism.checks and plan.answers < plan.queries
+    always = plan.answers if stopped else None
+    found = _of_teachers(again, claim, shards, owners, options, always_asked=always)
+    return *found, _STOPPED if stopped else ""
+
+
+def _of_records(
+    again: Retraining, claim: Claim, order: IntArray, owners: Sequence[str] | None
+) -> tuple[Exposure, IntArray]:
+    recipe = again.run.recipe
+    _, seen, labels = again.private()
+    users = None if owners is None else [owners[row] for row in order]
+    exposure = record_exposure(
+        again.cells.nearest(seen, reach=recipe.votes.reach),
+        labels,
+        mechanism=count_mechanism(recipe.aggregate),
+        delta=claim.delta,
+        classes=again.classes,
+        groups=users,
+    )
+    return exposure, order if users is None else order[np.unique(users, return_index=True)[1]]
+
+
+def _of_teachers(
+    again: Retraining,
+    claim: Claim,
+    shards: Shards,
+    owners: Sequence[str] | None,
+    options: AuditOptions,
+    *,
+    always_asked: int | None,
+) -> tuple[Exposure, IntArray]:
+    run, recipe = again.run, again.run.recipe
+    _, seen, labels = again.private()
+    slices = [slice(*pair) for pair in pairwise(shards.offsets.tolist())]
+    chosen = _sampled(labels, options.records, seed=options.seed)
+    left_out = {
+        number: _units(shards.order[part], owners, chosen[part])
+        for number, part in enumerate(slices)
+    }
+    rows = [
+        int(shards.order[slices[number].start + unit[0]])
+        for number, units in left_out.items()
+        for unit in units
+    ]
+    votes = run.artifact("vote").array("counts.npy")[np.array(again.labels.asked)]
+    mechanism = voting_mechanism(recipe.aggregate)
+    # Refused before hours of fitting, if at all.
+    mechanism.neighbour_chances(votes[:1].astype(np.int64), np.array([0]), np.array([1]))
+    origin = [run.artifact(name).key for name in ("teach", "aggregate")]
+    name = fingerprint(*origin, options.records, options.seed)[:16]
+    show = options.progress or _no_progress
+    with show("leave-one-out", len(rows), 0) as progress:
+        exposure = teacher_exposure(
+            [(np.asarray(seen[part]), labels[part]) for part in slices],
+            again.asked,
+            make=again.teacher,
+            votes=votes,
+            mechanism=mechanism,
+            delta=claim.delta,
+            seeds=[seed_for(recipe.teachers, number) for number in range(shards.count)],
+            left_out=left_out,
+            always_asked=always_asked,
+            folder=run.folder / "private" / _FOLDER / name,
+            progress=progress,
+        )
+    return exposure, np.array(rows, dtype=np.int64)
+
+
+@contextmanager
+def _no_progress(title: str, total: int, done: int, slots: int | None = None, /) -> Iterator[Any]:
+    yield Silence()
+
+
+def _units(
+    order: IntArray, owners: Sequence[str] | None, chosen: NDArray[np.bool_]
+) -> list[IntArray]:
+    """Return the places in a shard to leave out together: single records, or those of a user."""
+    if owners is None:
+        return [np.array([place]) for place in np.flatnonzero(chosen)]
+    users: dict[str, list[int]] = {}
+    for place, row in enumerate(order.tolist()):
+        users.setdefault(owners[row], []).append(place)
+    return [np.array(places) for places in users.values() if chosen[places].any()]
+
+
+def _sampled(labels: IntArray, most: int | None, *, seed: int) -> NDArray[np.bool_]:
+    """Return which records are taken: all, or as many of each class as its share."""
+    chosen = np.ones(len(labels), dtype=bool)
+    if most is None or most >= len(labels):
+        return chosen
+    order = np.random.default_rng(seed).permutation(len(labels))
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    chosen[:] = False
+    chosen[by_class[np.linspace(0, len(labels) - 1, most).round().astype(int)]] = True
+    return chosen
+
+
+def _most_exposed(
+    exposure: Exposure, rows: IntArray, labels: IntArray, names: Sequence[str]
+) -> tuple[Exposed, ...]:
+    first = [place for place in exposure.order[:_SHOWN] if exposure.epsilons[place] > 0]
+    if len({float(exposure.epsilons[place]) for place in first}) == 1 and len(first) == _SHOWN:
+        return ()  # all alike: there is nothing to show of single ones
+    return tuple(
+        Exposed(
+            record=int(rows[place]),
+            label=names[int(labels[rows[place]])],
+            epsilon=float(exposure.epsilons[place]),
+            changed=int(exposure.changed[place]),
+        )
+        for place in first
+    )
+
+
+# --- membership ---------------------------------------------------------------------------------
+
+
+def _pate_membership(again: Retraining, results: Results) -> None:
+    """Attack the student, and the same model fitted to private labels."""
+    from pate.releases.export import own_student
+
+    seed = results.options.seed
+    raw, _, labels = again.private()
+    test, test_labels = again.test()
+    pool = Pool.drawn((raw, labels), (test, test_labels), seed=seed)
+    views = again.as_student_sees(pool.records)
+    student = own_student(again.run)
+    numeric = not again.context.inputs["data-public"].facts.get("categories")
+
+    with results.part(f"membership inference on the {STUDENT}"):
+        features = again.as_teachers_see(pool.records)
+
+        def fit_student(some: Any, y: Any, own: int) -> Predict:
+            ids = [f"row {row}" for row in some]
+            model = again.student(features[some], np.asarray(y), ids=ids, seed=own)
+            return lambda wanted: again.confidences(model)(views[wanted])
+
+        if student.model.probabilities is None:
+            results.skipped.append(
+                f"Attacks by confidences on the {STUDENT}: its model gives no probabilities; label "
+                "attacks alone apply."
+            )
+            target = Target(name=STUDENT, model=_Labels(student.labels_of), numeric=numeric)
+        else:
+            shadows = results.affordable_shadows(STUDENT, partial(fit_student, *pool.rows(0), seed))
+            target = Target(
+                name=STUDENT,
+                model=student.probabilities_of,
+                fit=fit_student if shadows else None,
+                by_rows=lambda rows: student.probabilities_of(pool.records[rows]),
+                shadows=shadows,
+                numeric=numeric,
+            )
+        results.findings += attack_pool(target, pool, seed=seed)
+
+    with results.part(f"membership inference on a {REFERENCE}"):
+
+        def fit_reference(some: Any, y: Any, own: int) -> Predict:
+            model = again.reference(views[some], np.asarray(y), seed=own)
+            return lambda wanted: again.confidences(model)(views[wanted])
+
+        start = time.process_time()
+        model = again.reference(views[pool.numbers[0]], pool.labels[pool.numbers[0]], seed=seed)
+        shadows = results.affordable_shadows(REFERENCE, seconds=time.process_time() - start)
+        ask = again.confidences(model)
+        target = Target(
+            name=REFERENCE,
+            model=lambda X: ask(again.as_student_sees(X)),
+            fit=fit_reference if shadows else None,
+            by_rows=lambda rows: ask(views[rows]),
+            shadows=shadows,
+            numeric=numeric,
+        )
+        if hasattr(model, "predict_proba"):
+            results.findings += attack_pool(target, pool, seed=seed)
+
+
+# --- canaries -----------------------------------------------------------------------------------
+
+
+def _canaries(again: Retraining, claim: Claim, options: AuditOptions) -> Finding:
+    """Run the pipeline once more with canaries, in the view that teachers have; nothing is kept.
+
+    Canaries are made of test records, which are public, with labels that are not their own.
+    """
+    from pate.audits.canaries import audit_pate as audit_canaries
+
+    recipe, test = again.run.recipe, again.test()
+    seen = again.as_teachers_see(test[0])
+    _, private, labels = again.private()
+    given: dict[str, Any] = {
+        "classes": again.classes,
+        "delta": claim.delta or _LEAST_DELTA,
+        "pool": (seen, test[1]),
+        "insecure_seed": options.seed,
+    }
+    if recipe.by_records:
+        given["mechanism"] = count_mechanism(recipe.aggregate)
+        given["public"] = np.array(public_features(again.context))
+        most = _MOST_CANARIES
+    else:
+        if recipe.teachers.mix:
+            raise ConditionsFail("teachers of several models are not trained again here")
+        if recipe.aggregate.in_rounds:
+            raise ConditionsFail("earlier answers decide what is asked next")
+        plan = again.labels.plan
+        given["mechanism"] = voting_mechanism(recipe.aggregate)
+        given["model"] = lambda classes, seed: make(
+            model_for(recipe.teachers, 0),
+            classes=classes,
+            seed=seed,
+            plugin_path=again.run.options.plugin_path,
+        )
+        given["teachers"] = recipe.teachers.count
+        most = plan.queries
+    count = options.canaries or min(most, len(test[1]))
+    if count > len(test[1]):
+        raise InvalidInput(
+            f"{count} canaries are made of as many test records, and there are {len(test[1])}; "
+            "lower --canaries"
+        )
+    found = audit_canaries(np.asarray(private), labels, canaries=count, **given)
+    note = (
+        f"{count} test records with wrong labels, each in or out of one throwaway training by a "
+        "fair coin."
+    )
+    if not recipe.by_records:
+        note += f" It answers {count} queries, for which ε = {found.values['claimed ε']:.3g}."
+    return replace(found, note=note)
+
+
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """A model of which only labels are seen."""
+
+    predict: Callable[[Any], Any]

@@ -1,0 +1,170 @@
+"""The audit of a finished run of ``dpsgd train``. PRIVATE."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pate.accounting import Neighbours
+from pate.audits.findings import Finding
+from pate.audits.options import AuditOptions, Results
+from pate.audits.predictions import Predict
+from pate.audits.results import Audit, Claim
+from pate.audits.shadow_models import ModelFit
+from pate.audits.targets import MODEL, REFERENCE, Pool, Target, attack_pool
+from pate.dpsgd_runs import FinishedTraining
+from pate.errors import ConditionsFail, InvalidInput
+
+TRAINING = "DP-SGD training"
+_CANARIES = 5000
+_AT_ONCE = 8  # networks that train as one program in less than twice the time of one
+
+
+def audit_training(training: FinishedTraining, options: AuditOptions) -> Audit:
+    """Attack the model of a finished run of ``dpsgd train``. PRIVATE.
+
+    Parameters
+    ----------
+    training : FinishedTraining
+        The run, with the data it was trained on at hand.
+    options : AuditOptions
+        The extent of the audit.
+    """
+    from pate.datasets.loading import load
+
+    splits = load(
+        training.recipe.data,
+        root=training.ledger_path.parent.parent,
+        plugin_path=training.plugin_path,
+    )
+    private, test = splits.private, splits.test
+    if private.labels is None or test.labels is None:
+        raise InvalidInput(f"the private records of {training.folder} are not at hand")
+    guarantee = training.guarantee
+    claim = Claim(epsilon=guarantee.epsilon, delta=guarantee.delta, protects=training.protects)
+    results = Results(options)
+    if "leave-one-out" in options.attacks:
+        results.skipped.append(
+            "Leave-one-out: a record reaches every step of DP-SGD, so its influence has no closed "
+            "form; it is exact for PATE alone."
+        )
+    records = (np.asarray(private.features), np.asarray(private.labels))
+    if "membership" in options.attacks:
+        pool = Pool.drawn(
+            records, (np.asarray(test.features), np.asarray(test.labels)), seed=options.seed
+        )
+        _training_membership(training, pool, results)
+    if "canaries" in options.attacks:
+        with results.part("gradient canaries"):
+            results.findings.append(_gradient_canaries(training, *records, options))
+    if not training.is_private:
+        results.notes.append(f"This run is not private: {training.why_not_private}.")
+    return Audit(
+        subject=training.asked,
+        claim=claim,
+        findings=tuple(results.findings),
+        skipped=tuple(results.skipped),
+        notes=tuple(results.notes),
+        private_targets=(MODEL, TRAINING),
+        seconds=results.seconds,
+    )
+
+
+def _fresh_network(training: FinishedTraining, features: NDArray[Any]) -> Any:
+    from dpsgd.models import model_of
+
+    return model_of(
+        training.recipe,
+        shape=features.shape[1:],
+        classes=len(training.student.class_names),
+        plugin_path=training.plugin_path,
+    )
+
+
+def _training_membership(training: FinishedTraining, pool: Pool, results: Results) -> None:
+    seed, model = results.options.seed, training.student
+    with results.part(f"membership inference on the {MODEL}"):
+        target = Target(name=MODEL, model=model.predict_proba)
+        results.findings += attack_pool(target, pool, seed=seed)
+        results.notes.append(
+            f"Shadow models are trained without noise: they attack the {REFERENCE} alone."
+        )
+    if training.recipe.least_squares:
+        results.skipped.append(f"A {REFERENCE}: there is none of least squares.")
+        return
+    with results.part(f"membership inference on a {REFERENCE}"):
+        features = model.features(pool.records)
+        network = _fresh_network(training, features)
+        kind = ModelFit(
+            model=network,
+            classes=len(model.class_names),
+            settings={"epochs": training.recipe.training.epochs or 10, "lr": 1e-3},
+        )
+
+        def fit(rows: Any, y: Any, own: int) -> Predict:
+            (made,) = kind.fit_many([(features[rows], np.asarray(y))], [own])
+            return made
+
+        start = time.process_time()
+        reference = fit(*pool.rows(0), seed)
+        alone = time.process_time() - start
+        shadows = results.affordable_shadows(REFERENCE, seconds=alone / _AT_ONCE)
+        target = Target(
+            name=REFERENCE,
+            model=lambda X: reference(model.features(np.asarray(X))),
+            fit=_ByRows(kind, features) if shadows else None,
+            by_rows=lambda rows: reference(features[rows]),
+            shadows=shadows,
+        )
+        results.findings += attack_pool(target, pool, seed=seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _ByRows:
+    """A training of rows of features, of several models at once."""
+
+    kind: ModelFit
+    features: NDArray[Any]
+
+    def fit_many(self, shards: Sequence[Any], seeds: Sequence[int]) -> list[Predict]:
+        parts = [(self.features[rows], labels) for rows, labels in shards]
+        made = self.kind.fit_many(parts, seeds)
+        return [partial(_ask_rows, each, self.features) for each in made]
+
+
+def _ask_rows(predict: Predict, features: NDArray[Any], rows: Any) -> Any:
+    return predict(features[rows])
+
+
+def _gradient_canaries(
+    training: FinishedTraining, records: NDArray[Any], labels: NDArray[Any], options: AuditOptions
+) -> Finding:
+    """Train once more with gradient canaries, by the plan of the run; nothing of it is kept."""
+    from pate.audits.gradients import audit_dpsgd
+
+    recipe, plan, model = training.recipe, training.plan, training.student
+    if plan.one_sum or plan.by_user or recipe.clipping.rule != "flat":
+        raise ConditionsFail(
+            "they are for steps of DP-SGD that protect single records by one clipping norm"
+        )
+    features = model.features(records)
+    # Seeded, lots would follow from the number of records, which is private if the rate is public.
+    secret = training.guarantee.neighbours is Neighbours.ADD_REMOVE
+    return audit_dpsgd(
+        _fresh_network(training, features),
+        features,
+        labels,
+        canaries=options.canaries or _CANARIES,
+        sample_rate=plan.sample_rate,
+        noise_multiplier=plan.noise_multiplier,
+        max_grad_norm=recipe.clipping.max_norm[0],
+        steps=plan.steps,
+        delta=training.guarantee.delta,
+        insecure_seed=None if secret else options.seed,
+    )

@@ -1,0 +1,271 @@
+"""``pate audit`` through the command line: its files, what it leaves alone, what it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness import Project, open_project, tiny_records
+
+import pate
+from pate.errors import InvalidInput
+
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "json.md"
+CANARIES = 20
+WORDS = ("--shadows", "4", "--canaries", str(CANARIES))
+
+
+def digests(folder, *, besides=()):
+    """All files below a folder with their modes and contents."""
+    return {
+        file.relative_to(folder).as_posix(): (
+            file.stat().st_mode & 0o777,
+            hashlib.sha256(file.read_bytes()).hexdigest(),
+        )
+        for file in folder.rglob("*")
+        if file.is_file() and not any(file.is_relative_to(each) for each in besides)
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of teachers, in a project that tests may copy."""
+    project = open_project(tmp_path_factory.mktemp("audit"))
+    project.write(teachers={"count": 15, "model": "ridge"})
+    project.run()
+    return project
+
+
+def audit(project, *words, code=0):
+    return project.call("audit", "runs/tiny", *words, code=code)
+
+
+def written(project):
+    return json.loads((project.run_folder / "private" / "audit.json").read_text())
+
+
+def test_an_audit_writes_private_files_and_changes_nothing_else(finished, plain_plots):
+    private = finished.run_folder / "private"
+    before = digests(finished.folder)
+    said = audit(finished, *WORDS).stdout
+    after = digests(finished.folder)
+    assert {name: after[name] for name in before} == before  # not a byte of run, data or ledger
+    new = {name for name in after if name not in before}
+    assert new
+    assert all(name.startswith("runs/tiny/private/audit") for name in new)
+    assert {mode for name, (mode, _) in after.items() if name in new} == {0o600}
+    assert {"audit.json", "audit.html", "audit-roc.png"} <= {
+        each.name for each in private.iterdir()
+    }
+    found = written(finished)
+    assert found["level"] == "PRIVATE"
+    assert not found["contradicted"]
+    assert len(found["realised"]["epsilons"]) == 90
+    claimed = found["claimed"]["epsilon"]
+    assert max(found["realised"]["epsilons"]) <= claimed
+    by_attack = {(each["attack"], each["target"]): each for each in found["findings"]}
+    exact = by_attack["leave-one-out, exact", "released labels"]
+    assert 0 < exact["epsilon"] <= exact["values"]["largest realised ε"] <= claimed
+    assert exact["confidence"] is None
+    canaries = by_attack["canaries (mislabelled)", "released labels"]
+    assert canaries["confidence"] == 0.95
+    assert canaries["largest_possible"] > 0
+    for target in ("student", "model without privacy"):
+        assert ("threshold on the loss", target) in by_attack
+        assert ("LiRA (online)", target) in by_attack
+    assert "PRIVATE: do not publish" in said
+    assert found["verdict"] in said
+    page = (private / "audit.html").read_text()
+    assert "PRIVATE – do not publish" in page
+    assert "never" not in found["verdict"]
+    assert 'id="roc-wide"' in page
+
+
+def test_leave_one_out_resumes_and_samples(finished, plain_plots):
+    words = ("--attacks", "leave-one-out", "--json", "--quiet")
+    first = json.loads(audit(finished, *words).stdout)
+    section = DOCUMENTED.read_text().partition("## `pate audit`")[2].partition("\n## ")[0]
+    assert set(first) == set(re.findall(r"^\| `(\w+)` \|", section, re.M))
+    kept = sorted((finished.run_folder / "private" / "audit").glob("*/shard-*.npy"))
+    assert len(kept) >= 15
+    stamps = [file.stat().st_mtime_ns for file in kept]
+    again = json.loads(audit(finished, *words).stdout)
+    assert [file.stat().st_mtime_ns for file in kept] == stamps
+    assert again["realised"] == first["realised"]
+    some = json.loads(audit(finished, *words, "--records", "12").stdout)
+    assert some["realised"]["records"] == 12
+    assert set(some["realised"]["epsilons"]) <= set(first["realised"]["epsilons"])
+    # The rows named as most exposed are the records behind these values.
+    (top, *_) = first["exposed"]
+    assert top["epsilon"] == pytest.approx(max(first["realised"]["epsilons"]))
+    labels = np.load(finished.path("data") / "labels.npy")
+    assert top["label"] == str(labels[top["record"]])
+
+
+def test_record_votes_and_what_may_be_published(tmp_path, plain_plots):
+    project = open_project(tmp_path)
+    project.data(records=400)
+    project.sections.pop("teachers")
+    project.sections |= {
+        "votes": {"by": "records"},
+        "aggregate": {"mechanism": "laplace-counts"},
+        "privacy": {"epsilon": 2.0},
+    }
+    project.write()
+    project.run()
+    audit(project, "--attacks", "leave-one-out,canaries")
+    found = written(project)
+    exact, canaries = found["findings"]
+    assert exact["epsilon"] == pytest.approx(2.0, rel=1e-9)
+    assert exact["epsilon"] <= 2.0
+    assert set(found["realised"]["epsilons"]) == {2.0}
+    assert found["exposed"] == []
+    assert canaries["target"] == "noised table"
+    assert canaries["epsilon"] <= 2.0
+    assert found["publishable"].startswith("An audit with 30 canaries, none a private record")
+
+
+class Dpsgd(Project):
+    program = "dpsgd"
+
+
+def trained(tmp_path, training=""):
+    """A finished run of DP-SGD, as either program sees it."""
+    project = Project(tmp_path)
+    (tmp_path / "data").mkdir()
+    project.data(records=300)
+    (tmp_path / "tiny.toml").write_text(
+        'kind = "dpsgd"\n[data]\nname = "tiny"\nsource = "tiny.npz"\npublic = 20\ntest = 60\n'
+        "accept_unprotected = true\n[model]\nhidden = [8]\n"
+        f"[training]\n{training}steps = 30\nlot_size = 40\nlearning_rate = 0.5\n"
+        '[privacy]\nnoise_multiplier = 1.0\ndelta = 1e-3\naccountant = "moments"\n'
+    )
+    other = Dpsgd(tmp_path)
+    other.call("train", "tiny.toml", "--quiet")
+    return project, other
+
+
+def test_membership_of_a_run_of_dpsgd_by_either_program(tmp_path, plain_plots):
+    project, other = trained(tmp_path)
+    before = digests(tmp_path)
+    for program in (project, other):
+        words = ("audit", "runs/tiny", "--attacks", "membership", "--shadows", "0")
+        assert "DP-SGD model" in program.call(*words).stdout
+    after = digests(tmp_path)
+    assert {name: after[name] for name in before} == before
+    found = written(project)
+    assert {e["target"] for e in found["findings"]} == {"DP-SGD model", "model without privacy"}
+
+
+@pytest.mark.campaign
+def test_gradient_canaries_of_a_run_of_dpsgd(tmp_path, plain_plots):
+    project, other = trained(tmp_path)
+    said = other.call("audit", "runs/tiny", "--attacks", "canaries,leave-one-out",
+                      "--canaries", "100").stdout  # fmt: skip
+    found = written(project)
+    gradients = next(e for e in found["findings"] if e["attack"] == "gradient canaries")
+    assert 0 < gradients["epsilon"] < gradients["largest_possible"]
+    assert gradients["epsilon"] <= gradients["values"]["claimed ε"]
+    assert found["publishable"].startswith("An audit with 100 canaries, none a private record")
+    assert any("exact for PATE alone" in each for each in found["skipped"])
+    assert "gradient canaries" in said
+
+
+@pytest.mark.parametrize("case", ["release", "unfinished", "no private folder", "nothing", "few"])
+def test_mistakes_are_one_line(finished, tmp_path, case, plain_plots):
+    place = tmp_path / "project"
+    shutil.copytree(finished.folder, place, ignore=shutil.ignore_patterns("audit*"))
+    project = Project(place)
+    folder, words = "runs/tiny", []
+    if case == "release":
+        finished.pate("release", "runs/tiny", str(place / "given"))
+        folder, expected = "given", "given is a release: an audit needs the private records"
+    elif case == "unfinished":
+        project.call("teach", "tiny.toml", "--set", "teachers.seed=5", "--engine", "serial",
+                     "--plugin-path", "plugins")  # fmt: skip
+        expected = "runs/tiny is not finished: vote is stale"
+    elif case == "no private folder":
+        shutil.rmtree(project.run_folder / "private")
+        expected = "the private records of runs/tiny are not at hand: an audit looks at them"
+    elif case == "nothing":
+        folder, expected = "runs/none", "there is no run in runs/none"
+    else:
+        words, expected = ["--attacks", "canaries", "--canaries", "3"], "3 canaries can show no ε"
+    done = project.call("audit", folder, *words, code=2)
+    assert expected in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("pate: ")
+    assert not (place / folder / "private" / "audit.json").exists()
+    assert project.call("audit", "runs/tiny", "--attacks", "guess", code=2).stderr.startswith(
+        "pate: attacks holds 'guess'; choose from leave-one-out, membership, canaries"
+    )
+
+
+def test_a_student_without_confidences_takes_label_attacks_alone(tmp_path, plain_plots):
+    project = open_project(tmp_path)
+    plain = (tmp_path / "plugins" / "centroids.py").read_text()
+    project.plugin("plain", plain.replace("predict_proba", "_near"))
+    project.write(student={"model": "plain:Centroids"})
+    project.run()
+    audit(project, "--attacks", "membership", "--shadows", "0")
+    found = written(project)
+    assert {each["attack"] for each in found["findings"]} == {"label-only, noisy copies"}
+    assert any("gives no probabilities" in each for each in found["skipped"])
+
+
+def test_a_model_that_quotes_records_is_not_quoted(tmp_path, plain_plots):
+    project = open_project(tmp_path)
+    plain = (tmp_path / "plugins" / "centroids.py").read_text()
+    refusal = "if len(X) > 30: raise ValueError(f'odd row {X[0]}')"
+    refusing = plain.replace("        distance =", f"        {refusal}\n        distance =")
+    project.plugin("quoting", refusing)
+    project.write(student={"model": "quoting:Centroids"})
+    project.run()
+    done = audit(project, "--attacks", "membership", "--shadows", "0")
+    assert "predict_proba raised ValueError in plugins/quoting.py" in done.stdout
+    kept = (project.run_folder / "private" / "audit.json").read_text()
+    assert "odd row" not in done.stdout + done.stderr + kept
+
+
+def test_lots_of_gradient_canaries_are_secret_where_the_number_of_records_is(tmp_path, monkeypatch):
+    """Seeded, a published bound would depend on that number, which one could then look up."""
+    from pate.audits import gradients
+
+    given = []
+
+    def stop(*words, **named):
+        given.append(named["insecure_seed"])
+        raise InvalidInput("seen")
+
+    monkeypatch.setattr(gradients, "audit_dpsgd", stop)
+    for records in ("", "records = 300\n"):
+        folder = tmp_path / ("public" if records else "private")
+        folder.mkdir()
+        project, _ = trained(folder, records)
+        project.call("audit", "runs/tiny", "--attacks", "canaries", "--seed", "7", code=1)
+    assert given == [7, None]
+
+
+def test_any_model_of_arrays():
+    features, labels = tiny_records(120)
+    rng = np.random.default_rng(0)
+    members, others = (features[:60], rng.permutation(labels[:60])), (features[60:], labels[60:])
+
+    class Memory:
+        def predict_proba(self, X):
+            near = ((np.asarray(X)[:, None] - members[0][None]) ** 2).sum(axis=2)
+            return np.eye(3)[members[1][near.argmin(axis=1)]] * 0.94 + 0.02
+
+    guarantee = pate.Guarantee(epsilon=0.5, delta=1e-5)
+    found = pate.audit(Memory(), members, others, guarantee=guarantee)
+    assert found.findings[0].values["advantage"] > 0.3
+    assert found.claim is not None
+    assert found.subject == "Memory"
+    with pytest.raises(pate.InvalidInput, match="Memory is audited as a model: give members"):
+        pate.audit(Memory())
+    with pytest.raises(pate.InvalidInput, match="object has no predict"):
+        pate.audit(object(), members, others)

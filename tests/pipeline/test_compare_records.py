@@ -1,0 +1,311 @@
+"""Record votes beside teachers and DP-SGD in one comparison: rows, charges, totals, refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+from harness import as_written
+
+from pate.accounting import (
+    ForAddRemove,
+    Guarantee,
+    Ledger,
+    Neighbours,
+    PureDP,
+    exact_divergence,
+)
+from pate.accounting.events import tally
+
+DELTA, SEEDS = 1e-3, 2
+RECIPE = """
+kind = "compare"
+
+[data]
+name = "tiny"
+source = "tiny.npz"
+accept_unprotected = true
+public = 30
+test = 30
+
+[compare]
+epsilons = [1, 4]
+seeds = 2
+delta = 1e-3
+
+[record_votes.student]
+model = "centroids:Centroids"
+
+[pate]
+least_epsilon = 4.0
+
+[pate.teachers]
+count = 6
+model = "centroids:Centroids"
+
+[pate.aggregate]
+mechanism = "gnmax"
+queries = 12
+
+[pate.student]
+model = "centroids:Centroids"
+
+[dpsgd.model]
+entry = "dpsgd.models:linear"
+
+[dpsgd.training]
+steps = 5
+lot_size = 60
+learning_rate = 1.0
+
+[dpsgd.privacy]
+accountant = "moments"
+"""
+WORDS = ("compare", "mine.toml", "--engine", "serial", "--plugin-path", "plugins")
+LEDGERS = ("tiny.ledger", "tiny.dpsgd.ledger")
+pytestmark = pytest.mark.xdist_group("compare-records")
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch):
+    monkeypatch.setattr("pate.studies.compare.plot_comparison", lambda *_, **__: None)
+
+
+def prepared(project):
+    project.data(records=600)
+    (project.folder / "mine.toml").write_text(RECIPE)
+    return project
+
+
+def charges(project):
+    """The charges to PATE's ledger and to that of DP-SGD."""
+    found = []
+    for name in LEDGERS:
+        path = project.folder / "data" / "ledgers" / name
+        if not path.exists():
+            found.append([])
+            continue
+        with Ledger.open(path) as ledger:
+            found.append(ledger.charges())
+    return found
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, project_in):
+    """A comparison that was run to its end in two attempts, the first killed on the way."""
+    project = prepared(project_in(tmp_path_factory.mktemp("compare-records")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATE_DATA", "data")
+        patch.setattr("pate.studies.compare.plot_comparison", lambda *_, **__: None)
+        with patch.context() as stopped:
+            stopped.setattr("dpsgd.training.train", lambda *_: sys.exit(9))
+            project.call(*WORDS, code=9)
+        project.begun = [len(each) for each in charges(project)]
+        project.printed = project.call(*WORDS).stdout
+    project.place = project.folder / "runs" / "mine"
+    project.content = json.loads((project.place / "compare.json").read_text())
+    return project
+
+
+@pytest.fixture(autouse=True)
+def _data_root(monkeypatch):
+    monkeypatch.setenv("PATE_DATA", "data")
+
+
+def rows(made, method):
+    return [row for row in made.content["rows"] if row["method"] == method]
+
+
+def tables(charged):
+    """The charges of record votes, and those of teachers."""
+    split = [[], []]
+    for charge in charged:
+        split[not isinstance(next(iter(tally(charge.events))), ForAddRemove)].append(charge)
+    return split
+
+
+def test_there_is_a_row_for_each_method_where_it_is_compared(made):
+    assert [row["method"] for row in made.content["rows"]] == [
+        "record-votes", "dpsgd", "pate", "record-votes", "dpsgd",
+        "public-labels", "record-public-labels", "majority", "reference",
+    ]  # fmt: skip
+    assert [row["target"] for row in rows(made, "record-votes")] == [1, 4]
+    for row in rows(made, "record-votes"):
+        assert row["name"] == "PATE (record votes)"
+        assert row["neighbours"] == "add-remove"
+        assert row["labels"] == 30  # all public inputs
+        assert row["publishable"] is True
+        assert row["seconds"] > 0
+        assert [(once["epsilon"], once["delta"]) for once in row["runs"]] == [
+            (row["target"], 0.0)
+        ] * SEEDS
+    (own,), (informed,) = rows(made, "pate"), rows(made, "record-public-labels")
+    assert (own["target"], own["labels"], informed["labels"]) == (4, 12, 30)
+    assert informed["epsilon"] is None
+    notes = " ".join(made.content["notes"])
+    assert "Its ε is pure: δ = 0, so that it also holds at the δ of the others." in notes
+    assert "Teachers were left out at ε = 1, by the recipe." in notes
+    recipe = json.loads((made.place / "recipe.json").read_text())
+    assert (recipe["privacy"]["epsilon"], recipe["teachers"]["count"]) == (4.0, 6)
+
+
+def test_every_repetition_draws_noise_of_its_own_from_the_same_votes(made):
+    places = made.place.glob("released/aggregate/*/noised.npy")
+    drawn = [np.load(place) for place in places]
+    assert len(drawn) == 4
+    assert len({each.tobytes() for each in drawn}) == 4
+    counts = [np.load(each) for each in made.place.glob("private/vote/*/counts.npy")]
+    voted = [each for each in counts if each.sum() == 540]  # of records; teachers cast 6 each
+    assert len(voted) == SEEDS
+    assert (voted[0] == voted[1]).all()
+
+
+def test_all_was_planned_before_the_first_charge_and_bears_the_tag(made):
+    assert made.begun == [1, 0]  # then it was killed
+    for name, charged, count in zip(LEDGERS, charges(made), (6, 4), strict=True):
+        assert len(charged) == count
+        assert {each.studies for each in charged} == {("compare mine",)}
+        with Ledger.open(made.folder / "data" / "ledgers" / name) as ledger:
+            plan = ledger.study_plans()["compare mine"]
+        assert plan.after == 0
+        assert plan.protects.startswith(
+            "one record added or removed" if count == 6 else "one record's contribution"
+        )
+        paid = tally(event for charge in charged for event in charge.events)
+        assert tally(plan.events) == paid
+    by_records, by_teachers = tables(charges(made)[0])
+    assert (len(by_records), len(by_teachers)) == (4, 2)
+    assert {each.records for each in charges(made)[0]} == {Neighbours.ADD_REMOVE}
+    assert sorted(event.event.epsilon for each in by_records for event in tally(each.events)) == [
+        1, 1, 4, 4,
+    ]  # fmt: skip
+
+
+def randomised_response(epsilon, orders):
+    """The Rényi divergence of the mechanism that leaks the most within a pure ε, exactly."""
+    p = 1 / (1 + np.exp(-epsilon))
+    forth = orders * np.log(p) + (1 - orders) * np.log1p(-p)
+    back = orders * np.log1p(-p) + (1 - orders) * np.log(p)
+    return np.logaddexp(forth, back) / (orders - 1)
+
+
+def test_the_total_follows_from_the_charges(made):
+    """By hand: Rényi divergences of near ties and of randomised response, in one conversion."""
+    orders, leads = np.arange(1.1, 8, 0.05), [[50 + lead, 50 - lead] for lead in range(8)]
+    by_records, by_teachers = tables(charges(made)[0])
+    total = np.zeros_like(orders)
+    for charge in by_teachers:
+        for event, count in tally(charge.events).items():
+            ties = exact_divergence(leads, orders=orders, sigma=event.sigma)
+            total += count * ties.largest.max(axis=0)
+    for charge in by_records:
+        for event in tally(charge.events):
+            total += randomised_response(event.event.epsilon, orders)
+    by_hand = total + np.log(1 - 1 / orders) - np.log(DELTA * orders) / (orders - 1)
+    cost = made.content["cost"]
+    # What holds for any pure mechanism lies above its worst one; near the best order, by little.
+    assert by_hand.min() <= cost["pate"]["epsilon"] <= 1.1 * by_hand.min()
+    assert cost["pate"]["epsilon"] > max(row["epsilon"] for row in rows(made, "record-votes")) * 2
+    assert cost["planned_in_advance"] is True
+    together = cost["together"]
+    assert together["epsilon"] == pytest.approx(cost["pate"]["epsilon"] + cost["dpsgd"]["epsilon"])
+    assert together["delta"] == pytest.approx(2 * DELTA)
+    relations = [cost[part]["neighbours"] for part in ("pate", "dpsgd", "together")]
+    assert relations == ["add-remove", "zero-out", "zero-out"]
+    shown = made.call("ledger", "show", "runs/mine", "--json").stdout
+    (study,) = as_written(shown)["studies"]
+    for part, stated in (("here", "pate"), ("other", "dpsgd"), ("together", "together")):
+        assert study[part] == cost[stated]
+
+
+def test_running_it_again_costs_nothing_and_changes_nothing(made):
+    before = charges(made)
+    assert as_written(made.call(*WORDS, "--json").stdout) == made.content
+    assert charges(made) == before
+    printed = made.call(*WORDS).stdout
+    assert len(re.findall(r"^PATE \(record votes\), .*: done before$", printed, re.M)) == 4
+    assert printed.count(": done before") == 10
+    assert "nothing to charge" in made.call(*WORDS, "--dry-run").stdout
+
+
+def test_a_dry_run_states_what_it_comes_to(made, tmp_path, project_in):
+    new = prepared(project_in(tmp_path))
+    planned = json.loads(new.call(*WORDS, "--dry-run", "--json").stdout)["charges"]
+    assert [each["of"] for each in planned] == ["6 releases of PATE", "4 releases of DP-SGD"]
+    assert not list(new.folder.rglob("*.ledger"))
+    with Ledger.open(made.folder / "data" / "ledgers" / LEDGERS[1]) as ledger:
+        total = ledger.data_set_total()
+    assert planned[1]["total"] == pytest.approx(total.epsilon, rel=1e-9)
+    assert total.neighbours is Neighbours.ZERO_OUT
+
+
+def test_points_that_are_added_later_cost_what_the_ledgers_state(project):
+    prepared(project)
+    once = (*WORDS, "--seeds", "1", "--json")
+    first = as_written(project.call(*once, "--epsilon", "4").stdout)["cost"]
+    assert first["planned_in_advance"] is True
+    later = as_written(project.call(*once, "--epsilon", "1,4").stdout)["cost"]
+    assert later["planned_in_advance"] is False
+    readings = []
+    for name in LEDGERS:
+        with Ledger.open(project.folder / "data" / "ledgers" / name) as ledger:
+            readings.append(ledger.guarantee())
+    assert [later[each]["epsilon"] for each in ("pate", "dpsgd")] == [
+        pytest.approx(each.epsilon) for each in readings
+    ]
+    assert later["pate"]["neighbours"] == readings[0].neighbours.value == "add-remove"
+    assert later["together"]["epsilon"] == pytest.approx(sum(each.epsilon for each in readings))
+    assert later["together"]["neighbours"] == "zero-out"
+
+
+@pytest.mark.parametrize("name", LEDGERS)
+def test_a_budget_without_room_is_refused_before_anything_is_charged(project, name):
+    prepared(project)
+    place = project.folder / "data" / "ledgers"
+    place.mkdir(parents=True)
+    relation = Neighbours.REPLACE_ONE if name == LEDGERS[0] else Neighbours.ADD_REMOVE
+    budget = Guarantee(epsilon=3.0, delta=DELTA, neighbours=relation)
+    with Ledger.open(place / name, budget=budget):
+        pass
+    refused = project.call(*WORDS, code=3).stderr
+    assert refused.count("\n") == 1
+    assert "past the budget of 3" in refused
+    assert charges(project) == [[], []]
+
+
+def test_without_teachers_the_cost_of_tables_is_pure(project):
+    prepared(project)
+    text = RECIPE[: RECIPE.index("[pate]")] + RECIPE[RECIPE.index("[dpsgd.model]") :]
+    (project.folder / "mine.toml").write_text(text)
+    content = as_written(project.call(*WORDS, "--json", "--seeds", "1").stdout)
+    assert {row["method"] for row in content["rows"]} >= {"record-votes", "dpsgd", "reference"}
+    (charged, _), cost = charges(project), content["cost"]["pate"]
+    assert [tally(each.events) for each in charged] == [
+        {ForAddRemove(PureDP(epsilon=epsilon)): 1} for epsilon in (1.0, 4.0)
+    ]
+    assert (cost["epsilon"], cost["delta"]) == (5.0, 0.0)
+    assert content["cost"]["together"]["delta"] == pytest.approx(DELTA)  # that of DP-SGD
+
+
+def test_labels_of_one_class_end_in_no_student_and_the_comparison_goes_on(project):
+    """Counts of 18 a cell drown in noise of scale 1000: no class is ahead."""
+    prepared(project)
+    words = ("--seeds", "1", "--epsilon", "0.001", "--set", "compare.reference=false")
+    words += ("--insecure-seed", "1")  # other noise may put a class ahead by chance
+    content = as_written(project.call(*WORDS, "--json", *words).stdout)
+    (row,) = [row for row in content["rows"] if row["method"] == "record-votes"]
+    assert row["runs"][0]["trained"] is False
+    (released,) = project.folder.glob("runs/mine/released/aggregate/*/noised.npy")
+    (label,) = set(np.load(released.with_name("labels.npy")).tolist())
+    (truth,) = project.folder.glob("runs/mine/public/data-test/*/labels.npy")
+    assert row["accuracy"] == np.mean(np.load(truth) == label) > 0
+    notes = " ".join(content["notes"])
+    assert "no student was trained" in notes
+    assert re.search(r"majority class, .*PATE \(record votes\) at ε = 0.001", notes)
+    assert as_written(project.call(*WORDS, "--json", *words).stdout) == content
+    (ledger,) = project.folder.glob("data/ledgers/tiny.not-private.ledger")
+    with Ledger.open(ledger) as opened:
+        assert len(opened.charges()) == 1  # it was paid for, and is not paid for again

@@ -1,0 +1,124 @@
+"""An audit's verdict, its page, and which sentence may be published."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from pate.audits.findings import Finding
+from pate.audits.options import AuditOptions, Results
+from pate.audits.page import render_audit
+from pate.audits.results import Audit, Claim, Exposed, lines
+from pate.errors import ConditionsFail, InvalidInput
+
+
+def finding(**given):
+    plain = {"attack": "canaries", "target": "student", "knowledge": "labels", "source": "them"}
+    return Finding(**plain | given)
+
+
+def audit(*findings, claimed=1.0, **given):
+    plain = {"subject": "<b>digits</b>", "claim": Claim(epsilon=claimed, delta=1e-5)}
+    return Audit(findings=findings, private_targets=("student", "noised table"), **plain | given)
+
+
+def test_a_bound_above_the_claim_contradicts_only_what_the_claim_covers():
+    bound = finding(epsilon=1.2, confidence=0.95, largest_possible=4.0)
+    assert audit(bound, claimed=1.3).contradictions == ()
+    wrong = audit(bound, claimed=1.1)
+    assert wrong.contradictions == (bound,)
+    assert wrong.verdict.startswith("CONTRADICTED: canaries shows more than the claimed ε = 1.1.")
+    elsewhere = finding(epsilon=9.0, target="model without privacy")
+    assert audit(elsewhere, claimed=1.1).contradictions == ()
+    assert "stands untested" in audit(elsewhere, claimed=1.1).verdict
+    # A throwaway training of more queries has a claim of its own.
+    own = finding(epsilon=1.2, values={"claimed ε": 1.5})
+    assert audit(own, claimed=1.1).contradictions == ()
+    assert audit(finding(epsilon=1.6, values={"claimed ε": 1.5}), claimed=1.1).contradictions
+    nothing = Audit(subject="model", claim=None, findings=(bound,))
+    assert nothing.contradictions == ()
+    assert nothing.best is None
+
+
+def test_lower_bounds_are_rounded_down_and_claims_up():
+    shown = audit(finding(epsilon=0.98765, largest_possible=3.999), claimed=1.00001)
+    assert shown.verdict == (
+        "Nothing contradicts the claimed ε = 1.01; the largest lower bound is 0.987 (canaries)."
+    )
+    assert "0.987    3.99" in lines(shown)[1]
+
+
+def test_only_canaries_that_see_no_record_may_be_published():
+    among_teachers = finding(epsilon=0.5, confidence=0.95, largest_possible=3.0)
+    assert audit(among_teachers).publishable is None
+    alone = finding(
+        epsilon=0.8734, target="noised table", delta=1e-5, confidence=0.95,
+        largest_possible=4.6, values={"canaries": 300.0},
+    )  # fmt: skip
+    assert audit(among_teachers, alone).publishable == (
+        "An audit with 300 canaries, none a private record, in one training, shows ε ≥ 0.873 at "
+        "δ = 1e-05 with 95 % confidence, where 1 is claimed; it could have shown 4.6."
+    )
+
+
+def test_the_page_escapes_names_and_shows_every_finding(plain_plots, tmp_path):
+    rates = {
+        f"TPR at {at} FPR{end}": 0.02 for at in ("0.1 %", "1 %") for end in ("", ", low", ", high")
+    }
+    curve = finding(
+        attack="LiRA (online)",
+        values=rates | {"balanced accuracy": 0.6, "advantage": 0.2, "members": 9.0, "others": 9.0},
+        curve=(np.array([0.0, 1.0]), np.array([0.0, 1.0])),
+    )
+    exposed = Exposed(record=17, label="<i>seven</i>", epsilon=0.4, changed=3)
+    found = audit(
+        curve,
+        finding(epsilon=0.5, confidence=0.95, largest_possible=3.0, note="a <note>"),
+        finding(attack="exposure", values={"bits": 3.25}),
+        realised=np.array([0.0, 0.4]),
+        exposed=(exposed,),
+        skipped=("Shadow models: too <slow>.",),
+        seconds={"canaries": 2.0},
+    )
+    page = render_audit(found)
+    assert page.count("PRIVATE – do not publish") >= 3
+    for raw in ("<b>digits", "<i>seven", "a <note>", "too <slow>"):
+        assert raw not in page
+        assert raw.replace("<", "&lt;").replace(">", "&gt;") in page
+    for text in (
+        "LiRA (online)",
+        "exposure",
+        "3.25",
+        "a weak audit is no proof",
+        'id="realised-wide"',
+    ):
+        assert text in page
+    files = found.write(tmp_path / "private")
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
+    assert json.loads((tmp_path / "private" / "audit.json").read_text()) == found.as_json()
+    names = {file.name for file in files}
+    assert names == {
+        "audit.html", "audit.json", "audit-bounds.png", "audit-realised.png", "audit-roc.png",
+    }  # fmt: skip
+
+
+def test_shadows_are_trained_where_they_are_affordable():
+    results = Results(AuditOptions())
+    assert results.affordable_shadows("student", seconds=1.0) == 16
+    assert results.affordable_shadows("student", seconds=60.0) == 0
+    assert "16 trainings would take about 16 minutes; --shadows 16" in results.skipped[0]
+    assert Results(AuditOptions(shadows=8)).affordable_shadows("student", seconds=60.0) == 8
+
+    def refuse():
+        raise ConditionsFail("no")
+
+    assert results.affordable_shadows("student", refuse) == 0
+    with results.part("canaries"):
+        refuse()
+    assert results.skipped[-1] == "canaries: no."
+    for wrong in ({"attacks": ()}, {"attacks": ("x",)}, {"shadows": 3}, {"records": 0}):
+        with pytest.raises(InvalidInput):
+            AuditOptions(**wrong)
