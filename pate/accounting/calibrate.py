@@ -7,6 +7,7 @@ answers never cost less. They return the side on which the target is met.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -158,18 +159,41 @@ def smallest_noise(
     if not target > 0:
         raise InvalidInput(f"the target epsilon is {target}; it must be above zero")
 
-    def search(cost: Epsilon, tolerance: float, start: float, stride: float) -> float:
-        def meets(noise: float) -> bool:
-            return cost([Repeated(event_with(noise), count)]) <= target
-
-        found = least_noise(meets, tolerance=tolerance, start=start, stride=stride)
-        if found is None:
-            raise InvalidInput(f"no noise reaches epsilon {target:g}; raise the target or delta")
-        return found
+    def cost(noise: float, account: Epsilon = epsilon) -> float:
+        return account([Repeated(event_with(noise), count)])
 
     if rough is None:
-        return search(epsilon, tolerance, 1.0, 2.0)
-    return search(epsilon, tolerance, search(rough, 1e-3, 1.0, 2.0), 1.1)
+        found = least_noise(lambda noise: cost(noise) <= target, tolerance=tolerance)
+    else:
+        found = least_noise(lambda noise: cost(noise, rough) <= target, tolerance=1e-3)
+        if found is not None:
+            found = _noise_near(found, lambda noise: cost(noise) / target, tolerance)
+    if found is None:
+        raise InvalidInput(f"no noise reaches epsilon {target:g}; raise the target or delta")
+    return found
+
+
+def _noise_near(start: float, cost: Callable[[float], float], tolerance: float) -> float | None:
+    """Return the least noise whose cost is 1 or less, in few steps from a noise that is near.
+
+    By secants of log-cost over log-noise; each third step bisects, so that it ends in any case. The
+    last two steps aim at either side of the solution, half a tolerance away.
+    """
+    low, high = 0.0, math.inf  # the most noise that costs too much, the least that does not
+    noise, step, last = start, 0, (0.0, 0.0)
+    while high - low > tolerance * high or math.isinf(high):
+        if not 1 / _LARGEST_NOISE < noise < _LARGEST_NOISE:
+            return high if math.isfinite(high) else None
+        price = min(max(math.log(max(cost(noise), 1e-9)), -1.0), 1.0)
+        low, high = (low, noise) if price <= 0 else (noise, high)
+        rise, run = price - last[0], math.log(noise) - last[1]
+        slope = rise / run if step and run and rise / run < -0.2 else -1.0
+        last, step = (price, math.log(noise)), step + 1
+        root = noise * math.exp(-price / slope)
+        noise = root * (1 + tolerance / 3 if root < high / (1 + tolerance) else 1 - tolerance / 3)
+        if not low < noise < high or (step % 3 == 0 and high - low > 100 * tolerance * high):
+            noise = (low + high) / 2 if math.isfinite(high) else 2 * low
+    return high
 
 
 def least_noise(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Iterable, Mapping
@@ -79,8 +80,7 @@ def pld_guarantee(
             f"need {2 * rounding:.2g} or more, because they are added up in floats: use the "
             "moments accountant"
         )
-    accountant = _composed(counts, discretisation)
-    epsilon = max(0.0, float(accountant.get_epsilon(delta - rounding)))
+    epsilon = _epsilon(tuple(counts.items()), delta - rounding, discretisation)
     return Guarantee(
         epsilon=epsilon + PLD_MARGIN,
         delta=delta,
@@ -117,6 +117,11 @@ def pld_deltas(
     accountant = _composed(counts, discretisation)
     rounding = _ROUNDING * sum(counts.values())
     return tuple(min(1.0, float(accountant.get_delta(each)) + rounding) for each in epsilons)
+
+
+@functools.lru_cache(maxsize=1024)  # a plan is calibrated, stated and checked in one process
+def _epsilon(counts: tuple[tuple[Event, int], ...], delta: float, discretisation: float) -> float:
+    return max(0.0, float(_composed(dict(counts), discretisation).get_epsilon(delta)))
 
 
 def _composed(counts: Mapping[Event, int], discretisation: float) -> Any:
