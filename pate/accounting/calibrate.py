@@ -176,8 +176,8 @@ def smallest_noise(
 def _noise_near(start: float, cost: Callable[[float], float], tolerance: float) -> float | None:
     """Return the least noise whose cost is 1 or less, in few steps from a noise that is near.
 
-    By secants of log-cost over log-noise; each third step bisects, so that it ends in any case. The
-    last two steps aim at either side of the solution, half a tolerance away.
+    By secants of log-cost over log-noise; after six steps every other one bisects, so that it ends
+    in any case. The last two steps aim at either side of the solution, a third of a tolerance away.
     """
     low, high = 0.0, math.inf  # the most noise that costs too much, the least that does not
     noise, step, last = start, 0, (0.0, 0.0)
@@ -187,12 +187,15 @@ def _noise_near(start: float, cost: Callable[[float], float], tolerance: float) 
         price = min(max(math.log(max(cost(noise), 1e-9)), -1.0), 1.0)
         low, high = (low, noise) if price <= 0 else (noise, high)
         rise, run = price - last[0], math.log(noise) - last[1]
-        slope = rise / run if step and run and rise / run < -0.2 else -1.0
+        slope = rise / run if step and rise * run < 0 else -1.0
         last, step = (price, math.log(noise)), step + 1
-        root = noise * math.exp(-price / slope)
+        root = noise * math.exp(min(max(-price / slope, -1.0), 1.0))
         noise = root * (1 + tolerance / 3 if root < high / (1 + tolerance) else 1 - tolerance / 3)
-        if not low < noise < high or (step % 3 == 0 and high - low > 100 * tolerance * high):
-            noise = (low + high) / 2 if math.isfinite(high) else 2 * low
+        if math.isinf(high) or not low:  # one side is open
+            if step > 6 or not low < noise < high:
+                noise = low * 1.5 if low else high / 1.5
+        elif not low < noise < high or (step > 6 and step % 2):
+            noise = (low + high) / 2
     return high
 
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from pate._validate import check_delta
 from pate.accounting.events import (
     Event,
@@ -54,7 +56,8 @@ def pld_guarantee(
 
     Guarantees:
         * Koskela et al. 2020 and Doroshenko et al. 2022 (connect-the-dots, pessimistic), as
-          implemented in dp-accounting. Not for costs chosen as answers come in.
+          implemented in dp-accounting (the δ of sampled Gaussian noise are evaluated here, by the
+          same formula). Not for costs chosen as answers come in.
         * That library convolves in floats and does not count their rounding. ε is taken at δ less
           ``_ROUNDING`` for every event, and ``PLD_MARGIN`` is added: what one processor prints is
           at most that margin below what another does. Where the rounding is more than half of δ,
@@ -114,27 +117,23 @@ def pld_deltas(
     counts = tally(events)
     for event in counts:
         _require_noise(event)
-    accountant = _composed(counts, discretisation)
+    total = _composed(counts, discretisation)
     rounding = _ROUNDING * sum(counts.values())
-    return tuple(min(1.0, float(accountant.get_delta(each)) + rounding) for each in epsilons)
+    return tuple(min(1.0, float(total.get_delta_for_epsilon(each)) + rounding) for each in epsilons)
 
 
 @functools.lru_cache(maxsize=1024)  # a plan is calibrated, stated and checked in one process
 def _epsilon(counts: tuple[tuple[Event, int], ...], delta: float, discretisation: float) -> float:
-    return max(0.0, float(_composed(dict(counts), discretisation).get_epsilon(delta)))
+    return max(0.0, float(_composed(dict(counts), discretisation).get_epsilon_for_delta(delta)))
 
 
 def _composed(counts: Mapping[Event, int], discretisation: float) -> Any:
-    import dp_accounting  # slow to load
-    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.pld import privacy_loss_distribution  # slow to load
 
-    accountant = PLDAccountant(
-        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        value_discretization_interval=discretisation,
-    )
+    total = privacy_loss_distribution.identity(value_discretization_interval=discretisation)
     for event, count in counts.items():
-        accountant.compose(_as_dp_event(event), count)
-    return accountant
+        total = total.compose(_repeated(event, count, discretisation))
+    return total
 
 
 def _require_noise(event: Event) -> None:
@@ -148,23 +147,63 @@ def _require_noise(event: Event) -> None:
             )
 
 
-def _as_dp_event(event: Event) -> Any:
-    """Return the dp-accounting event that an event of ours is, or is a post-processing of."""
-    import dp_accounting as dp
-
+def _repeated(event: Event, count: int, discretisation: float) -> Any:
+    """Return the loss distribution of equal events, or of what they are a post-processing of."""
     match event:
         case ForReplacement(event=inner) | ForAddRemove(event=inner):  # distributions are the same
-            return _as_dp_event(inner)
+            return _repeated(inner, count, discretisation)
         case Gaussian(noise_multiplier=multiplier) | ThresholdCheck(sigma=multiplier):
-            return dp.GaussianDpEvent(multiplier)
+            return _gaussian(multiplier / math.sqrt(count), 1.0, discretisation)
         case GaussianNoisyMaxAnswer(sigma=sigma):  # the argmax of counts that move by √2 in L2
-            return dp.GaussianDpEvent(sigma / math.sqrt(2))
+            return _gaussian(sigma / math.sqrt(2 * count), 1.0, discretisation)
         case SampledGaussian(sample_rate=rate, noise_multiplier=multiplier):
-            return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier))
+            return _gaussian(multiplier, rate, discretisation).self_compose(count)
         case Laplace(noise_multiplier=multiplier):
-            return dp.LaplaceDpEvent(multiplier)
+            return _laplace(multiplier, discretisation).self_compose(count)
         case LaplaceNoisyMaxAnswer(scale=scale):  # the argmax of counts of which two move by one
-            return dp.SelfComposedDpEvent(dp.LaplaceDpEvent(scale), 2)
+            return _laplace(scale, discretisation).self_compose(2 * count)
     raise UnsupportedEvent(
         f"{type(event).__name__} has no privacy loss distribution here; use the moments accountant"
     )
+
+
+def _laplace(scale: float, discretisation: float) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution.from_laplace_mechanism(
+        scale, value_discretization_interval=discretisation
+    )
+
+
+def _gaussian(noise: float, rate: float, discretisation: float) -> Any:
+    """Return the loss distribution of Gaussian noise on a Poisson sample, connecting the dots.
+
+    As dp-accounting's ``from_gaussian_mechanism``, with δ at all points of the grid in one pass:
+    that library inverts the loss point by point, which takes most of its time.
+    """
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+
+    def distribution(adjacency: Any, sign: int) -> Any:
+        loss = GaussianPrivacyLoss(noise, sampling_prob=rate, adjacency_type=adjacency)
+        bounds = loss.connect_dots_bounds()
+        first = math.floor(bounds.epsilon_lower / discretisation)
+        last = math.ceil(bounds.epsilon_upper / discretisation)
+        epsilons = np.arange(first, last + 1) * discretisation
+        with np.errstate(divide="ignore"):  # a loss of -inf, at which a distribution function is 1
+            # log(1 + (e^{±ε} − 1) / q): the loss of a record that is in the sample
+            scaled, others = sign * epsilons + np.log(1 / rate), np.log(1 / rate - 1)
+            inner = scaled + np.log1p(-np.exp(np.minimum(others - scaled, 0.0)))
+            inner[epsilons == 0.0] = np.log(1 / rate + (1 - 1 / rate))
+        x = (-0.5 - sign * inner * noise**2) + (sign < 0)
+        deltas = loss.mu_upper_cdf(x) - np.exp(epsilons + loss.mu_lower_log_cdf(x))
+        deltas = np.where(np.isposinf(x), -np.expm1(epsilons), deltas)
+        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+            discretisation, first, last, np.clip(deltas, 0.0, 1.0)
+        )
+
+    removed = distribution(AdjacencyType.REMOVE, 1)
+    if rate == 1:
+        return PrivacyLossDistribution(removed)
+    return PrivacyLossDistribution(removed, distribution(AdjacencyType.ADD, -1))
