@@ -233,7 +233,7 @@ def kill_runs(project, launcher, *, engine, since, kills, rng):
             paid, drawn = audit(project), drawn_bytes(project)
             done = [stage.name for stage in STAGES if finished(project, stage.name)]
             found[done[-1] if done else "nothing"] += 1
-            if len(found) == 1 and shares[killed - 1] > 0.5:  # the machine has become slower
+            if len(found) < 3 and shares[killed - 1] > 0.5:  # the machine has become slower
                 duration *= 1.5
             if in_a_row == 3 or killed == kills:
                 launcher.run()
