@@ -81,6 +81,7 @@ def test_a_booster_inside_a_pipeline_is_fitted_again() -> None:
     check_teacher(scaled)
 
 
+@pytest.mark.campaign
 def test_engines_give_the_same_votes_of_boosters(project: Any) -> None:
     overlapping(project)
     project.write(

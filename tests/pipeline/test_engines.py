@@ -153,6 +153,7 @@ def differences(some: dict[str, bytes], others: dict[str, bytes]) -> list[str]:
     return sorted(n for n in some.keys() | others.keys() if some.get(n) != others.get(n))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("engine", OTHERS)
 def test_every_byte_is_the_same(
     origin: Any, expected: dict[str, bytes], tmp_path: Path, project_in: Any, engine: str

@@ -301,6 +301,7 @@ def test_a_recipe_that_does_not_go_together_is_refused_in_one_line(records, sect
     assert not charges(records)
 
 
+@pytest.mark.campaign
 def test_the_shipped_recipe_reaches_its_accuracy(project):
     """97.7 ± 0.8 % over ten splits, with secure noise."""
     said = project.pate("run", "digits", "--out", "runs/digits", "--engine", "serial").stdout

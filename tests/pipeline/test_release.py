@@ -303,6 +303,7 @@ def test_a_network_for_images_and_a_class_that_saves_itself(project: Any) -> Non
         shutil.rmtree(project.folder / "out")
 
 
+@pytest.mark.campaign
 def test_digits_from_data_to_a_verified_release(project: Any) -> None:
     """The recipe as it is shipped, with fewer teachers; in processes of their own."""
     few = ("--set", "teachers.count=25")
