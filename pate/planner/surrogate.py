@@ -124,10 +124,13 @@ def load_surrogate(
     assert labels is not None and truth is not None and test_truth is not None  # noqa: PT018
     pool = np.random.default_rng(0).permutation(len(labels))[: max(_POOL, most)]
     parts = [splits.private.features[pool], splits.public.features, splits.test.features]
+    recipe.encoder.require_categories(splits.categories)
     if recipe.encoder.steps:
         from pate.encoders.chain import fit_encoder
 
-        chain = fit_encoder(recipe.encoder, parts[1], plugin_path=plugin_path)
+        chain = fit_encoder(
+            recipe.encoder, parts[1], categories=splits.categories, plugin_path=plugin_path
+        )
         parts = [chain.transform(part) for part in parts]
     return Surrogate(
         name=name,

@@ -129,9 +129,9 @@ class RunningTotal:
 
     def has_votes(self) -> bool:
         """Return whether answers or checks of votes were charged."""
-        where = "event LIKE ? OR event LIKE ? OR event LIKE ?"  # also those inside of other events
+        where = "event LIKE ? OR event LIKE ?"  # also those inside of other events
         ask = f"SELECT EXISTS (SELECT 1 FROM entries WHERE {where})"
-        kinds = ("%LaplaceNoisyMaxAnswer%", "%GaussianNoisyMaxAnswer%", "%ThresholdCheck%")
+        kinds = ("%NoisyMaxAnswer%", "%ThresholdCheck%")
         return bool(self._connection.execute(ask, kinds).fetchone()[0])
 
     def plus(

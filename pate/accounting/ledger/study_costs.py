@@ -203,8 +203,9 @@ def study_cost(
     its releases, whatever was planned.
 
     Votes are charged for data sets in which one teacher is replaced. ``one_teacher`` is the
-    relation between records that causes this (``recipe.neighbours``), where the charges of the
-    study do not note it: costs of votes are then stated for that relation.
+    relation between records that causes this (``recipe.neighbours``), where the charges do not note
+    it: costs of votes are then stated for that relation. By default it is the one that all of them
+    note.
 
     Guarantees:
         * Where the plan in the ledger covers all of its charges
@@ -222,6 +223,8 @@ def study_cost(
     """
     charges = ledger.charges()
     paid = [each for each in charges if study in each.studies]
+    if one_teacher is None:
+        one_teacher = _noted(charges)
     plan = ledger.study_plans().get(study) if by_plan else None
     listed = [(each.number, each.events) for each in paid]
     if plan is not None and not plan.covers([*listed, *((_LATER, events) for events in more)]):
@@ -257,6 +260,12 @@ def study_cost(
     )
 
 
+def _noted(charges: Iterable[Charge]) -> Neighbours | None:
+    """Return the relation noted with all charges of teachers' votes; None if it is not one."""
+    noted = {each.records for each in charges if any(map(_is_of_teachers, tally(each.events)))}
+    return noted.pop() if len(noted) == 1 else None
+
+
 def _columns_of(
     more: Iterable[Sequence[Event]], one_teacher: Neighbours | None, group: str | None
 ) -> set[str | None]:
@@ -281,9 +290,7 @@ def _running(
     events = tally(event for each in charges for event in each.events)
     of_votes = ledger.terms.budget.neighbours is Neighbours.REPLACE_ONE
     tables = of_votes and any(map(states_records, (*events, *later)))
-    noted: set[Neighbours | None] = set()
-    if tables or one_teacher is not None:
-        noted = {each.records for each in charges}
+    noted = {each.records for each in charges}
     if tables:
         noted |= {each.neighbours if states_records(each) else one_teacher for each in later}
     # Beside tables, votes of a partition that was not noted hold under no relation between records.
@@ -311,8 +318,9 @@ def _of_plan(
     assert terms.conversion is not None
     votes = [each for each in paid if any(map(_is_of_teachers, tally(each.events)))]
     noted = {each.records for each in votes} - {None}
-    if one_teacher is not None and noted:
-        by_user = one_teacher.of_users and all(each.group is not None for each in votes)
+    if noted:
+        by_user = one_teacher is not None and one_teacher.of_users
+        by_user = by_user and all(each.group is not None for each in votes)
         if not (by_user and noted == {Neighbours.ADD_REMOVE}):
             if len(noted) > 1:
                 return None

@@ -108,6 +108,24 @@ def test_an_encoder_is_fitted_on_the_surrogates_public_part(tmp_path: Path) -> N
     assert np.abs(made.features.mean(axis=0)).max() > 0.01
 
 
+def test_a_table_with_text_and_gaps_is_encoded_as_in_a_run(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sizes = ["" if n % 9 == 0 else f"{rng.normal():.3f}" for n in range(90)]
+    rows = [f"{n % 2},{'abc'[n % 3]},{size}" for n, size in enumerate(sizes)]
+    file = tmp_path / "like.csv"
+    file.write_text("\n".join(["y,kind,size", *rows]))
+    data = SECTIONS["data"] | {"source": "mine.csv", "label": "y", "accept_unprotected": True}
+    steps = {"encoder": {"steps": ["one-hot", "impute"]}}
+    recipe = Recipe.model_validate(SECTIONS | {"data": data} | steps)
+    splits = surrogate_splits(str(file), recipe, root=tmp_path)
+    made = load_surrogate("like.csv", recipe, splits)
+    assert made.features.shape[1] == 4
+    assert np.isfinite(made.features).all()
+    bare = Recipe.model_validate(SECTIONS | {"data": data})
+    with pytest.raises(InvalidInput, match='add the step "one-hot"'):
+        load_surrogate("like.csv", bare, splits)
+
+
 def test_better_labels_teach_more(surrogate: Surrogate) -> None:
     profile = surrogate.profile(teachers=40, records=400)
     found = candidates(profile, budget=Budget(epsilon=3.0, delta=1e-5), queries=150)

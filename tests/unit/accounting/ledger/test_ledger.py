@@ -19,6 +19,7 @@ from pate.accounting import (
     Gaussian,
     GaussianNoisyMaxAnswer,
     Guarantee,
+    GumbelNoisyMaxAnswer,
     LaplaceNoisyMaxAnswer,
     Ledger,
     Mode,
@@ -64,6 +65,16 @@ def fill_with(ledger, events):
         except BudgetExceeded:
             return number
     raise AssertionError("the budget never ran out")
+
+
+@pytest.mark.parametrize(
+    "event", [ANSWER, CHECK, GumbelNoisyMaxAnswer(scale=50.0), Gaussian(noise_multiplier=20.0)]
+)
+def test_a_total_names_its_analysis_as_a_plan_does(path, event):
+    with Ledger.open(path, budget=BUDGET) as ledger:
+        ledger.charge([event], release="a")
+        planned = compose([event]).guarantee(delta=1e-5)
+        assert ledger.spent().analysis is ledger.guarantee().analysis is planned.analysis
 
 
 def test_charges_add_up_at_the_fixed_moment(path):

@@ -316,12 +316,31 @@ def test_the_figure_of_a_ledger_is_said_of_all_partitions_behind_it(tmp_path):
         steps.charge([Repeated(STEP, 100)], release="a", study="s")
         (both,) = total_study_costs(votes, one_teacher=ADD)
         total = votes.data_set_total()
-        assert study_cost(votes, "s").guarantee == votes.guarantee()  # where one teacher changes
+        assert study_cost(votes, "s").guarantee == alone.here.guarantee  # whoever asks
     for study, figure in ((alone, whole), (both, total)):
         assert study.together.neighbours is REPLACE
         assert study.together.epsilon == pytest.approx(figure.epsilon, rel=1e-12)
         assert study.together.delta == pytest.approx(figure.delta, rel=1e-12)
     assert alone.here.guarantee.epsilon == alone.together.epsilon
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_dpsgd_ledger_states_hashed_votes_for_one_record_more_or_less(tmp_path, planned):
+    """A replaced record changes two teachers of a hashed partition: the cost is not about it."""
+    answers, steps = [Repeated(ANSWER, 10)], [Repeated(STEP, 100)]
+    with opened(tmp_path / "mine.ledger", neighbours=REPLACE) as votes, \
+            opened(tmp_path / "mine.dpsgd.ledger", neighbours=ADD) as trained:  # fmt: skip
+        if planned:
+            plan(votes, "s", answers)
+            plan(trained, "s", steps)
+        votes.charge(answers, release="a", study="s", records=ADD)
+        trained.charge(steps, release="a", study="s")
+        (asked,) = total_study_costs(trained)
+        (stated,) = total_study_costs(trained, one_teacher=ADD)
+    assert asked.in_advance is planned
+    assert asked.other.guarantee.neighbours is ADD
+    assert asked.together.neighbours is ZERO  # as STEP states
+    assert asked.together == stated.together
 
 
 def test_seeded_releases_are_not_private_together_either(tmp_path):
@@ -384,7 +403,9 @@ def test_answers_and_tables_of_one_plan_add_up_at_every_moment(tmp_path):
         (REPLACE, ADD, ADD),  # what the charges note comes first
         (ADD, REPLACE, REPLACE),
         (REPLACE, None, None),
-        (None, ADD, None),
+        (None, ADD, ADD),
+        (None, REPLACE, REPLACE),
+        (None, None, None),
     ],
 )
 def test_a_plan_of_both_holds_where_one_record_changes_one_teacher(
