@@ -40,7 +40,8 @@ def renyi(chances: np.ndarray, shift: int, order: float) -> float:
 def test_no_divergence_of_a_sum_of_gaussian_shares_exceeds_what_is_charged(shares, variance, shift):
     share = GaussianShare(sigma=math.sqrt(variance * shares), shares=shares)
     drawn = float(share.variance)
-    assert drawn == pytest.approx(variance) and drawn >= variance * (1 - 1e-12)
+    assert drawn == pytest.approx(variance)
+    assert drawn >= variance * (1 - 1e-12)
     (event,) = share.events(Sensitivity(l1=shift, l2_squared=shift**2, entries=1, largest=shift))
     assert isinstance(event, ZeroConcentrated)
     chances = gaussian_sum(drawn, shares)
@@ -84,5 +85,5 @@ def test_laplace_shares_cost_their_l1_sensitivity_once():
 
 
 def test_a_share_that_the_bound_does_not_cover_is_refused():
-    with pytest.raises(InvalidInput, match="a variance of 0.2, .*raise sigma"):
+    with pytest.raises(InvalidInput, match=r"a variance of 0.2, .*raise sigma"):
         GaussianShare(sigma=1.0, shares=5)
