@@ -138,6 +138,71 @@ def discrete_laplace(
     return draws.reshape(shape)
 
 
+def polya(
+    scale: Fraction, parts: int, shape: tuple[int, ...], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return whole numbers of which ``parts`` independent ones add up to a geometric number.
+
+    The difference of two such sums is :func:`discrete_laplace` noise of this scale, exactly: a
+    difference of two draws is one party's share of it.
+
+    Parameters
+    ----------
+    scale
+        The b of the sum: a ratio of whole numbers above zero, both below 2⁵⁰.
+    parts
+        How many draws add up to it.
+    shape
+        The shape of the array of independent draws.
+    rng
+        The source of randomness; whole numbers alone are drawn from it.
+
+    Guarantees:
+        With p = e^{−1/scale} and r = 1/parts, z has the chance Γ(z + r)/(Γ(r) z!) (1 − p)^r p^z, a
+        negative binomial (Pólya) law: the r add up, and r = 1 is geometric. A geometric draw z is
+        kept with the chance Π_{i=1…z} (i − 1 + r)/i ≤ 1, one coin of whole numbers for each i, so
+        that what is kept is in exact proportion to it. Exact where :func:`discrete_laplace` is.
+
+    >>> drawn = polya(Fraction(4), 3, (3, 20_000), insecure_generator(0)).sum(axis=0)
+    >>> round(float(drawn.mean()), 1), round(1 / float(np.expm1(1 / 4)), 1)
+    (3.5, 3.5)
+    """
+    check_whole("parts", parts, least=1, most=1 << 20)
+    wanted = math.prod(shape)
+    found = [np.empty(0, dtype=np.int64)]
+    missing = wanted
+    while missing > 0:
+        z = _geometric_of(scale, min(4 * missing + 64, _AT_ONCE), rng)
+        kept = np.ones(len(z), dtype=bool)
+        going, i = np.flatnonzero(z > 0), 1
+        while going.size:
+            heads = rng.integers(parts * i, size=going.size) < parts * (i - 1) + 1
+            kept[going[~heads]] = False
+            going, i = going[heads], i + 1
+            going = going[z[going] >= i]
+        found.append(z[kept])
+        missing -= int(kept.sum())
+    return np.concatenate(found)[:wanted].reshape(shape)
+
+
+def _geometric_of(scale: Fraction, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return whole numbers z ≥ 0 with chances in proportion to e^{−z/scale}.
+
+    Canonne, Kamath & Steinke 2020, Algorithm 2 without its sign.
+    """
+    t, s = _ratio(scale)
+    if max(t, s) >= _LARGEST_TERM:
+        raise InvalidInput(f"the scale is {scale}; round it by representable_scale")
+    draws = np.zeros(count, dtype=np.int64)
+    going = np.arange(count)
+    while going.size:
+        low = rng.integers(t, size=going.size)
+        kept = bernoulli_exp(low, t, rng)
+        draws[going[kept]] = (low[kept] + t * _geometric(int(kept.sum()), rng)) // s
+        going = going[~kept]
+    return draws
+
+
 def discrete_gaussian(
     variance: Fraction, shape: tuple[int, ...], rng: np.random.Generator
 ) -> NDArray[np.int64]:
@@ -223,6 +288,7 @@ def representable_variance(variance: float | Fraction) -> Fraction:
 
 _LARGEST_TERM = 1 << 50  # of a ratio: 2¹² times it is a whole number of 64 bits
 _LARGE_VARIANCE, _FINEST, _LARGEST_SIGMA = 1 << 22, 1 << 24, 1 << 25
+_AT_ONCE = 1 << 18  # draws that are tried together
 
 
 def _geometric(count: int, rng: np.random.Generator) -> NDArray[np.int64]:

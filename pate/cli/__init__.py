@@ -25,6 +25,7 @@ _MODULES = {
     "epsilon": ("epsilon",),
     "ledger": ("ledger",),
     "data": ("data",),
+    "federation": ("federate", "party"),
 }
 _HOMES = {command: module for module, commands in _MODULES.items() for command in commands}
 

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 if TYPE_CHECKING:
     from pate.pipeline.stage import Options
+
+# Our help is plain; some versions escape its brackets for rich all the same.
+typer.core.HAS_RICH = False
 
 
 class ConversionName(StrEnum):

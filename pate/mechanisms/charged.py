@@ -23,6 +23,7 @@ from pate.artifacts.results import NoisedCounts
 from pate.errors import BudgetExceeded, InvalidInput, LedgerError, ReleaseConflict
 from pate.mechanisms.counts import CountMechanism, CountRelease
 from pate.mechanisms.mechanism import BaseMechanism, Mechanism, Release
+from pate.mechanisms.noise_shares import NoiseShare
 from pate.randomness import secure_generator
 from pate.record_votes import RecordVotes, unnamed_group
 from pate.votes import Votes
@@ -52,7 +53,13 @@ def release_once(
         return record | {"asked": drawn.asked}
 
     stored = _drawn_once(
-        mechanism, votes.counts, events, draw, ledger=ledger, name=name, needs=(*_ARRAYS, "asked")
+        _asked_for(mechanism),
+        votes.counts,
+        events,
+        draw,
+        ledger=ledger,
+        name=name,
+        needs=(*_ARRAYS, "asked"),
     )
     arrays = {each: np.array(stored[each], dtype=np.int64) for each in _ARRAYS}
     happened = tuple(event_from_json(text) for text in stored["events"])
@@ -72,7 +79,7 @@ def release_table_once(
         return record | {"events": [event_to_json(event) for event in drawn.events]}
 
     stored = _drawn_once(
-        mechanism,
+        _asked_for(mechanism),
         votes.counts,
         events,
         draw,
@@ -90,8 +97,48 @@ def release_table_once(
     return CountRelease(table=table, events=events)
 
 
+def release_share_once(
+    share: NoiseShare,
+    counts: NDArray[np.int64],
+    *,
+    events: tuple[Event, ...],
+    ledger: Ledger,
+    name: str,
+    records: Neighbours,
+    group: str | None,
+) -> NDArray[np.int64]:
+    """Add a share of noise to a party's counts, charge the sum, and return them: done once.
+
+    ``events`` are the cost of the sum that they become part of, under the relation ``records``.
+    What is returned is private by itself: it leaves the party masked, by a secure aggregation.
+    """
+
+    def draw() -> dict[str, Any]:
+        noised = counts + share.noise(counts.shape, secure_generator())
+        return {"counts": noised.tolist(), "events": [event_to_json(event) for event in events]}
+
+    stored = _drawn_once(
+        (repr(share),),
+        counts,
+        events,
+        draw,
+        ledger=ledger,
+        name=name,
+        needs=("counts",),
+        records=records,
+        group=group,
+    )
+    return np.array(stored["counts"], dtype=np.int64).reshape(counts.shape)
+
+
+def _asked_for(mechanism: BaseMechanism) -> tuple[Any, ...]:
+    """Return a mechanism and its settings, for the digest of what is asked."""
+    keys = (*mechanism.required_keys(), *mechanism.optional_keys())
+    return mechanism.name, [(key, float(getattr(mechanism, key))) for key in keys]  # 20 is 20.0
+
+
 def _drawn_once(
-    mechanism: BaseMechanism,
+    asked_for: tuple[Any, ...],
     counts: NDArray[np.int64],
     events: tuple[Event, ...],
     draw: Callable[[], dict[str, Any]],
@@ -108,9 +155,7 @@ def _drawn_once(
             f"name is {name[:60]!r}; use letters, digits, spaces, '.', '-' and '_', 100 at most"
         )
     file = ledger.path.with_name(f"{ledger.path.name}.answers") / f"{name}.json"
-    keys = (*mechanism.required_keys(), *mechanism.optional_keys())
-    settings = [(key, float(getattr(mechanism, key))) for key in keys]  # 20 is 20.0
-    asked = (mechanism.name, settings, [event_to_json(event) for event in events])
+    asked = (*asked_for, [event_to_json(event) for event in events])
     digest = votes_digest(counts, asked, key=secret_key(ledger.path.with_suffix(".key")))
     if not file.exists():
         if name in ledger.releases():

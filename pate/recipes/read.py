@@ -21,7 +21,13 @@ KeyPath = tuple[str | int, ...]  # names of tables, and positions in lists
 M = TypeVar("M", bound=BaseModel)
 
 PATE = "pate"
-COMMANDS = {PATE: "pate run", "dpsgd": "dpsgd train", "compare": "pate compare"}  # by ``kind``
+COMMANDS = {  # by ``kind``
+    PATE: "pate run",
+    "dpsgd": "dpsgd train",
+    "compare": "pate compare",
+    "federation": "pate federate",
+    "party": "pate party",
+}
 
 # It changes no result, so it enters no fingerprint and no stored copy of a recipe.
 Notes = Annotated[

@@ -23,6 +23,8 @@ _MODELS = {
     "pate run": "pate.pipeline.recipe:Recipe",
     "dpsgd train": "dpsgd.recipe:DpsgdRecipe",
     "pate compare": "pate.studies.compare.recipe:CompareRecipe",
+    "pate federate": "pate.federated.recipes:FederationRecipe",
+    "pate party": "pate.federated.recipes:PartyRecipe",
 }
 _HEAD = """\
 # Recipes

@@ -97,7 +97,11 @@ def _write_data(context: Context) -> None:
         splits = load(spec, root=options.data_root, plugin_path=options.plugin_path)
     protected = context.recipe.protected_group is not None
     require_named_groups(spec, splits, protected=protected, section="partition")
-    equal = require_apart(spec, splits)
+    write_splits(context, splits, equal=require_apart(spec, splits))
+
+
+def write_splits(context: Context, splits: Splits, *, equal: dict[str, int]) -> None:
+    """Write the artifacts of the three roles; ``equal`` counts equal rows of different people."""
     with context.draft(Level.PUBLIC, part="public") as draft:
         draft.save_array("features.npy", splits.public.features)
         draft.facts["classes"] = splits.classes

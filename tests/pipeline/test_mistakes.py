@@ -543,7 +543,8 @@ def test_plugin_path_that_is_not_there(pate):
 
 
 def test_usage(pate):
-    refused(pate("run"), "recipe", usage=True)
+    code, out, err = pate("run")
+    refused((code, out, err.lower()), "recipe", usage=True)  # older versions of typer shout
     refused(pate("run", "my.toml", "--bogus"), "--bogus", usage=True)
     refused(pate("run", "my.toml", "--insecure-seed", "x"), "--insecure-seed", usage=True)
     refused(pate("partitoin", "my.toml"), "partitoin", usage=True)

@@ -10,6 +10,7 @@ from scipy.stats import chi2
 
 from pate.errors import InvalidInput
 from pate.mechanisms import GaussianCounts, LaplaceCounts, insecure_generator
+from pate.mechanisms.noise_shares import GaussianShare, LaplaceShare
 from pate.randomness import (
     discrete_gaussian,
     discrete_laplace,
@@ -128,3 +129,21 @@ def test_a_scale_past_what_can_be_drawn_is_refused():
         representable_scale(2.0**50)
     with pytest.raises(InvalidInput, match="representable_scale"):
         discrete_laplace(Fraction(2**50 + 1, 2), (3,), insecure_generator(0))
+
+
+@SIZES
+@pytest.mark.parametrize("shares", [1, 3])
+def test_shares_of_laplace_noise_add_up_to_it(shares, size):
+    share = LaplaceShare(scale=3.7 * size, shares=shares)
+    parties = [share.noise((DRAWS,), insecure_generator(20 + number)) for number in range(shares)]
+    p = significance(np.sum(parties, axis=0), laplace_chances(3.7), width=4)
+    assert p > 1e-4 if size == 1 else p < 1e-12
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_shares_of_gaussian_noise_suffice_when_all_but_those_that_count_are_gone(missing):
+    share = GaussianShare(sigma=4.5, shares=3)
+    parties = [share.noise((DRAWS,), insecure_generator(30 + number)) for number in range(3)]
+    total = np.sum(parties[missing:], axis=0)
+    p = significance(total, gaussian_chances(4.5**2), width=4)
+    assert p > 1e-4 if not missing else p < 1e-12  # two thirds of the variance are noticed

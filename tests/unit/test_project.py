@@ -29,7 +29,7 @@ LAYERS = [
     ["aggregation"],
     ["releases"],
     ["report"],
-    ["dpsgd_runs", "planner", "studies"],
+    ["dpsgd_runs", "federated", "planner", "studies"],
     ["stages"],
     ["pipeline"],
     ["queries"],

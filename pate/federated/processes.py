@@ -1,0 +1,223 @@
+"""Flower's processes: the SuperNode of a party, and the SuperLink and the run of a coordinator."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pate.errors import InvalidInput
+from pate.federated.coordinator import FAILURE, RESULT
+from pate.recipes.read import to_toml
+
+_STARTING = 60.0  # seconds until a SuperLink must answer
+_APP = """\
+[project]
+name = "pate-federation"
+version = "1.0.0"
+description = "Sums the noised votes of several organisations."
+dependencies = []
+
+[tool.flwr.app]
+publisher = "pate"
+
+[tool.flwr.app.components]
+serverapp = "pate.federated.app:server"
+clientapp = "pate.federated.app:client"
+
+[tool.flwr.app.config]
+recipe = ""
+folder = ""
+wait = 600.0
+timeout = 120.0
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificates:
+    """The TLS files of a SuperLink."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+def program(name: str) -> str:
+    """Return the path of one of Flower's programs, beside this Python."""
+    try:
+        version("flwr")
+    except PackageNotFoundError:
+        raise InvalidInput(
+            "a federation needs Flower; install it with pip install 'pate[federated]'"
+        ) from None
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise InvalidInput(f"{name} is not beside {sys.executable}; install flwr there again")
+    return found
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return the environment of Flower's programs: their own home, and no telemetry."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    own = {"FLWR_HOME": str(home.absolute()), "FLWR_TELEMETRY_ENABLED": "0", "PATH": path}
+    return os.environ | own
+
+
+def supernode_command(
+    recipe: Path,
+    folder: Path,
+    *,
+    superlink: str,
+    authority: Path | None,
+    key: Path | None = None,
+    trusted: Path | None = None,
+    port: int = 9094,
+    engine: str = "serial",
+) -> list[str]:
+    """Return the command of a party's SuperNode; without ``authority`` nothing is encrypted."""
+    settings = {
+        "recipe": str(recipe.absolute()),
+        "folder": str(folder.absolute()),
+        "engine": engine,
+    }
+    words = [program("flower-supernode"), "--superlink", superlink]
+    words += ["--host", "127.0.0.1", "--port", str(port)]
+    words += ["--node-config", " ".join(f"{k}={to_toml(v)}" for k, v in settings.items())]
+    words += ["--insecure"] if authority is None else ["--root-certificates", str(authority)]
+    words += [] if key is None else ["--auth-supernode-private-key", str(key)]
+    return words + ([] if trusted is None else ["--trusted-entities", str(trusted)])
+
+
+def run_federation(
+    recipe: Path,
+    folder: Path,
+    *,
+    host: str,
+    port: int,
+    certificates: Certificates | None,
+    authenticate: bool = False,
+    wait: float,
+    timeout: float,
+) -> dict[str, Any]:
+    """Start a SuperLink, run the federation to its end, and return its results."""
+    folder.mkdir(parents=True, exist_ok=True)
+    home = folder / "flower"
+    for leftover in (folder / FAILURE, folder / RESULT):
+        leftover.unlink(missing_ok=True)
+    with _superlink(home, host, port, certificates, authenticate=authenticate):
+        app = home / "app"
+        app.mkdir(exist_ok=True)
+        (app / "pyproject.toml").write_text(_APP)
+        connection: dict[str, Any] = {"address": f"{host}:{port}"}
+        if certificates is None:
+            connection["insecure"] = True
+        else:
+            connection["root-certificates"] = str(certificates.authority.absolute())
+        _write_connection(home, connection)
+        settings = {
+            "recipe": str(recipe.absolute()),
+            "folder": str(folder.absolute()),
+            "wait": wait,
+            "timeout": timeout,
+        }
+        chosen = " ".join(f"{key}={to_toml(value)}" for key, value in settings.items())
+        command = [program("flwr"), "run", str(app), "here", "--stream", "--run-config", chosen]
+        with (home / "run.log").open("a") as log:
+            subprocess.run(
+                command, env=environment(home), stdout=log, stderr=subprocess.STDOUT, check=False
+            )
+        return _results(folder, home, until=time.monotonic() + 10)
+
+
+def _results(folder: Path, home: Path, *, until: float) -> dict[str, Any]:
+    while True:
+        with suppress(FileNotFoundError):
+            found: dict[str, Any] = json.loads((folder / RESULT).read_bytes())
+            return found
+        with suppress(FileNotFoundError):
+            raise InvalidInput(json.loads((folder / FAILURE).read_bytes())["error"])
+        if time.monotonic() > until:
+            raise InvalidInput(f"the federation did not finish; Flower's logs are in {home}")
+        time.sleep(0.2)
+
+
+def _write_connection(home: Path, connection: Mapping[str, Any]) -> None:
+    lines = [f"{key} = {to_toml(value)}" for key, value in connection.items()]
+    text = "\n".join(['[superlink]\ndefault = "here"\n\n[superlink.here]', *lines, ""])
+    (home / "config.toml").write_text(text)
+
+
+@contextmanager
+def _superlink(
+    home: Path, host: str, port: int, certificates: Certificates | None, *, authenticate: bool
+) -> Iterator[None]:
+    words = [program("flower-superlink"), "--host", host, "--port", str(port)]
+    words += ["--disable-runtime-dependency-installation", "--database", str(home / "state.db")]
+    if certificates is None:
+        words += ["--insecure"]
+    else:
+        words += ["--ssl-ca-certfile", str(certificates.authority)]
+        words += ["--ssl-certfile", str(certificates.certificate)]
+        words += ["--ssl-keyfile", str(certificates.key)]
+    words += ["--enable-supernode-auth"] if authenticate else []
+    variables, note = environment(home), home / "superlink.pid"
+    _stop_leftover(note)
+    if _answers(host, port):
+        raise InvalidInput(f"another program answers at {host}:{port}; choose another --address")
+    with (home / "superlink.log").open("a") as log:
+        process = subprocess.Popen(
+            words, env=variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    note.write_text(str(process.pid))
+    try:
+        until = time.monotonic() + _STARTING
+        while not _answers(host, port):
+            if process.poll() is not None or time.monotonic() > until:
+                raise InvalidInput(
+                    f"Flower's SuperLink did not start at {host}:{port}; its log is "
+                    f"{home / 'superlink.log'}"
+                )
+            time.sleep(0.2)
+        yield
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=15)
+        _stop_group(process.pid)
+        process.wait()
+        note.unlink(missing_ok=True)
+
+
+def _stop_leftover(note: Path) -> None:
+    """Stop the SuperLink of a coordinator that was killed in this folder, and all it started."""
+    with suppress(FileNotFoundError, ValueError, OSError):
+        number = int(note.read_text())
+        if b"flower-superlink" in Path(f"/proc/{number}/cmdline").read_bytes():
+            _stop_group(number)
+            time.sleep(1)
+
+
+def _stop_group(number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(number, signal.SIGKILL)
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False

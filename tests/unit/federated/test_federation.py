@@ -1,0 +1,336 @@
+"""A federation in memory: what is charged where, through drop-outs, refusals and restarts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import unittest.mock
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+from federation import GONE, MARKER, Federation, MemoryGrid
+from harness import RECIPE, open_project
+
+from pate.accounting import Neighbours, event_from_json
+from pate.errors import InvalidInput
+from pate.federated.coordinator import Coordinator, coordinate
+from pate.federated.party import Party, keep_inputs, noised_votes
+from pate.federated.recipes import FederationRecipe, Question
+from pate.federated.secure_sum import SumFailed
+from pate.recipes.read import read_recipe
+
+
+def run(federation: Federation, grid: MemoryGrid, out: str = "out"):
+    coordinator = Coordinator.open(str(federation.recipe(-1)), federation.place(-1) / out)
+    return coordinator, coordinate(
+        coordinator, grid, grid.context(), wait=1, timeout=5, report=lambda line: None
+    )
+
+
+def opened(federation: Federation, out: str = "out") -> np.ndarray:
+    return np.load(federation.place(-1) / out / "sum.npz")["votes"]
+
+
+def answers(federation: Federation, number: int) -> list[np.ndarray]:
+    """The noised votes that a party has drawn, which stay with it."""
+    place = federation.place(number) / "data" / "ledgers" / f"party{number}.ledger.answers"
+    found = sorted(place.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
+    return [np.array(json.loads(file.read_text())["counts"]) for file in found]
+
+
+def gone_at(stage):
+    return lambda at, reply: GONE if at == f"before {stage}" else reply
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    place = tmp_path_factory.mktemp("user")
+    with unittest.mock.patch.dict(os.environ, XDG_DATA_HOME=str(place)):
+        yield from _finished(tmp_path_factory)
+
+
+def _finished(tmp_path_factory):
+    federation = Federation(tmp_path_factory.mktemp("federation") / "f")
+    grid = MemoryGrid.of(federation)
+    coordinator, results = run(federation, grid)
+    yield federation, grid, coordinator, results
+
+
+def test_the_coordinator_sees_the_sum_of_what_the_parties_drew_and_paid_for(finished):
+    federation, _, coordinator, results = finished
+    drawn = [answers(federation, number) for number in range(3)]
+    assert [len(each) for each in drawn] == [1, 1, 1]
+    np.testing.assert_array_equal(opened(federation), sum(each[0] for each in drawn))
+    for number in range(3):
+        (charge,) = federation.charges(number)
+        assert charge.records is Neighbours.ADD_REMOVE
+        (charged,) = charge.events
+        event = charged.event.event
+        assert event == coordinator.question.events[0]
+        assert event.rho >= 12 / 2.0**2  # Q/σ² at two of the three shares
+    assert results["parties"] == 3
+    assert results["teachers"] == 12
+    assert results["guarantee"]["epsilon"] == coordinator.guarantee.epsilon
+
+
+def test_a_party_votes_as_the_same_teachers_do_in_one_process(finished, tmp_path):
+    federation, _, _coordinator, _ = finished
+    project = open_project(tmp_path)
+    for name in ("public", "test"):
+        (project.folder / f"{name}.npz").write_bytes(
+            (federation.place(-1) / f"{name}.npz").read_bytes()
+        )
+    (project.folder / "own.npz").write_bytes((federation.place(1) / "own.npz").read_bytes())
+    data = dict.fromkeys(RECIPE["data"]) | {
+        "name": "alone",
+        "private_path": "own.npz",
+        "public_path": "public.npz",
+        "test_path": "test.npz",
+        "classes": ["0", "1", "2"],
+        "id": "ids",
+    }
+    with np.load(project.folder / "own.npz") as own:
+        for name, rows in (("public", 30), ("test", 30)):
+            with np.load(project.folder / f"{name}.npz") as other:
+                named = dict(other) | {"ids": np.array([f"{name}{row}" for row in range(rows)])}
+            np.savez(project.folder / f"{name}.npz", **named)
+        assert len(own["y"]) == 60
+    project.write(data=data, teachers={"count": 4})
+    project.call_run(stage="vote")
+    (votes,) = (federation.place(1) / "runs" / "run").glob("private/vote/*/counts.npy")
+    np.testing.assert_array_equal(np.load(votes), project.array("vote", "counts.npy"))
+
+
+def test_nothing_private_reaches_the_coordinator(finished):
+    federation, grid, coordinator, _ = finished
+    own = np.load(federation.place(0) / "own.npz")
+    (votes,) = (federation.place(0) / "runs" / "run").glob("private/vote/*/counts.npy")
+    asked = np.load(votes)[np.array(coordinator.question.rows)]
+    planted = [MARKER.encode(), *(row.astype("<f8").tobytes() for row in own["X"])]
+    planted += [asked[:4].astype(kind).tobytes() for kind in ("<i4", "<i8", "<f8")]
+    planted += [answers(federation, 0)[0][:4].astype(kind).tobytes() for kind in ("<i8", "<f8")]
+    files = [each for each in federation.place(-1).rglob("*") if each.is_file()]
+    assert len(files) > 4
+    assert len(grid.sent) == 15
+    for content in [*grid.sent, *(each.read_bytes() for each in files)]:
+        assert not any(each in content for each in planted)
+
+
+def test_a_coordinator_that_is_started_again_asks_nobody(finished):
+    federation, _, _, results = finished
+    grid = MemoryGrid.of(federation)
+    _, again = run(federation, grid)
+    assert grid.stages == []
+    assert again == results
+    assert [len(federation.charges(number)) for number in range(3)] == [1, 1, 1]
+
+
+def test_another_question_does_not_overwrite_a_sum(finished):
+    federation, grid, coordinator, _ = finished
+    other = Federation(federation.folder / "other", aggregate={"mechanism": "lnmax", "scale": 3.0,
+                                                              "queries": 12})  # fmt: skip
+    folder = coordinator.folder
+    changed = Coordinator.open(str(other.recipe(-1)), folder)
+    with pytest.raises(InvalidInput, match="answers another question"):
+        coordinate(changed, grid, grid.context(), wait=1, timeout=5, report=print)
+
+
+def test_a_session_is_drawn_and_charged_once_and_another_one_anew(finished):
+    federation, _, coordinator, _ = finished
+    party = Party.open(str(federation.recipe(2)), federation.place(2) / "runs")
+    keep_inputs(party, coordinator.inputs)
+    before = len(federation.charges(2))
+    first = noised_votes(party, coordinator.question, session="a")
+    again = noised_votes(party, coordinator.question, session="a")
+    other = noised_votes(party, coordinator.question, session="b")
+    assert (first == again).all()
+    assert (first != other).any()
+    assert len(federation.charges(2)) == before + 2
+
+
+@pytest.mark.parametrize("mechanism", ["lnmax"])
+def test_laplace_noise_and_a_party_that_is_lost_before_it_answers(tmp_path, mechanism):
+    aggregate = {"mechanism": mechanism, "scale": 2.0, "queries": 6}
+    federation = Federation(tmp_path / "f", aggregate=aggregate)
+    grid = MemoryGrid.of(federation)
+    grid.faults[grid.nodes[1]] = gone_at("collect_masked_vectors")
+    _, results = run(federation, grid)
+    assert results["parties"] == 2
+    assert [len(federation.charges(number)) for number in range(3)] == [1, 0, 1]
+    drawn = answers(federation, 0)[0] + answers(federation, 2)[0]
+    np.testing.assert_array_equal(opened(federation), drawn)
+    (charge,) = federation.charges(0)
+    assert math.isclose(charge.events[0].event.event.epsilon, 1 / 2)
+    assert charge.events[0].count == 12  # two counts of each of six queries
+
+
+def test_a_round_that_fails_after_votes_left_is_paid_and_the_next_one_has_other_noise(tmp_path):
+    federation = Federation(tmp_path / "f")
+    grid = MemoryGrid.of(federation)
+    grid.faults |= {node: gone_at("unmask") for node in grid.nodes[:2]}
+    with pytest.raises(SumFailed, match="fewer than 2") as failure:
+        run(federation, grid)
+    assert failure.value.asked
+    assert [len(federation.charges(number)) for number in range(3)] == [1, 1, 1]
+    grid.faults.clear()
+    run(federation, grid)
+    for number in range(3):
+        first, second = answers(federation, number)
+        assert (first != second).any()
+        assert len(federation.charges(number)) == 2
+
+
+def test_a_round_that_fails_before_votes_are_asked_for_costs_nothing(tmp_path):
+    federation = Federation(tmp_path / "f")
+    grid = MemoryGrid.of(federation)
+    grid.faults[grid.nodes[1]] = gone_at("share_keys")
+    _, results = run(federation, grid)
+    assert results["parties"] == 2
+    assert grid.stages.count("setup") == 5
+    assert [len(federation.charges(number)) for number in range(3)] == [1, 0, 1]
+
+
+def test_a_budget_refuses_and_the_round_goes_on(tmp_path):
+    federation = Federation(tmp_path / "f")
+    federation.write_party(2, budget=0.5)
+    grid = MemoryGrid.of(federation)
+    _, results = run(federation, grid)
+    assert results["parties"] == 2
+    assert results["teachers"] == 8
+    assert federation.charges(2) == []
+    assert answers(federation, 2) == []
+
+
+def test_with_too_few_parties_nobody_is_asked_for_votes(tmp_path):
+    federation = Federation(tmp_path / "f")
+    federation.write_party(0, budget=0.5)
+    federation.write_party(1, colluding=1, parties=4)
+    grid = MemoryGrid.of(federation)
+    with pytest.raises(InvalidInput, match="1 parties are ready, and a sum needs 2"):
+        run(federation, grid)
+    assert set(grid.stages) == {"prepare"}
+    assert [len(federation.charges(number)) for number in range(3)] == [0, 0, 0]
+
+
+def test_values_that_no_votes_add_up_to_are_refused(tmp_path, monkeypatch):
+    federation = Federation(tmp_path / "f")
+    grid = MemoryGrid.of(federation)
+    from pate.federated import app
+
+    honest = app.noised_votes
+    monkeypatch.setattr(app, "noised_votes", lambda party, *a, **k: honest(party, *a, **k) + 10**6)
+    with pytest.raises(InvalidInput, match="outside what votes and noise can add up to"):
+        run(federation, grid)
+    assert not (federation.place(-1) / "out" / "sum.npz").exists()
+
+
+def test_strangers_are_not_admitted(finished):
+    federation, _, _, _ = finished
+    grid = MemoryGrid.of(federation)
+    grid.nodes.append(999)
+    with pytest.raises(InvalidInput, match="4 parties have joined, and 3 were agreed on"):
+        run(federation, grid, "strangers")
+
+
+def test_errors_of_a_party_tell_the_coordinator_nothing(tmp_path):
+    federation = Federation(tmp_path / "f")
+    bad = federation.place(0) / "own.npz"
+    with np.load(bad) as own:
+        np.savez(bad, X=own["X"], y=np.full(len(own["y"]), 7), ids=own["ids"])
+    grid, heard = MemoryGrid.of(federation), []
+
+    def fault(at, reply):
+        if reply is not None and reply.has_error():
+            heard.append(reply.error.reason)
+        return reply
+
+    grid.faults[grid.nodes[0]] = fault
+    _, results = run(federation, grid)
+    assert results["parties"] == 2
+    assert heard == ["this party does not take part"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"rows": [0]}', "7"],
+)
+def test_a_question_that_is_none_is_refused(text, finished):
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        Question.from_json(text)
+    _, _, coordinator, _ = finished
+    asked = json.loads(coordinator.question.to_json())
+    assert Question.from_json(json.dumps(asked)) == coordinator.question
+    for change in (
+        {"rows": [0, 0]},
+        {"rows": [-1]},
+        {"rows": []},
+        {"noise": 0.0},
+        {"mechanism": "none"},
+        {"colluding": 9},
+        {"unknown": 1},
+    ):
+        with pytest.raises(InvalidInput):
+            Question.from_json(json.dumps(asked | change))
+
+
+def test_rows_that_were_not_sent_are_refused(finished):
+    federation, _, coordinator, _ = finished
+    party = Party.open(str(federation.recipe(0)), federation.place(0) / "runs")
+    asked = json.loads(coordinator.question.to_json())
+    for change, text in (({"rows": [30]}, "did not send"), ({"inputs": "0" * 64}, "did not send"),
+                         ({"inputs": "../own"}, "names no inputs")):  # fmt: skip
+        with pytest.raises(InvalidInput, match=text):
+            noised_votes(party, Question.from_json(json.dumps(asked | change)), session="x")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"mechanism": "confident", "threshold": 5, "sigma1": 2, "sigma2": 2}, "sums noised votes"),
+        ({"queries": None}, "sums noised votes"),
+    ],
+)
+def test_recipes_that_cannot_be_summed(tmp_path, change, text):
+    aggregate = {"mechanism": "gnmax", "sigma": 2.0, "queries": 12} | change
+    if "sigma1" in change:
+        del aggregate["sigma"]
+    federation = Federation(
+        tmp_path / "f", aggregate={k: v for k, v in aggregate.items() if v is not None}
+    )
+    with pytest.raises(InvalidInput, match=text):
+        read_recipe(str(federation.recipe(-1)), None, FederationRecipe)
+
+
+@pytest.mark.parametrize(
+    ("keys", "relation", "group"),
+    [
+        ({"data": {"group": "people"}}, Neighbours.USER_ADD_REMOVE, "people"),
+        ({"partition": {"method": "shuffle"}}, Neighbours.REPLACE_ONE, None),
+    ],
+)
+def test_a_charge_states_what_the_party_s_partition_protects(
+    tmp_path, finished, keys, relation, group
+):
+    _, _, coordinator, _ = finished
+    federation = Federation(tmp_path / "f")
+    own = federation.place(0) / "own.npz"
+    with np.load(own) as records:
+        np.savez(own, **dict(records), people=np.arange(60) // 2)
+    federation.write_party(0, sections=keys)
+    party = Party.open(str(federation.recipe(0)), federation.place(0) / "runs")
+    keep_inputs(party, coordinator.inputs)
+    noised_votes(party, coordinator.question, session="a")
+    (charge,) = federation.charges(0)
+    assert (charge.records, charge.group) == (relation, group)
+    assert charge.events[0].event.neighbours is relation
+
+
+def test_charged_events_are_stored_as_events(finished):
+    federation, _, coordinator, _ = finished
+    place = federation.place(0) / "data" / "ledgers" / "party0.ledger.answers"
+    (file,) = place.glob("*.json")
+    (text,) = json.loads(file.read_text())["events"]
+    assert event_from_json(text).event == coordinator.question.events[0]
