@@ -111,7 +111,7 @@ def forget_records(
         exclusions = Exclusions.load(run.folder) or Exclusions()
         asked = _requested(run, ids, exclusions)
         exclusions = replace(exclusions, queued=(*exclusions.queued, *asked))
-        if asked:
+        if queue and asked:
             exclusions.save(run.folder)
         requested, written = 0, None
         while not queue and (exclusions.begun is not None or exclusions.queued):
@@ -184,8 +184,7 @@ def _data(run: PipelineRun, exclusions: Exclusions) -> Artifact:
     """Return the records that a forgetting starts from: those that were used last."""
     if exclusions.begun is not None and not exclusions.begun.done:
         return run.store.open("data", exclusions.begun.data)
-    newest = max(run.store.all("data"), key=lambda each: (each.path / MANIFEST).stat().st_mtime_ns)
-    return run.store.open("data", str(newest.manifest["made_from"]))
+    return max(run.store.all("data"), key=lambda each: (each.path / MANIFEST).stat().st_mtime_ns)
 
 
 def _names(data: Artifact) -> tuple[list[str], list[str] | None]:
@@ -210,7 +209,7 @@ def _begin(run: PipelineRun, exclusions: Exclusions) -> Exclusions:
             f"these are all private records of {run.folder}; remove the folder instead"
         )
     before = _pinned(run, exclusions, data)
-    keys = {name: before.artifact(name).key for name in _private_stages(run)}
+    keys = {name: _found(before, name).key for name in _private_stages(run)}
     begun = Begun(
         digests=found,
         requested=len(exclusions.queued),
@@ -256,6 +255,17 @@ def _finish(
 def _pinned(run: PipelineRun, exclusions: Exclusions, data: Artifact) -> PipelineRun:
     """Return the run as it is with these records, whatever its source holds by now."""
     return replace(run, options=replace(run.options, exclusions=exclusions), pinned={"data": data})
+
+
+def _found(run: PipelineRun, name: str) -> Artifact:
+    """Return a finished result of this run, without reading all of it."""
+    found = run.find(name)
+    if found is None:
+        raise InvalidInput(
+            f"{name} of {run.folder} is not made from the records that were used last; finish it "
+            "by pate run, up to vote at least"
+        )
+    return found
 
 
 def _private_stages(run: PipelineRun) -> list[str]:
@@ -335,17 +345,17 @@ def _stand_ins(made: PipelineRun, exclusions: Exclusions, begun: Begun) -> dict[
     drawn = [each for name in _PAID for each in made.store.all(name)]
     if all(each.manifest["inputs"].get("vote") != votes for each in drawn):
         return {}
-    return {made.artifact(name).key: old for name, old in replaced.items()}
+    return {_found(made, name).key: old for name, old in replaced.items()}
 
 
 def _part_digests(run: PipelineRun) -> Iterator[str]:
     """Yield a keyed digest of each teacher's files, or of each shard of records that vote."""
     key = _key(run)
     if run.recipe.by_records:
-        for number, digest in enumerate(run.artifact("partition").json("shards.json")):
+        for number, digest in enumerate(_found(run, "partition").json("shards.json")):
             yield fingerprint(key, number, digest)
         return
-    for name in run.artifact("teach").json("teachers.json"):
+    for name in _found(run, "teach").json("teachers.json"):
         yield fingerprint(key, None if name is None else run.store.open("teacher", name).digest)
 
 
@@ -363,10 +373,10 @@ def _remove_rest(run: PipelineRun) -> int:
     top, store = run.folder / Level.PRIVATE.folder, run.store
     keep = {top / name for name in (ORIGINS, FILE, FOLDER, LOOKS)}
     for name in _private_stages(run):
-        place = run.artifact(name).path
+        place = _found(run, name).path
         keep |= {place, place.parent.with_name(f"{name}-failures") / place.name}
     if not run.recipe.by_records:
-        teachers = [name for name in run.artifact("teach").json("teachers.json") if name]
+        teachers = [name for name in _found(run, "teach").json("teachers.json") if name]
         keep |= {store.folder("teacher", Level.PRIVATE, name) for name in teachers}
     ledgers = [
         ledger_path(run.recipe, run.options.data_root, seeded=each) for each in (False, True)
@@ -382,9 +392,9 @@ def _remove_rest(run: PipelineRun) -> int:
     for entry in sorted(top.iterdir()):
         if entry in keep:
             continue
-        for each in sorted(entry.iterdir()) if entry.is_dir() else [entry]:
-            if each not in keep:
-                _remove(each)
+        for path in sorted(entry.iterdir()) if entry.is_dir() else [entry]:
+            if path not in keep:
+                _remove(path)
                 removed += 1
         with suppress(OSError):  # not empty
             entry.rmdir()
@@ -409,7 +419,7 @@ def _remove(path: Path) -> None:
 def _forget_costs(run: PipelineRun) -> None:
     """State that no data-dependent cost of the labels is known any more."""
     with suppress(StoreError, InvalidInput):  # no labels are released
-        if run.has("account") and not run.has("account-private"):
+        if run.find("account") and not run.find("account-private"):
             with run.context("account").draft(Level.PRIVATE, part="private") as draft:
                 PrivateCosts(guarantees={}, why_not=FORGOTTEN).save(draft)
 

@@ -135,9 +135,9 @@ class PipelineRun:
         stage = self._stage(producer(name))
         return self.store.cleared(stage.name, stage.clearance).open(name, self._made_from(stage))
 
-    def has(self, name: str) -> bool:
-        """Return whether an artifact of a stage that is done is there; parts may be forgotten."""
-        return self.store.find(name, self._made_from(self._stage(producer(name)))) is not None
+    def find(self, name: str) -> Artifact | None:
+        """Return a finished artifact, its files not checked; None if it is not there."""
+        return self.store.find(name, self._made_from(self._stage(producer(name))))
 
     def states(self) -> Iterator[State]:
         """Yield the state of each stage in order: done, stale or missing, and why."""

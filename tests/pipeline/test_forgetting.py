@@ -1,4 +1,4 @@
-"""Forgetting: shards made again as if the records had never been there, and no byte left of them."""
+"""Forgetting: shards as if the records had never been there, and no byte left of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from harness import Project, tiny_records
 
 import pate
-from pate.accounting import Ledger
 from pate.errors import InvalidInput
 
 RECORDS = 120
@@ -57,7 +56,7 @@ def write_data(project, *, leave_out=()):
     rng = np.random.default_rng(1)
     for name in ("public", "test"):
         X, y = tiny_records(30)
-        np.savez(project.folder / f"{name}.npz", X=X.astype(np.float32) + rng.normal(size=X.shape), y=y)
+        np.savez(project.folder / f"{name}.npz", X=X + rng.normal(size=X.shape), y=y)
 
 
 def new_project(folder, **data):
@@ -142,7 +141,9 @@ def test_it_is_as_if_the_records_had_never_been_there(project, tmp_path):
     before, charges = in_the_open(project), project.charges()
     teachers = contents(project.run_folder / "private" / "teacher")
     said = forget(project, "--signed-by", "The Officer").stdout
-    assert "were not touched" in said and "--spend" in said and "secret-" not in said
+    assert "were not touched" in said
+    assert "--spend" in said
+    assert "secret-" not in said
     assert in_the_open(project) == before  # nobody sees it, and nothing is drawn again
     assert project.charges() == charges
 
@@ -154,7 +155,8 @@ def test_it_is_as_if_the_records_had_never_been_there(project, tmp_path):
     found = certificate(project)
     assert (found["requested"], found["found"], found["signed_by"]) == (5, 5, "The Officer")
     changed = {each["number"] for each in found["parts"] if each["before"] != each["after"]}
-    assert found["changed"] == sorted(changed) and 0 < len(changed) < 6
+    assert found["changed"] == sorted(changed)
+    assert 0 < len(changed) < 6
     after = contents(project.run_folder / "private" / "teacher")
     same = {name for name in teachers.keys() & after.keys() if teachers[name] == after[name]}
     assert {name.split("/")[0] for name in teachers.keys() & after.keys()} == {
@@ -218,7 +220,8 @@ def test_no_byte_of_the_records_is_left(project, monkeypatch):
     assert traces() == set()
     assert (project.folder / "private.npz").read_bytes() == source
     left = {each.name for each in (project.run_folder / "private").iterdir()}
-    assert "audit" not in left and "report.html" not in left
+    assert "audit" not in left
+    assert "report.html" not in left
 
 
 def test_new_labels_are_charged_once(project):
@@ -241,7 +244,8 @@ def test_no_cost_is_worked_out_from_votes_that_labels_were_not_drawn_from(projec
     project.run("--set", "privacy.doubt=0.02", stage="account")
     for place in (project.run_folder / "private" / "account-private").glob("[!.]*"):
         held = b"".join(held for name, held in contents(place).items() if name != "manifest.json")
-        assert b"records were forgotten" in held and b"epsilon" not in held
+        assert b"records were forgotten" in held
+        assert b"epsilon" not in held
     assert b"forgotten" not in b"".join(in_the_open(project).values())
     words = ("audit", "runs/tiny", "--plugin-path", "plugins", "--quiet")
     assert "--spend" in project.pate(*words, code=2).stderr
@@ -305,11 +309,16 @@ def test_what_cannot_be_forgotten_is_refused_in_a_line(project, tmp_path):
         (("--ids", "tiny.toml", "--data-root", "elsewhere"), "was not run with the data root"),
     ):
         done = project.pate("forget", "runs/tiny", *words, "--plugin-path", "plugins", code=2)
-        assert expected in done.stderr and len(done.stderr.splitlines()) == 1
+        assert expected in done.stderr
+        assert len(done.stderr.splitlines()) == 1
     everybody = forget(project, rows=range(RECORDS), code=2).stderr
     assert "remove the folder instead" in everybody
+    assert not (project.run_folder / "private" / "forgotten.json").exists()  # nor is it queued
     with pytest.raises(InvalidInput, match="there is no run"):
         pate.forget(tmp_path, ["1"])
+    (project.run_folder / "private" / "forgotten.json").write_text('{"digests": [], "seal": ""}')
+    for words in (("forget", "runs/tiny"), ("status", "runs/tiny")):
+        assert "is damaged; restore it" in project.pate(*words, code=2).stderr
 
 
 # --- kills ----------------------------------------------------------------------------------------
