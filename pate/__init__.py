@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pate.api import TrainedRun as TrainedRun
     from pate.api import audit as audit
     from pate.api import compare as compare
+    from pate.api import forget as forget
     from pate.api import open_run as open_run
     from pate.api import release as release
     from pate.api import run as run
@@ -77,6 +78,7 @@ _HOMES = {
     "audit": "pate.api",
     "compare": "pate.api",
     "compose": "pate.accounting",
+    "forget": "pate.api",
     "count_record_votes": "pate.record_votes",
     "load_student": "pate.releases.student",
     "make_cells": "pate.record_votes",

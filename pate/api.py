@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pate.audits.results import Audit
     from pate.dpsgd_runs import FinishedTraining
     from pate.engines import Progress
+    from pate.forgetting import Forgetting
     from pate.pipeline.recipe import Recipe
     from pate.pipeline.runner import PipelineRun
     from pate.pipeline.stage import Options
@@ -644,6 +645,114 @@ def audit(
 
 def _to_stderr(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+# --- forgetting -----------------------------------------------------------------------------------
+
+
+def forget(
+    run: Run | TrainedRun | PathLike,
+    ids: Iterable[str] = (),
+    *,
+    queue: bool = False,
+    spend: bool = False,
+    signed_by: str | None = None,
+    data_root: PathLike | None = None,
+    engine: str = "serial",
+    plugin_path: PathLike | None = None,
+    insecure_seed: int | None = None,
+    verbose: bool = False,
+) -> Forgetting:
+    """Forget records: train the shards that held them again, and remove the rest of them.
+
+    A forgetting that was interrupted resumes, also without ``ids``. Files of the user's own are
+    never touched; if they still hold the records, the run leaves them out from now on. What was
+    released stays as it is, and paid.
+
+    Parameters
+    ----------
+    run : Run, str or path
+        A run of ``pate run``, at least up to its votes, or its folder.
+    ids : iterable of str
+        Ids of records, or of groups where the run protects groups. Records without ids are named
+        by their content, as in ``private/data/*/ids.json``; with one all its exact copies go.
+    queue : bool
+        Only note the ids, for the next call without ``queue``.
+    spend : bool
+        Then draw new labels from the teachers as they are, charge them, and train a new student.
+    signed_by : str, optional
+        A name for the certificate.
+    data_root, plugin_path, insecure_seed
+        As the run was made with. Those of a :class:`Run` are taken from it.
+    engine : str, default="serial"
+        See :class:`RunOptions`.
+    verbose : bool
+        Print stages and show progress.
+
+    Returns
+    -------
+    Forgetting
+        ``requested``, ``queued``, ``released``, and the files ``certificate`` and ``page``, which
+        are PRIVATE: they show how many ids were found.
+
+    Raises
+    ------
+    InvalidInput
+        If shards do not follow from ids alone (a shuffled partition), or the run is a study's or
+        one of ``dpsgd train``.
+    BudgetExceeded
+        If the budget does not cover new labels. The records are forgotten by then.
+
+    Examples
+    --------
+    >>> import pate, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> run = pate.run(
+    ...     "digits-teachers", set={"teachers.count": 20}, engine="serial", until="vote",
+    ...     data_root=folder.name, out=folder.name + "/d", insecure_seed=0,
+    ... )
+    >>> names = run.pipeline.artifact("data").json("ids.json")
+    >>> pate.forget(run, names[:2]).requested
+    2
+    >>> pate.forget(run, names[:2]).certificate is None  # they were forgotten before
+    True
+    >>> folder.cleanup()
+    """
+    from pate._format import format_cost
+    from pate.dpsgd_runs import is_dpsgd_run
+    from pate.forgetting import forget_records
+    from pate.stages.catalogue import open_run as opened
+
+    if isinstance(run, Run):
+        own = run.pipeline.options
+        data_root = own.data_root if data_root is None else data_root
+        plugin_path = own.plugin_path if plugin_path is None else plugin_path
+        insecure_seed = own.insecure_seed if insecure_seed is None else insecure_seed
+    folder = run.folder if isinstance(run, (Run, TrainedRun)) else Path(run)
+    if is_dpsgd_run(folder):
+        trained = run if isinstance(run, TrainedRun) else open_run(folder, data_root=data_root)
+        guarantee = trained.guarantee
+        raise InvalidInput(
+            f"{folder} is a model of dpsgd train, and every record reached all its weights: only "
+            "to train again without the records, with its own charge, is exact; what the model "
+            f"reveals of one record is bounded by {format_cost(guarantee.epsilon, guarantee.delta)}"
+        )
+    found = opened(
+        folder,
+        data_root=None if data_root is None else Path(data_root),
+        plugin_path=None if plugin_path is None else Path(plugin_path),
+        insecure_seed=insecure_seed,
+    )
+    options = make_options(
+        data_root=found.options.data_root,
+        engine=engine,
+        plugin_path=found.options.plugin_path,
+        insecure_seed=insecure_seed,
+        verbose=verbose,
+    )
+    return forget_records(
+        replace(found, options=options), ids, queue=queue, spend=spend, signed_by=signed_by
+    )
 
 
 # --- releases -------------------------------------------------------------------------------------

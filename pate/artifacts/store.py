@@ -255,6 +255,18 @@ class Store:
                 f"cannot write to {self.root}: {why}; what was there before is unchanged"
             ) from error
 
+    def add_origin(self, artifact: Artifact, made_from: str, inputs: Mapping[str, str]) -> None:
+        """Make an artifact in the open known by another fingerprint, too."""
+        origin = {"made_from": made_from, "inputs": inputs}
+        self._write_origin(
+            artifact.stage,
+            artifact.level,
+            origin,
+            artifact.facts,
+            digest=artifact.digest,
+            key=artifact.key,
+        )
+
     def _known(self, stage: str, made_from: str) -> bool:
         origin = read_origin(self.root, stage, made_from)
         return origin is not None and (folder_of(self.root, origin) / MANIFEST).is_file()

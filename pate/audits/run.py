@@ -127,6 +127,12 @@ def _opened(run: PipelineRun) -> Retraining:
             f"{run.folder} is not finished: {undone.stage} is {undone.why}; complete it by "
             "`pate run`, then audit it"
         )
+    if run.options.exclusions is not None and run.options.exclusions.stands_for:
+        raise InvalidInput(
+            f"{run.folder} has forgotten records that its labels were drawn from, so its teachers "
+            "are not those behind them; pay for new labels first: pate forget "
+            f"{run.folder} --spend"
+        )
     try:
         again = Retraining(run=run)
         again.private()

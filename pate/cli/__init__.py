@@ -21,6 +21,7 @@ _MODULES = {
     "compare": ("compare",),
     "report": ("report",),
     "audit": ("audit",),
+    "forget": ("forget",),
     "release": ("release", "verify"),
     "epsilon": ("epsilon",),
     "ledger": ("ledger",),

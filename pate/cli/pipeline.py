@@ -309,7 +309,7 @@ def show_summary(run: PipelineRun, *, details: bool = False) -> None:
     if evaluation.labels is not None:
         table.add_row("labels that are right", *_share(evaluation.labels))
     table.add_row("student's accuracy", *_share(evaluation.student))
-    if run.recipe.evaluate.reference:
+    if run.recipe.evaluate.reference and run.find("evaluate-reference"):
         reference = load_reference(run.artifact("evaluate-reference"))
         table.add_row("the same without privacy", _share(reference)[0], "private: do not publish")
     console = wide_console()

@@ -20,6 +20,7 @@ from pate.datasets.catalogue import CATALOGUE
 from pate.datasets.loading import require_files
 from pate.datasets.roles import require_accepted
 from pate.errors import InvalidInput, MissingFile, SpendNeeded
+from pate.pipeline.exclusions import Exclusions
 from pate.pipeline.ledger import key_path, naming_key
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Absent, Context, Options, Stage, producer
@@ -27,6 +28,7 @@ from pate.recipes.paths import set_file
 
 _RESOLVED = "recipe.json"
 _HOME = "home.json"
+_AFTER_VOTES = ("aggregate", "account", "distill", "evaluate")
 _NOISE = "noise.json"  # that was found for recipes that leave it open, by its target
 
 
@@ -48,12 +50,19 @@ class PipelineRun:
     recipe: Recipe
     stages: Sequence[Stage]  # all, in an order in which each finds what it needs
     options: Options
+    # Results that count as those of their stages, whatever the files of the recipe are now.
+    pinned: Mapping[str, Artifact] = field(default_factory=dict)
     # What each stage is made from and its fingerprint, computed once while stages run.
     _origins: dict[str, tuple[dict[str, str], str]] = field(
         default_factory=dict, init=False, repr=False
     )
     # Files that are not there, for stages whose stored result is taken as current.
     _missing: dict[str, MissingFile] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.options.exclusions is None and (found := Exclusions.load(self.folder)) is not None:
+            # Of a frozen object, while it is made.
+            object.__setattr__(self, "options", replace(self.options, exclusions=found))
 
     @property
     def store(self) -> Store:
@@ -71,13 +80,14 @@ class PipelineRun:
                 f"a recipe with votes.by = {self.recipe.votes.by!r} has no stage {until!r}; its "
                 f"stages are {', '.join(names)}"
             )
+        self._require_forgotten()
         if not self.store.earlier(self.stages[0].name):
             require_accepted(self.recipe.data)  # of a new run, before any file is read
         self._require_same_unit()
         self._require_data()
         self._write_recipe()
         self.store.sweep()
-        self._forget()
+        self._clear()
         ran = []
         for stage in self.stages:
             made_from = self._made_from(stage)
@@ -95,6 +105,14 @@ class PipelineRun:
             if stage.name == until:
                 break
         return ran
+
+    def _require_forgotten(self) -> None:
+        exclusions = self.options.exclusions
+        if exclusions is not None and exclusions.begun is not None:
+            raise InvalidInput(
+                f"a forgetting in {self.folder} was interrupted; finish it first: pate forget "
+                f"{self.folder}"
+            )
 
     def _require_data(self) -> None:
         """Refuse data that cannot be read, before a key is drawn for them and a folder is made."""
@@ -117,9 +135,13 @@ class PipelineRun:
         stage = self._stage(producer(name))
         return self.store.cleared(stage.name, stage.clearance).open(name, self._made_from(stage))
 
+    def find(self, name: str) -> Artifact | None:
+        """Return a finished artifact, its files not checked; None if it is not there."""
+        return self.store.find(name, self._made_from(self._stage(producer(name))))
+
     def states(self) -> Iterator[State]:
         """Yield the state of each stage in order: done, stale or missing, and why."""
-        self._forget()
+        self._clear()
         undone: set[str] = set()
         for stage in self.stages:
             first = next((n for n in map(producer, stage.needs) if n in undone), None)
@@ -143,7 +165,7 @@ class PipelineRun:
             with contextlib.suppress(OSError):  # a copy one may only read
                 os.utime(done.path / MANIFEST)
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._origins.clear()
         self._missing.clear()
 
@@ -204,11 +226,13 @@ class PipelineRun:
             the votes are the same, which nobody has paid for. (Labels drawn again reveal that
             records changed: docs/sharp-edges.md.) All of it stays on the private side of the store.
         """
+        if (pinned := self.pinned.get(stage.name)) is not None:
+            return pinned.manifest["inputs"], pinned.manifest["made_from"]
         if stage.name not in self._origins:
-            origin = self._compute_origin(stage, self.recipe, self.options)
+            origin = self.compute_origin(stage, self.recipe, self.options)
             if self.store.find(stage.name, origin[1]) is None:
                 for recipe, options in self._earlier(origin[0]):
-                    earlier = self._compute_origin(stage, recipe, options)
+                    earlier = self.compute_origin(stage, recipe, options)
                     if self.store.find(stage.name, earlier[1]) is not None:
                         origin = earlier
             self._origins[stage.name] = origin
@@ -222,10 +246,11 @@ class PipelineRun:
             privacy = self.recipe.privacy.model_copy(update={"sanitise": True})
             yield self.recipe.model_copy(update={"privacy": privacy}), self.options
 
-    def _compute_origin(
+    def compute_origin(
         self, stage: Stage, recipe: Recipe, options: Options
     ) -> tuple[dict[str, str], str]:
-        inputs = {need: self._open_for(stage, need).key for need in stage.needs}
+        """Return what a result would be made from by now, and its fingerprint."""
+        inputs = {need: self._key_for(stage, need) for need in stage.needs}
         settings = dict(_leaves(stage.settings(recipe, options)))
         absent = {name: v.problem for name, v in settings.items() if isinstance(v, Absent)}
         inputs |= {name: fingerprint(v) for name, v in settings.items() if name not in absent}
@@ -266,6 +291,18 @@ class PipelineRun:
         if artifact is None:
             raise InvalidInput(f"{stage.name} needs {need}, which is not there yet; run it first")
         return artifact
+
+    def _key_for(self, stage: Stage, need: str) -> str:
+        """Return the key of an input; labels that are released keep that of what they came from.
+
+        Guarantees:
+            After records were forgotten, what is RELEASED stays as it is, and nothing is drawn
+            again, until its owner pays: nobody sees from it that any record was forgotten.
+        """
+        key, exclusions = self._open_for(stage, need).key, self.options.exclusions
+        if exclusions is None or stage.name not in _AFTER_VOTES:
+            return key
+        return exclusions.stands_for.get(key, key)
 
     def _stage(self, name: str) -> Stage:
         return next(stage for stage in self.stages if stage.name == name)

@@ -11,6 +11,7 @@ from typing import Any
 from pate.artifacts import Artifact, Draft, Level, Store
 from pate.engines import Engine, Show
 from pate.errors import MissingFile
+from pate.pipeline.exclusions import Exclusions
 from pate.pipeline.recipe import Recipe
 from pate.recipes.paths import PluginsSpec
 
@@ -29,6 +30,7 @@ class Options:
     report: Callable[[str], None] = print  # prints a line about progress
     progress: Show
     whole_folder: bool = False  # count all plug-ins in every cache key, as earlier versions did
+    exclusions: Exclusions | None = None  # records to leave out; None: as the run's folder has them
 
     def with_recipe(self, *, data_root: str | None, plugins: PluginsSpec) -> Options:
         """Return the options with a recipe's data root and plug-ins, unless others were given."""

@@ -60,7 +60,7 @@ def gather_private(run: PipelineRun) -> PrivateFacts:
         if not mechanism.uses_student  # its cost depends on the students of its rounds
     ]
     reference = None
-    if recipe.evaluate.reference:
+    if recipe.evaluate.reference and run.find("evaluate-reference"):
         reference = load_reference(run.artifact("evaluate-reference"))
     return PrivateFacts(
         dependent=dependent,
@@ -79,7 +79,7 @@ def gather_private(run: PipelineRun) -> PrivateFacts:
 def _of_records(run: PipelineRun) -> PrivateFacts:
     """Return what there is of record votes: their cost is the same for all data."""
     costs, conversion = Costs.load(run.artifact("account")), run.recipe.privacy.conversion
-    asked = run.recipe.evaluate.reference
+    asked = run.recipe.evaluate.reference and run.find("evaluate-reference") is not None
     return PrivateFacts(
         dependent=None,
         dependent_queries=(),

@@ -78,6 +78,9 @@ _CHOSEN = (
 )
 
 
+FORGOTTEN = "records were forgotten, and with them the votes that these labels were drawn from"
+_NOT_ASKED = "not asked for"
+_PAID_BEFORE = "to draw it now needs --spend"
 _TABLE = "the cost of a noised table is the same for all votes"
 
 
@@ -102,6 +105,16 @@ def _run(context: Context) -> None:
     if recipe.by_records:
         _write_independent(context, costs, why=_TABLE)
         return
+    exclusions = context.options.exclusions
+    if exclusions is not None and context.inputs["vote"].key in exclusions.stands_for:
+        # In the open the reason is one that other runs have, too.
+        _write_independent(
+            context,
+            costs,
+            why=_PAID_BEFORE if recipe.privacy.sanitise else _NOT_ASKED,
+            private=FORGOTTEN,
+        )
+        return
     mechanism, votes = voting_mechanism(recipe.aggregate), _Votes.of(context, labels)
     with open_ledger(recipe, context.options) as ledger:
         order = order_of(ledger)
@@ -121,7 +134,7 @@ def _run(context: Context) -> None:
             except BudgetExceeded:
                 why = "the budget of the data set does not cover its price"
             except SpendNeeded:  # its message names the ledger's place
-                why = "it was paid for before, and to draw it again needs --spend"
+                why = _PAID_BEFORE
     with context.draft(Level.RELEASED) as draft:
         replace(costs, why_not=why).save(draft)
 
@@ -163,16 +176,19 @@ def sanitised_price(recipe: Recipe, *, classes: int, order: float) -> tuple[Even
     return (ReleasePlan.default(order=order, doubt=recipe.privacy.doubt).event,)
 
 
-def _write_independent(context: Context, costs: Costs, *, why: str) -> None:
-    """Write the one figure that there is of a private selection, or of a table.
+def _write_independent(
+    context: Context, costs: Costs, *, why: str, private: str | None = None
+) -> None:
+    """Write the one figure that there is of a selection, a table, or votes that are forgotten.
 
     Guarantees:
         Of a selection no data-dependent figure is worked out, nor sanitised: the cost of a choice
         rests on all tries, of which only the winner is known, and its bound (Papernot & Steinke
-        2022, Theorem 2) needs the cost of every try at worst.
+        2022, Theorem 2) needs the cost of every try at worst. Nor is one worked out from votes that
+        labels were not drawn from.
     """
     with context.draft(Level.PRIVATE, part="private") as draft:
-        PrivateCosts(guarantees={}, why_not=why).save(draft)
+        PrivateCosts(guarantees={}, why_not=private or why).save(draft)
     with context.draft(Level.RELEASED) as draft:
         replace(costs, why_not=why).save(draft)
 
@@ -182,7 +198,7 @@ def _sensitive(
 ) -> tuple[SensitiveCost | None, str | None]:
     """Return the cost to sanitise, or why there is none; that depends on public settings alone."""
     if not recipe.privacy.sanitise:
-        return None, "not asked for"
+        return None, _NOT_ASKED
     if recipe.privacy.epsilon is not None:
         return None, "its price would come on top of privacy.epsilon"
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,7 @@ from pate.datasets.spec import WORDING, DataSpec
 from pate.datasets.table import Splits, Table, record_ids
 from pate.errors import MissingFile, SpendNeeded
 from pate.partition import Shards, partition, record_shards
-from pate.pipeline.ledger import ledger_of
+from pate.pipeline.ledger import ledger_of, naming_key
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Absent, Context, Options, Stage
 
@@ -29,23 +29,37 @@ def _data_settings(recipe: Recipe, options: Options) -> Any:
     own: str | Absent | None = None
     if recipe.data.own:
         try:
-            own = _own_data(recipe.data, options)[1]
+            own = own_data(recipe, options)[1]
         except MissingFile as problem:
             own = Absent(problem)
-    return {"data": recipe.data.model_dump(mode="json", exclude=WORDING), "content": own}
+    forgotten = options.exclusions.digests if options.exclusions is not None else ()
+    return {"data": recipe.data.model_dump(mode="json", exclude=WORDING), "content": own} | (
+        {"forgotten": sorted(forgotten)} if forgotten else {}
+    )
 
 
 _EQUAL = "equal_rows.json"  # of different people, between private records and the others
 _read: tuple[Options, DataSpec, tuple[Splits, str]] | None = None
 
 
-def _own_data(spec: DataSpec, options: Options) -> tuple[Splits, str]:
-    """Return the user's data and their digest, read once for a run."""
+def own_data(recipe: Recipe, options: Options) -> tuple[Splits, str]:
+    """Return the user's data without forgotten records, and their digest, read once for a run.
+
+    So whether the source still holds records that are forgotten makes no difference.
+    """
     global _read
-    if _read is None or _read[0] is not options or _read[1] != spec:
-        splits = load(spec, root=options.data_root, plugin_path=options.plugin_path)
-        _read = (options, spec, (splits, _digest(splits)))
+    if _read is None or _read[0] is not options or _read[1] != recipe.data:
+        splits = _load(recipe, options)
+        _read = (options, recipe.data, (splits, _digest(splits)))
     return _read[2]
+
+
+def _load(recipe: Recipe, options: Options) -> Splits:
+    splits = load(recipe.data, root=options.data_root, plugin_path=options.plugin_path)
+    if options.exclusions is None:
+        return splits
+    key = naming_key(recipe, options.data_root)
+    return replace(splits, private=options.exclusions.without(splits.private, key=key))
 
 
 def require_own_ledger(
@@ -62,7 +76,7 @@ def require_own_ledger(
     if recipe.data.own:
         content.require_own_ledger(
             recipe.data,
-            _own_data(recipe.data, options)[0],
+            own_data(recipe, options)[0],
             root=options.data_root,
             ledger=ledger_of(recipe, options),
             spend=options.spend,
@@ -88,13 +102,13 @@ def _write_data(context: Context) -> None:
     """Write the splits; only ``evaluate`` may open labels of public inputs and the test set."""
     spec, options = context.recipe.data, context.options
     if spec.own:
-        splits, _ = _own_data(spec, options)
+        splits, _ = own_data(context.recipe, options)
         try:
             require_own_ledger(context.recipe, options, remember=False)
         except SpendNeeded as error:  # known early; a charge is refused when it is to be made
             options.report(str(error))
     else:
-        splits = load(spec, root=options.data_root, plugin_path=options.plugin_path)
+        splits = _load(context.recipe, options)
     protected = context.recipe.protected_group is not None
     require_named_groups(spec, splits, protected=protected, section="partition")
     write_splits(context, splits, equal=require_apart(spec, splits))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.artifacts import Artifact, Draft, Level
+from pate.artifacts import Artifact, Draft, Level, fingerprint
 from pate.errors import InvalidInput, MissingFile
 from pate.partition import PLACES, RECORD_SHARDS
 from pate.pipeline.recipe import Recipe
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _FILE = "features.npy"
 _ROWS = 4096  # of a table that is read in parts
+_SHARDS = "shards.json"
+_KNOWN = -1  # the place of a record whose features are taken from an earlier result
 _NO_TURN = -1  # of a copy, in batches of records that vote themselves
 
 
@@ -107,14 +109,51 @@ def _encode(context: Context) -> None:
             return
         records, offsets = shards.array(_FILE), shards.array("offsets.npy")
         out = draft.new_array(_FILE, dtype=np.float32, shape=(len(records), *chain.shape))
-        with context.options.progress("encode", len(offsets) - 1, 0) as shown:
-            for start, stop in pairwise(offsets.tolist()):
+        known, fresh = _copy_known(context, draft, out), True
+        with context.options.progress("encode", len(offsets) - 1, len(known)) as shown:
+            for number, (start, stop) in enumerate(pairwise(offsets.tolist())):
+                if number in known:
+                    continue
                 if stop > start:
-                    if start and spec.runs_user_code:
+                    if not fresh and spec.runs_user_code:
                         chain = load_encoder(spec, encoder.path, plugin_path=plugins)
                     out[start:stop] = chain.transform(np.array(records[start:stop]))
+                    fresh = False
                 shown.advance(1)
         out.flush()  # type: ignore[attr-defined]
+
+
+def _copy_known(context: Context, draft: Draft, out: NDArray[Any]) -> set[int]:
+    """Copy the features that an earlier result of this encoder holds of the same shards.
+
+    Returns the numbers of these shards. Of records that vote themselves the places count, too.
+    """
+    shards = context.inputs["partition"]
+    offsets, places = shards.array("offsets.npy"), None
+    if context.recipe.by_records:
+        places = np.array(shards.array("places.npy"))
+    spans = list(pairwise(offsets.tolist()))
+    names = [
+        fingerprint(digest, None if places is None else places[start:stop].tolist())
+        for digest, (start, stop) in zip(shards.json(_SHARDS), spans, strict=True)
+    ]
+    draft.save_json(_SHARDS, {"names": names, "offsets": offsets.tolist()})
+    made = {name: context.provenance[name] for name in ("encoder", "plugin")}
+    known: set[int] = set()
+    for each in context.store.all("encode"):
+        if (
+            _SHARDS not in each.manifest["files"]
+            or not made.items() <= each.manifest["inputs"].items()
+        ):
+            continue
+        earlier = context.store.open("encode", each.manifest["made_from"])
+        features, held = earlier.array(_FILE), earlier.json(_SHARDS)
+        where = dict(zip(held["names"], pairwise(held["offsets"]), strict=True))
+        for number, (start, stop) in enumerate(spans):
+            if number not in known and names[number] in where:
+                out[start:stop] = features[slice(*where[names[number]])]
+                known.add(number)
+    return known
 
 
 def _encode_by_place(context: Context, chain: Chain, draft: Draft) -> None:
@@ -132,9 +171,12 @@ def _encode_by_place(context: Context, chain: Chain, draft: Draft) -> None:
     shards, public = context.inputs["partition"], context.inputs["data-public"]
     records, places = shards.array(_FILE), np.array(shards.array("places.npy"))
     out = draft.new_array(_FILE, dtype=np.float32, shape=(len(records), *chain.shape))
+    spans = list(pairwise(shards.array("offsets.npy").tolist()))
+    for number in _copy_known(context, draft, out):
+        places[slice(*spans[number])] = _KNOWN
     size = PLACES
     if context.recipe.encoder.runs_user_code:
-        size, places = 1, np.zeros_like(places)
+        size, places = 1, np.minimum(places, 0)
     firsts, same = _first_copies(records, places)
     # The batch of a record: how many before it, in any order, have the same place.
     order = firsts[np.argsort(places[firsts], kind="stable")]
@@ -156,7 +198,7 @@ def _encode_by_place(context: Context, chain: Chain, draft: Draft) -> None:
             if calls > RECORD_SHARDS and RECORD_SHARDS * call // calls > done:
                 shown.advance(1)  # one at a time: the size of a step would be that of a batch
                 done += 1
-        for row in np.flatnonzero(turn == _NO_TURN):
+        for row in np.flatnonzero((turn == _NO_TURN) & (places != _KNOWN)):
             out[row] = out[same[row]]
         if done < RECORD_SHARDS:
             shown.advance(RECORD_SHARDS - done)
@@ -170,6 +212,9 @@ def _first_copies(
     seen: dict[tuple[int, bytes], int] = {}
     same = np.empty(len(places), dtype=np.int64)
     for row, place in enumerate(places.tolist()):
+        if place == _KNOWN:
+            same[row] = row
+            continue
         content = hashlib.sha256(np.ascontiguousarray(records[row]).tobytes()).digest()
         same[row] = seen.setdefault((place, content), row)
     return np.array(list(seen.values()), dtype=np.int64), same

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.artifacts import Level, StoreError
+from pate.artifacts import Artifact, Level, StoreError
 from pate.engines import Outcome, Progress, Task
 from pate.engines.files import makes, reads
 from pate.errors import PateError, TeacherError
@@ -18,6 +18,8 @@ from pate.stages.dispatch import Dispatcher, Work, group_task, groups, read_fail
 from pate.stages.encode import public_features_path
 from pate.stages.teach import record_abstentions
 from pate.stages.worker import ABSTAINS, CHUNK
+
+_TEACHERS = "teachers.json"
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
@@ -34,16 +36,43 @@ def _run(context: Context) -> None:
             "predictions.npy", dtype=np.int32, shape=(len(teachers), queries)
         )
         counts = draft.new_array("counts.npy", dtype=np.int32, shape=(queries, classes))
-        voting = [number for number, name in enumerate(teachers) if name is not None]
-        for number in set(range(len(teachers))) - set(voting):
+        known = _count_known(context, teachers, predictions, counts)
+        voting = [n for n, name in enumerate(teachers) if name is not None and n not in known]
+        for number in set(range(len(teachers))) - {*voting, *known}:
             predictions[number] = ABSTAINS
+        draft.save_json(_TEACHERS, teachers)
         done, slots = len(teachers) - len(voting), context.options.engine.slots
         with context.options.progress("vote", len(teachers), done, slots) as progress:
             failed = _collect(context, teachers, voting, draft.path, predictions, counts, progress)
         draft.facts.update(context.inputs["teach"].facts)
-        if len(failed) == len(voting):
+        if len(failed) == len(voting) and not known:
             raise TeacherError(f"no teacher could vote; teacher {voting[0]}: {failed[voting[0]]}")
         record_abstentions(context, failed)
+
+
+def _count_known(
+    context: Context,
+    teachers: list[str | None],
+    predictions: NDArray[np.int32],
+    counts: NDArray[np.int32],
+) -> set[int]:
+    """Count the votes that an earlier result holds of the same teachers; return which these are.
+
+    One that cast no vote is asked again: why is recorded with the result.
+    """
+    asked = {name: context.provenance[name] for name in ("data-public", "encoder", "on_error")}
+    best: tuple[list[int], Artifact | None] = ([], None)
+    for each in context.store.all("vote"):
+        if _TEACHERS in each.manifest["files"] and asked.items() <= each.manifest["inputs"].items():
+            voted = each.array("predictions.npy")[:, 0] != ABSTAINS
+            pairs = enumerate(zip(teachers, each.json(_TEACHERS), voted, strict=False))
+            same = [n for n, (now, before, cast) in pairs if cast and now == before]
+            best = max(best, (same, each), key=lambda found: len(found[0]))
+    same, earlier = best
+    if earlier is not None:
+        votes = context.store.open("vote", earlier.manifest["made_from"]).array("predictions.npy")
+        _count(votes, Work(list(range(len(votes))), same), predictions, counts)
+    return set(same)
 
 
 def _collect(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import html
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -578,3 +579,11 @@ def test_images_and_scattering_are_released(tmp_path: Path) -> None:
         student = pate.load_student(tmp_path / f"out-{name}")
         run = open_training(tmp_path / "runs" / name, data_root=tmp_path / "data")
         assert (student.predict(images) == run.student.predict(images)).all()
+
+
+def test_forgetting_is_refused_honestly(trained: Training) -> None:
+    (trained.folder / "ids.txt").write_text("7\n")
+    said = trained.pate_of("forget", "runs/tiny", "--ids", "ids.txt", code=2)
+    assert "only to train again without the records" in said
+    assert re.search(r"bounded by ε = [0-9.]+ at δ = ", said)
+    assert len(said.splitlines()) == 1

@@ -27,7 +27,7 @@ LAYERS = [
     ["estimator"],
     ["audits"],
     ["aggregation"],
-    ["releases"],
+    ["forgetting", "releases"],
     ["report"],
     ["dpsgd_runs", "federated", "planner", "studies"],
     ["stages"],

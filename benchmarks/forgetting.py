@@ -1,0 +1,104 @@
+"""The cost of forgetting records against making everything again: MNIST, ridge teachers.
+
+    python benchmarks/forgetting.py [--teachers 250,1000] [--records 1,10,100] [--repeats 3]
+
+Seconds are CPU time of this process, on the serial engine.
+
+* train: the training of teachers alone, from features that are encoded once: all of them, or those
+  whose shards held records;
+* all: everything. On one side `pate run` up to the votes (reading, shards, features, teachers,
+  votes), on the other `pate.forget` with its files, its removals and its certificate.
+
+Nothing is released: no budget is spent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import pate
+import pate.stages.worker as worker
+from pate.api import make_options, prepare_run
+from pate.datasets.catalogue import data_root
+
+Seconds = dict[str, float]
+
+
+@contextmanager
+def timed() -> Iterator[Seconds]:
+    """Measure a block, and the training of teachers within it."""
+    spent, train = defaultdict[str, float](float), worker.train_many
+
+    def measured(*given: Any, **more: Any) -> Any:
+        start = time.process_time()
+        done = train(*given, **more)
+        spent["train"] += time.process_time() - start
+        return done
+
+    start = time.process_time()
+    with mock.patch.object(worker, "train_many", measured):
+        yield spent
+    spent["all"] = time.process_time() - start
+
+
+def compare(recipe: str, teachers: int, records: list[int], *, repeats: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="pate-benchmark-") as folder:
+        root, copy = Path(folder) / "data", Path(folder) / "copy"
+        root.mkdir()
+        (root / "MNIST").symlink_to(data_root(None).absolute() / "MNIST")
+        options = make_options(data_root=root, engine="serial")
+        settings = {"teachers.count": teachers}
+        run = prepare_run(recipe, set=settings, out=Path(folder) / "run", options=options)
+        with timed() as encoding:
+            run.execute(until="encode")
+        with timed() as rest:
+            run.execute(until="vote")
+        everything = {"train": rest["train"], "all": encoding["all"] + rest["all"]}
+        ids = run.artifact("data").json("ids.json")
+        print(f"{teachers} teachers, {len(ids)} records", flush=True)
+        print(f"  from nothing: {_seconds(everything)} ({encoding['all']:.1f} s up to features)")
+        rng = np.random.default_rng(0)
+        for count in records:
+            found: list[Seconds] = []
+            for _ in range(repeats):
+                shutil.copytree(run.folder, copy)
+                chosen = rng.choice(len(ids), count, replace=False)
+                with timed() as spent:
+                    pate.forget(copy, [ids[row] for row in chosen], data_root=root)
+                found.append(dict(spent))
+                shutil.rmtree(copy)
+            middle = {name: median(each[name] for each in found) for name in everything}
+            ratios = [f"{name} {everything[name] / middle[name]:.0f} ×" for name in everything]
+            print(f"  forget {count}: {_seconds(middle)}; {', '.join(ratios)}", flush=True)
+
+
+def _seconds(spent: Seconds) -> str:
+    return ", ".join(f"{name} {seconds:.4f} s" for name, seconds in spent.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="forgetting against making everything again")
+    parser.add_argument("--recipe", default="mnist-teachers")
+    parser.add_argument("--teachers", default="250,1000")
+    parser.add_argument("--records", default="1,10,100")
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    records = [int(each) for each in given.records.split(",")]
+    for teachers in given.teachers.split(","):
+        compare(given.recipe, int(teachers), records, repeats=given.repeats)
+
+
+if __name__ == "__main__":
+    main()
