@@ -13,7 +13,8 @@ up the log-likelihood ratio of "in" over "out" along each canary's coordinate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,12 @@ from pate._validate import check_delta, check_positive, check_whole
 from pate.accounting import Event, Repeated, SampledGaussian
 from pate.accounting.loss_distributions import pld_deltas, pld_guarantee
 from pate.audits.findings import FIRM, Finding
-from pate.audits.statistics import audit_one_run, contradicts_trade_off, largest_epsilon
+from pate.audits.statistics import (
+    audit_one_run,
+    contradicts_trade_off,
+    largest_epsilon,
+    right_guesses,
+)
 from pate.errors import InvalidInput
 from pate.randomness import Randomness
 
@@ -96,7 +102,8 @@ def audit_dpsgd(
         A noise multiplier is contradicted if its trade-off function is, by
         :func:`~pate.audits.statistics.contradicts_trade_off`. That function is bounded from below
         by :func:`trade_off_of`, so no sound noise multiplier is contradicted with more than the
-        stated probability.
+        stated probability. The number of guesses is fixed before the training: it is the best of a
+        simulation that knows the settings alone.
     """
     check_whole("canaries", canaries, least=1)
     coins = toss(canaries, insecure_seed=insecure_seed)
@@ -116,29 +123,22 @@ def audit_dpsgd(
         insecure_seed=insecure_seed,
     )
     claimed = pld_guarantee(events, delta=delta).epsilon
-    numbers = _guesses(canaries)
-    known: dict[str, Any] = {"delta": delta, "confidence": confidence, "guesses": numbers}
     # A canary that few lots hold is found if it is in; that it is out remains doubtful.
     outs = 0.0 if sample_rate < 0.5 else 0.5
-    # Of the numbers of guesses, which all share the error, the best for Gaussian noise is judged.
-    best = audit_one_run(scores, coins, outs=outs, family="gaussian", **known)
-    bounds = [
-        _epsilon_of_noise(
-            guesses,
-            right,
-            canaries=canaries,
-            error=(1 - sure) / len(numbers),
-            around=noise_multiplier,
-            sample_rate=sample_rate,
-            steps=steps,
-            delta=delta,
-        )
-        for guesses, right, sure in (
-            (best.guesses, best.right, confidence),
-            (best.guesses, best.right, max(confidence, FIRM)),
-            (numbers[0], numbers[0], confidence),
-        )
-    ]
+    bound = partial(
+        _epsilon_of_noise,
+        canaries=canaries,
+        around=noise_multiplier,
+        sample_rate=sample_rate,
+        steps=steps,
+        delta=delta,
+    )
+    # The number of guesses follows from a simulation, so from public settings alone.
+    simulated, tossed = _simulated(canaries, sample_rate, noise_multiplier, steps)
+    tried = right_guesses(simulated, tossed, guesses=_guesses(canaries), outs=outs)
+    _, (guesses, _) = bound(tried, error=1 - confidence)
+    ((_, right),) = right_guesses(scores, coins, guesses=guesses, outs=outs)
+    known: dict[str, Any] = {"delta": delta, "confidence": confidence, "guesses": guesses}
     anyhow = 0.0
     if largest_epsilon(canaries, **known) > 0:
         anyhow = audit_one_run(scores, coins, outs=outs, **known).epsilon
@@ -147,17 +147,17 @@ def audit_dpsgd(
         target="DP-SGD training",
         knowledge="the noised sum of every step, all settings and all other records",
         source="Steinke, Nasr & Jagielski 2023; Mahloujifar, Melis & Chaudhuri 2024",
-        epsilon=bounds[0],
+        epsilon=bound([(guesses, right)], error=1 - confidence)[0],
         delta=delta,
         confidence=confidence,
-        firm_epsilon=bounds[1],
-        largest_possible=bounds[2],
+        firm_epsilon=bound([(guesses, right)], error=1 - max(confidence, FIRM))[0],
+        largest_possible=bound([(guesses, guesses)], error=1 - confidence)[0],
         values={
             "claimed ε": claimed,
             "ε without the form of DP-SGD": anyhow,
             "canaries": float(canaries),
-            "guesses": float(best.guesses),
-            "right guesses": float(best.right),
+            "guesses": float(guesses),
+            "right guesses": float(right),
         },
         note="The bound is the ε of DP-SGD with as much noise as the guesses allow.",
     )
@@ -239,6 +239,18 @@ def _guesses(canaries: int) -> list[int]:
     return [canaries >> times for times in range(2, 9) if canaries >> times >= 16] or [canaries]
 
 
+def _simulated(
+    canaries: int, rate: float, noise: float, steps: int
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return scores and coins of canaries in a training that is only simulated."""
+    rng = np.random.default_rng(0)
+    coins, scores = rng.random(canaries) < 0.5, np.zeros(canaries)
+    for _ in range(steps):
+        seen = (coins & (rng.random(canaries) < rate)) + noise * rng.standard_normal(canaries)
+        scores += _log_likelihood_ratio(seen, rate, noise)
+    return scores, coins
+
+
 class _AuditedModel(nn.Module):
     """A model with a row of an embedding for each canary; the last feature is the canary's number.
 
@@ -311,8 +323,7 @@ def trade_off_of(events: Iterable[Event]) -> Callable[[float], float]:
 
 
 def _epsilon_of_noise(
-    guesses: int,
-    right: int,
+    counted: Sequence[tuple[int, int]],
     *,
     canaries: int,
     error: float,
@@ -320,34 +331,44 @@ def _epsilon_of_noise(
     sample_rate: float,
     steps: int,
     delta: float,
-) -> float:
-    """Return ε of the smallest noise multiplier that the guesses contradict; 0 if there is none."""
+) -> tuple[float, tuple[int, int]]:
+    """Return ε of the smallest noise multiplier that some guesses contradict, and these guesses.
+
+    ``counted`` are numbers of guesses with those of right ones; of several, each may err with the
+    probability ``error``. ε is 0 if nothing is contradicted.
+    """
 
     def events_with(multiplier: float) -> list[Event]:
         step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=multiplier)
         return [Repeated(step, steps)]
 
-    def contradicted(multiplier: float) -> bool:
-        return contradicts_trade_off(
-            trade_off_of(events_with(multiplier)),
-            canaries=canaries,
-            guesses=guesses,
-            right=right,
-            error=error,
+    def contradicted(multiplier: float) -> tuple[int, int] | None:
+        trade_off = trade_off_of(events_with(multiplier))
+        known: dict[str, Any] = {"canaries": canaries, "error": error}
+        return next(
+            (
+                (guesses, right)
+                for guesses, right in counted
+                if contradicts_trade_off(trade_off, guesses=guesses, right=right, **known)
+            ),
+            None,
         )
 
     low, high = around, around
-    if contradicted(around):
-        while low > around / _FARTHEST and contradicted(low / 2):
-            low /= 2
+    if (best := contradicted(around)) is not None:
+        while low > around / _FARTHEST and (found := contradicted(low / 2)) is not None:
+            low, best = low / 2, found
         low, high = low / 2, low
     else:
-        while not contradicted(high * 2):
+        while (best := contradicted(high * 2)) is None:
             high *= 2
             if high > around * _FARTHEST:
-                return 0.0
+                return 0.0, counted[0]
         low, high = high, high * 2
     while high / low > _FINE:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if contradicted(middle) else (middle, high)
-    return pld_guarantee(events_with(high), delta=delta).epsilon
+        if (found := contradicted(middle)) is not None:
+            high, best = middle, found
+        else:
+            low = middle
+    return pld_guarantee(events_with(high), delta=delta).epsilon, best
