@@ -69,7 +69,7 @@ def require_run(folder: Path) -> None:
         )
 
 
-def audit_pate(run: PipelineRun, options: AuditOptions) -> Audit:
+def audit_pate(run: PipelineRun, options: AuditOptions, *, pool: Pool | None = None) -> Audit:
     """Attack the labels and the student of a finished run of PATE. PRIVATE.
 
     Parameters
@@ -78,8 +78,10 @@ def audit_pate(run: PipelineRun, options: AuditOptions) -> Audit:
         The run, with its private folder at hand.
     options : AuditOptions
         The extent of the audit.
+    pool : Pool, optional
+        The records of membership attacks; by default drawn from those of the run.
     """
-    again = _opened(run)
+    again = open_retraining(run)
     costs = Costs.load(run.artifact("account"))
     claim = Claim(
         epsilon=costs.guarantee.epsilon, delta=costs.guarantee.delta, protects=costs.protects
@@ -93,7 +95,7 @@ def audit_pate(run: PipelineRun, options: AuditOptions) -> Audit:
                 exposure.finding(claimed=claim.epsilon, target=LABELS, note=note)
             )
     if "membership" in options.attacks:
-        _pate_membership(again, results)
+        _pate_membership(again, results, pool or draw_pool(again, seed=options.seed))
     if "canaries" in options.attacks:
         with results.part("canaries"):
             results.findings.append(_canaries(again, claim, options))
@@ -103,18 +105,17 @@ def audit_pate(run: PipelineRun, options: AuditOptions) -> Audit:
         results.notes.append("The noise of this run was seeded: its ε is claimed for tests only.")
     return Audit(
         subject=f"{run.recipe.data.name}: {run.recipe.asked}",
-        claim=claim,
+        claims=dict.fromkeys((LABELS, TABLE, STUDENT), claim),
         findings=tuple(results.findings),
         realised=None if exposure is None else exposure.epsilons,
         exposed=() if exposure is None else _most_exposed(exposure, rows, labels, names),
         skipped=tuple(results.skipped),
         notes=tuple(results.notes),
-        private_targets=(LABELS, TABLE, STUDENT),
         seconds=results.seconds,
     )
 
 
-def _opened(run: PipelineRun) -> Retraining:
+def open_retraining(run: PipelineRun) -> Retraining:
     """Return a finished run whose private records are here."""
     undone = next((each for each in run.states() if not each.done), None)
     if undone is not None and undone.stage == run.stages[0].name:
@@ -158,17 +159,14 @@ def audit_model(
     target = Target(name=name, model=model, fit=fit, shadows=shadows)
     start = time.perf_counter()
     found = attack_membership(target, members, others, population=population, seed=options.seed)
+    claims = {}
+    if guarantee is not None:
+        protects = describe_neighbours(guarantee.neighbours.value)
+        claims[name] = Claim(epsilon=guarantee.epsilon, delta=guarantee.delta, protects=protects)
     return Audit(
         subject=name,
-        claim=None
-        if guarantee is None
-        else Claim(
-            epsilon=guarantee.epsilon,
-            delta=guarantee.delta,
-            protects=describe_neighbours(guarantee.neighbours.value),
-        ),
+        claims=claims,
         findings=tuple(found),
-        private_targets=(name,),
         seconds={"membership inference": time.perf_counter() - start},
     )
 
@@ -312,14 +310,17 @@ def _most_exposed(
 # --- membership ---------------------------------------------------------------------------------
 
 
-def _pate_membership(again: Retraining, results: Results) -> None:
+def draw_pool(again: Retraining, *, seed: int) -> Pool:
+    """Return private and test records of a run, to attack models with."""
+    raw, _, labels = again.private()
+    return Pool.drawn((raw, labels), again.test(), seed=seed)
+
+
+def _pate_membership(again: Retraining, results: Results, pool: Pool) -> None:
     """Attack the student, and the same model fitted to private labels."""
     from pate.releases.export import own_student
 
     seed = results.options.seed
-    raw, _, labels = again.private()
-    test, test_labels = again.test()
-    pool = Pool.drawn((raw, labels), (test, test_labels), seed=seed)
     views = again.as_student_sees(pool.records)
     student = own_student(again.run)
     numeric = not again.context.inputs["data-public"].facts.get("categories")

@@ -66,7 +66,7 @@ def test_an_audit_writes_private_files_and_changes_nothing_else(finished, plain_
     assert found["level"] == "PRIVATE"
     assert not found["contradicted"]
     assert len(found["realised"]["epsilons"]) == 90
-    claimed = found["claimed"]["epsilon"]
+    claimed = found["claimed"]["student"]["epsilon"]
     assert max(found["realised"]["epsilons"]) <= claimed
     by_attack = {(each["attack"], each["target"]): each for each in found["findings"]}
     exact = by_attack["leave-one-out, exact", "released labels"]
