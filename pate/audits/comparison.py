@@ -70,4 +70,4 @@ def audit_comparison(runs: Mapping[str, PipelineRun | Path], options: AuditOptio
 
 
 def _named(method: str, target: str) -> str:
-    return f"{method}: {target}"
+    return f"{method}: {target.removeprefix(f'{method} ')}"

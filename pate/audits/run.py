@@ -30,7 +30,15 @@ from pate.audits.options import AuditOptions, Results
 from pate.audits.predictions import Labelled, Predict
 from pate.audits.results import Audit, Claim, Exposed
 from pate.audits.retraining import IntArray, Retraining
-from pate.audits.targets import REFERENCE, STUDENT, Pool, Target, attack_membership, attack_pool
+from pate.audits.targets import (
+    REFERENCE,
+    STUDENT,
+    Pool,
+    Target,
+    attack_membership,
+    attack_pool,
+    attributes,
+)
 from pate.engines.progress import Silence
 from pate.errors import ConditionsFail, InvalidInput, StoreError
 from pate.mechanisms import count_mechanism, voting_mechanism
@@ -52,7 +60,7 @@ _STOPPED = (
     "and does not weigh when they end; the bound is of the first queries, which are always asked."
 )
 _LEAST_DELTA = 1e-9  # of bounds on a pure ε, which holds at every δ
-_MOST_CANARIES = 1000
+_MOST_CANARIES = 10_000
 _SHOWN = 12  # most exposed records on the page
 _FOLDER = "audit"  # of what an interrupted audit resumes from
 
@@ -323,7 +331,10 @@ def _pate_membership(again: Retraining, results: Results, pool: Pool) -> None:
     seed = results.options.seed
     views = again.as_student_sees(pool.records)
     student = own_student(again.run)
-    numeric = not again.context.inputs["data-public"].facts.get("categories")
+    plain: dict[str, Any] = {
+        "numeric": not again.context.inputs["data-public"].facts.get("categories"),
+        "columns": attributes(again.columns, pool.records),
+    }
 
     with results.part(f"membership inference on the {STUDENT}"):
         features = again.as_teachers_see(pool.records)
@@ -338,7 +349,7 @@ def _pate_membership(again: Retraining, results: Results, pool: Pool) -> None:
                 f"Attacks by confidences on the {STUDENT}: its model gives no probabilities; label "
                 "attacks alone apply."
             )
-            target = Target(name=STUDENT, model=_Labels(student.labels_of), numeric=numeric)
+            target = Target(name=STUDENT, model=_Labels(student.labels_of), **plain)
         else:
             shadows = results.affordable_shadows(STUDENT, partial(fit_student, *pool.rows(0), seed))
             target = Target(
@@ -347,7 +358,7 @@ def _pate_membership(again: Retraining, results: Results, pool: Pool) -> None:
                 fit=fit_student if shadows else None,
                 by_rows=lambda rows: student.probabilities_of(pool.records[rows]),
                 shadows=shadows,
-                numeric=numeric,
+                **plain,
             )
         results.findings += attack_pool(target, pool, seed=seed)
 
@@ -367,7 +378,7 @@ def _pate_membership(again: Retraining, results: Results, pool: Pool) -> None:
             fit=fit_reference if shadows else None,
             by_rows=lambda rows: ask(views[rows]),
             shadows=shadows,
-            numeric=numeric,
+            **plain,
         )
         if hasattr(model, "predict_proba"):
             results.findings += attack_pool(target, pool, seed=seed)
@@ -395,7 +406,6 @@ def _canaries(again: Retraining, claim: Claim, options: AuditOptions) -> Finding
     if recipe.by_records:
         given["mechanism"] = count_mechanism(recipe.aggregate)
         given["public"] = np.array(public_features(again.context))
-        most = _MOST_CANARIES
     else:
         if recipe.teachers.mix:
             raise ConditionsFail("teachers of several models are not trained again here")
@@ -410,13 +420,10 @@ def _canaries(again: Retraining, claim: Claim, options: AuditOptions) -> Finding
             plugin_path=again.run.options.plugin_path,
         )
         given["teachers"] = recipe.teachers.count
-        most = plan.queries
-    count = options.canaries or min(most, len(test[1]))
-    if count > len(test[1]):
-        raise InvalidInput(
-            f"{count} canaries are made of as many test records, and there are {len(test[1])}; "
-            "lower --canaries"
-        )
+        most = min(plan.queries, len(test[1]))
+    if recipe.by_records:  # an input is a canary with each of its wrong labels
+        most = min(_MOST_CANARIES, len(test[1]) * (again.classes - 1))
+    count = options.canaries or min(most, _MOST_CANARIES)
     found = audit_canaries(np.asarray(private), labels, canaries=count, **given)
     note = (
         f"{count} test records with wrong labels, each in or out of one throwaway training by a "

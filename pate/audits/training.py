@@ -17,11 +17,11 @@ from pate.audits.options import AuditOptions, Results
 from pate.audits.predictions import Predict
 from pate.audits.results import Audit, Claim
 from pate.audits.shadow_models import ModelFit
-from pate.audits.targets import MODEL, REFERENCE, Pool, Target, attack_pool
+from pate.audits.targets import MODEL, REFERENCE, Pool, Target, attack_pool, attributes
 from pate.dpsgd_runs import FinishedTraining
 from pate.errors import ConditionsFail, InvalidInput
 
-TRAINING = "DP-SGD training"
+TRAINING, SUMS_MODEL = "DP-SGD training", "least squares model"
 _CANARIES = 5000
 _AT_ONCE = 8  # networks that train as one program in less than twice the time of one
 
@@ -52,17 +52,17 @@ def audit_training(
         raise InvalidInput(f"the private records of {training.folder} are not at hand")
     guarantee = training.guarantee
     claim = Claim(epsilon=guarantee.epsilon, delta=guarantee.delta, protects=training.protects)
-    results = Results(options)
+    results, name = Results(options), SUMS_MODEL if training.plan.one_sum else MODEL
     if "leave-one-out" in options.attacks:
         results.skipped.append(
-            "Leave-one-out: a record reaches every step of DP-SGD, so its influence has no closed "
-            "form; it is exact for PATE alone."
+            "Leave-one-out: a record reaches all weights of this model, and its influence has no "
+            "closed form; it is exact for PATE alone."
         )
     records = (np.asarray(private.features), np.asarray(private.labels))
     if "membership" in options.attacks:
         others = (np.asarray(test.features), np.asarray(test.labels))
         drawn = pool or Pool.drawn(records, others, seed=options.seed)
-        _training_membership(training, drawn, results)
+        _training_membership(training, drawn, results, name)
     if "canaries" in options.attacks:
         with results.part("gradient canaries"):
             results.findings.append(_gradient_canaries(training, *records, options))
@@ -70,7 +70,7 @@ def audit_training(
         results.notes.append(f"This run is not private: {training.why_not_private}.")
     return Audit(
         subject=training.asked,
-        claims=dict.fromkeys((MODEL, TRAINING), claim),
+        claims=dict.fromkeys((name, TRAINING), claim),
         findings=tuple(results.findings),
         skipped=tuple(results.skipped),
         notes=tuple(results.notes),
@@ -89,24 +89,29 @@ def _fresh_network(training: FinishedTraining, features: NDArray[Any]) -> Any:
     )
 
 
-def _training_membership(training: FinishedTraining, pool: Pool, results: Results) -> None:
-    seed, model = results.options.seed, training.student
-    with results.part(f"membership inference on the {MODEL}"):
+def _training_membership(
+    training: FinishedTraining, pool: Pool, results: Results, name: str
+) -> None:
+    seed, model, columns = results.options.seed, training.student, training.columns
+    coded = any(each["categories"] for each in columns or ())
+    plain: dict[str, Any] = {"numeric": not coded, "columns": attributes(columns, pool.records)}
+    with results.part(f"membership inference on the {name}"):
         features, shadows = model.features(pool.records), 0
         fit = partial(_fit_privately, training, features)
         if training.plan.one_sum or training.plan.by_user:
             results.skipped.append(
-                f"Shadow models of the {MODEL}: they are for steps of DP-SGD that protect single "
+                f"Shadow models of the {name}: they are for steps of DP-SGD that protect single "
                 "records."
             )
         else:
-            shadows = results.affordable_shadows(MODEL, partial(fit, *pool.rows(0), seed))
+            shadows = results.affordable_shadows(name, partial(fit, *pool.rows(0), seed))
         target = Target(
-            name=MODEL,
+            name=name,
             model=model.predict_proba,
             fit=fit if shadows else None,
             by_rows=lambda rows: model.predict_proba(pool.records[rows]),
             shadows=shadows,
+            **plain,
         )
         results.findings += attack_pool(target, pool, seed=seed)
     if training.recipe.least_squares:
@@ -135,6 +140,7 @@ def _training_membership(training: FinishedTraining, pool: Pool, results: Result
             fit=_ByRows(kind, features) if shadows else None,
             by_rows=lambda rows: reference(features[rows]),
             shadows=shadows,
+            **plain,
         )
         results.findings += attack_pool(target, pool, seed=seed)
 

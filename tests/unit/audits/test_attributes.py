@@ -68,7 +68,6 @@ def test_the_prior_decides_where_the_model_knows_nothing():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"column": 0}, "bin measurements first"),
         ({"column": 4}, "place of one of its columns"),
         ({"column": 2, "prior": [0.5, 0.5]}, "for each of 3 values"),
         ({"column": 2, "confidence": 95}, "confidence is 95"),
