@@ -13,7 +13,7 @@ import numpy as np
 
 from pate._files import write_atomically
 from pate._format import format_epsilon, format_remaining
-from pate.audits.findings import Finding, FloatArray
+from pate.audits.findings import FIRM, Finding, FloatArray
 from pate.errors import InvalidInput
 
 FORMAT = 1
@@ -177,9 +177,16 @@ class Audit:
             )
         if self.best is None or self.best.epsilon is None:
             return f"No attack bounds ε from below; the claim of ε = {claimed} stands untested."
+        found, beyond = self.best, ""
+        if found.epsilon > self.claims[found.target].epsilon and found.firm_epsilon is not None:
+            beyond = (
+                f", as chance lets {100 * (1 - (found.confidence or 1)):.0f} of 100 audits of "
+                f"sound code; at {100 * FIRM:g} % confidence it is "
+                f"{format_remaining(found.firm_epsilon)}"
+            )
         return (
             f"Nothing contradicts the claimed ε = {claimed}; the largest lower bound is "
-            f"{format_remaining(self.best.epsilon)} ({self.best.attack})."
+            f"{format_remaining(found.epsilon)} ({found.attack}){beyond}."
         )
 
     def as_json(self) -> dict[str, Any]:
