@@ -45,6 +45,7 @@ from pate.mechanisms import count_mechanism, voting_mechanism
 from pate.partition import Shards, partition, record_shards
 from pate.pipeline.runner import PipelineRun
 from pate.releases.files import SUMS
+from pate.stages.aggregate import round_edges
 from pate.stages.encode import public_features
 from pate.teachers.adapters import make
 from pate.teachers.spec import model_for, seed_for
@@ -58,6 +59,10 @@ _ALL_ALIKE = (
 _STOPPED = (
     "Answers are capped: the realised ε of records adds up the checks and answers that were made, "
     "and does not weigh when they end; the bound is of the first queries, which are always asked."
+)
+_ROUNDS = (
+    "Answers decide what the next round asks: the realised ε of records adds up the queries that "
+    "were asked, and does not weigh others; the bound is of the first round, which is fixed."
 )
 _LEAST_DELTA = 1e-9  # of bounds on a pure ε, which holds at every δ
 _MOST_CANARIES = 10_000
@@ -197,13 +202,15 @@ def _leave_one_out(
         )
         return *_of_records(again, claim, shards.order, owners), _ALL_ALIKE
     mechanism, plan = voting_mechanism(recipe.aggregate), again.labels.plan
-    if recipe.aggregate.in_rounds:
-        raise ConditionsFail("earlier answers decide what is asked next, so queries do not add up")
     shards = partition(ids, teachers=recipe.teachers.count, spec=recipe.partition, groups=groups)
-    stopped = mechanism.checks and plan.answers < plan.queries
-    always = plan.answers if stopped else None
+    always, notes = len(again.labels.asked), []
+    if mechanism.checks and plan.answers < plan.queries:
+        always, notes = min(always, plan.answers), [_STOPPED]
+    if recipe.aggregate.in_rounds:
+        first = int(round_edges(plan, rounds=recipe.aggregate.rounds)[1])
+        always, notes = min(always, first), [*notes, _ROUNDS]
     found = _of_teachers(again, claim, shards, owners, options, always_asked=always)
-    return *found, _STOPPED if stopped else ""
+    return *found, " ".join(notes)
 
 
 def _of_records(
@@ -230,7 +237,7 @@ def _of_teachers(
     owners: Sequence[str] | None,
     options: AuditOptions,
     *,
-    always_asked: int | None,
+    always_asked: int,
 ) -> tuple[Exposure, IntArray]:
     run, recipe = again.run, again.run.recipe
     _, seen, labels = again.private()

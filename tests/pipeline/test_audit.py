@@ -107,6 +107,30 @@ def test_leave_one_out_resumes_and_samples(finished, plain_plots):
     assert top["label"] == str(labels[top["record"]])
 
 
+def test_in_rounds_the_bound_is_of_the_first(tmp_path, plain_plots, monkeypatch):
+    from pate.audits import leave_one_out
+
+    seen = []
+
+    def shown(pairs, *, delta):
+        seen.append(len(pairs))
+        return 0.0
+
+    project = open_project(tmp_path)
+    rounds = {"choose": "uncertain", "rounds": 4}
+    project.write(teachers={"count": 15, "model": "ridge"}, aggregate=rounds)
+    project.run()
+    audit(project, "--attacks", "leave-one-out")
+    (exact,) = written(project)["findings"]
+    assert exact["note"].startswith("Answers decide what the next round asks")
+    assert 0 <= exact["epsilon"] <= exact["values"]["largest realised ε"]
+    monkeypatch.setattr(leave_one_out, "shown_epsilon", shown)
+    audit(project, "--attacks", "leave-one-out")
+    most = max(each["changed"] for each in written(project)["exposed"])
+    assert seen
+    assert max(seen) <= 3 < most  # of 12 queries, the first round asks 3
+
+
 def test_record_votes_and_what_may_be_published(tmp_path, plain_plots):
     project = open_project(tmp_path)
     project.data(records=400)
