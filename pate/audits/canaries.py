@@ -170,7 +170,7 @@ def audit_pate(
     >>> finding = audit_pate(records, labels, mechanism=LaplaceCounts(scale=0.5), classes=2,
     ...                      delta=1e-6, canaries=400, kind="noise", insecure_seed=0)
     >>> round(finding.epsilon, 1), round(finding.values["claimed ε"], 1)
-    (1.8, 2.0)
+    (1.6, 2.0)
     """
     points, given = np.asarray(inputs, dtype=np.float64), np.asarray(labels).astype(np.int64)
     check_whole("canaries", canaries, least=1)

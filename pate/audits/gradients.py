@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -139,7 +139,8 @@ def audit_dpsgd(
     numbers = _guesses(canaries)
     simulated, tossed = _simulated(canaries, sample_rate, noise_multiplier, steps)
     tried = right_guesses(simulated, tossed, guesses=numbers, outs=outs)
-    _, (best, _) = bound([(*each, 1 - confidence) for each in tried])
+    cautious = [(number, _less_luck(right, number), 1 - confidence) for number, right in tried]
+    _, (best, _) = bound(cautious)
     shares = {numbers[0]: _LITTLE, best: 1 - _LITTLE} if best != numbers[0] else {best: 1.0}
     counted = right_guesses(scores, coins, guesses=list(shares), outs=outs)
 
@@ -260,6 +261,11 @@ def _simulated(
     return scores, coins
 
 
+def _less_luck(right: int, guesses: int) -> int:
+    """Return a number of right guesses that is one standard deviation smaller."""
+    return max(0, math.floor(right - math.sqrt(right * (guesses - right) / guesses)))
+
+
 class _AuditedModel(nn.Module):
     """A model with a row of an embedding for each canary; the last feature is the canary's number.
 
@@ -346,12 +352,8 @@ def _epsilon_of_noise(
     tests may have. ε is 0 if nothing is contradicted.
     """
 
-    def events_with(multiplier: float) -> list[Event]:
-        step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=multiplier)
-        return [Repeated(step, steps)]
-
     def contradicted(multiplier: float) -> tuple[int, int] | None:
-        trade_off = trade_off_of(events_with(multiplier))
+        trade_off = _trade_off(multiplier, sample_rate, steps)
         for guesses, right, error in counted:
             known: dict[str, Any] = {"guesses": guesses, "right": right, "error": error}
             if contradicts_trade_off(trade_off, canaries=canaries, **known):
@@ -375,4 +377,14 @@ def _epsilon_of_noise(
             high, best = middle, found
         else:
             low = middle
-    return pld_guarantee(events_with(high), delta=delta).epsilon, best
+    return pld_guarantee(_steps_of(high, sample_rate, steps), delta=delta).epsilon, best
+
+
+def _steps_of(noise_multiplier: float, sample_rate: float, steps: int) -> list[Event]:
+    step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
+    return [Repeated(step, steps)]
+
+
+@lru_cache(maxsize=256)  # the bounds of one audit try the same multipliers
+def _trade_off(noise_multiplier: float, sample_rate: float, steps: int) -> Callable[[float], float]:
+    return trade_off_of(_steps_of(noise_multiplier, sample_rate, steps))

@@ -101,7 +101,7 @@ def bounds_drawing(audit: Audit) -> Drawing | None:
                       label="it shows" if not place else None)  # fmt: skip
             if each.target in claimed:
                 axes.vlines(claimed[each.target], place - 0.45, place + 0.45, colors=colours[1],
-                            linewidth=2.2, label="claimed" if not place else None)  # fmt: skip
+                            linewidth=2.2, label="claimed" if not place else "")  # fmt: skip
         if narrow:  # names above their bars, where there is no room beside them
             axes.set_yticks([])
             for place, each in enumerate(bounded):

@@ -175,9 +175,10 @@ class Audit:
                 "the noise, the accounting or the code is at fault (of sound code one audit in "
                 "10 000 says so)."
             )
-        if self.best is None or self.best.epsilon is None:
+        found = self.best
+        if found is None or found.epsilon is None:
             return f"No attack bounds ε from below; the claim of ε = {claimed} stands untested."
-        found, beyond = self.best, ""
+        beyond = ""
         if found.epsilon > self.claims[found.target].epsilon and found.firm_epsilon is not None:
             beyond = (
                 f", as chance lets {100 * (1 - (found.confidence or 1)):.0f} of 100 audits of "

@@ -207,7 +207,7 @@ def _leave_one_out(
     if mechanism.checks and plan.answers < plan.queries:
         always, notes = min(always, plan.answers), [_STOPPED]
     if recipe.aggregate.in_rounds:
-        first = int(round_edges(plan, rounds=recipe.aggregate.rounds)[1])
+        first = int(round_edges(plan.queries, rounds=recipe.aggregate.rounds)[1])
         always, notes = min(always, first), [*notes, _ROUNDS]
     found = _of_teachers(again, claim, shards, owners, options, always_asked=always)
     return *found, " ".join(notes)

@@ -144,8 +144,9 @@ def attack_membership(
             threshold_attack(target.model, members, others, score=score, target=target.name)
             for score in ("loss", "confidence", "entropy")
         ]
-        known = {"columns": target.columns, "target": target.name}
-        worst = worst_attribute(target.model, members, others, **known) if target.columns else None
+        worst = worst_attribute(
+            target.model, members, others, columns=target.columns, target=target.name
+        )
         found += [] if worst is None else [worst]
     if target.numeric and np.isfinite(np.asarray(members[0], dtype=np.float64)).all():
         found.append(

@@ -97,18 +97,18 @@ def _training_membership(
     plain: dict[str, Any] = {"numeric": not coded, "columns": attributes(columns, pool.records)}
     with results.part(f"membership inference on the {name}"):
         features, shadows = model.features(pool.records), 0
-        fit = partial(_fit_privately, training, features)
+        privately = partial(_fit_privately, training, features)
         if training.plan.one_sum or training.plan.by_user:
             results.skipped.append(
                 f"Shadow models of the {name}: they are for steps of DP-SGD that protect single "
                 "records."
             )
         else:
-            shadows = results.affordable_shadows(name, partial(fit, *pool.rows(0), seed))
+            shadows = results.affordable_shadows(name, partial(privately, *pool.rows(0), seed))
         target = Target(
             name=name,
             model=model.predict_proba,
-            fit=fit if shadows else None,
+            fit=privately if shadows else None,
             by_rows=lambda rows: model.predict_proba(pool.records[rows]),
             shadows=shadows,
             **plain,

@@ -344,9 +344,9 @@ def _family(context: Context) -> str:
     return fingerprint(spec, context.options.insecure_seed)
 
 
-def round_edges(plan: Plan, *, rounds: int) -> NDArray[np.int64]:
+def round_edges(queries: int, *, rounds: int) -> NDArray[np.int64]:
     """Return where rounds begin and end among the planned queries; public."""
-    return np.unique(np.linspace(0, plan.queries, rounds + 1).astype(np.int64))
+    return np.unique(np.linspace(0, queries, rounds + 1).astype(np.int64))
 
 
 def _in_rounds(
@@ -365,7 +365,7 @@ def _in_rounds(
     """
     spec = context.recipe.aggregate
     classes = int(context.inputs["data-public"].facts["classes"])
-    edges = round_edges(plan, rounds=spec.rounds)
+    edges = round_edges(plan.queries, rounds=spec.rounds)
     rounds: list[Round] = []
     left = plan.answers
 

@@ -78,6 +78,8 @@ def test_an_audit_writes_private_files_and_changes_nothing_else(finished, plain_
     for target in ("student", "model without privacy"):
         assert ("threshold on the loss", target) in by_attack
         assert ("LiRA (online)", target) in by_attack
+        assert any(attack.startswith("attribute inference (column ") for attack, on in by_attack
+                   if on == target)  # fmt: skip
     assert "PRIVATE: do not publish" in said
     assert found["verdict"] in said
     page = (private / "audit.html").read_text()
