@@ -262,7 +262,7 @@ def check_model(
             lot_size=1,
             noise_multiplier=plan.noise_multiplier,
             delta=recipe.privacy.delta,
-            clipping=_clipping(recipe.clipping),
+            clipping=make_clipping(recipe.clipping),
             learning_rate=plan.learning_rate,
         )
 
@@ -320,7 +320,7 @@ class _Training:
             users=recipe.training.users,
             noise_multiplier=plan.noise_multiplier,
             delta=recipe.privacy.delta,
-            clipping=_clipping(recipe.clipping),
+            clipping=make_clipping(recipe.clipping),
             learning_rate=plan.learning_rate,
             batch_size=recipe.training.batch_size,
             sampling=recipe.training.sampling,
@@ -426,7 +426,7 @@ class _Training:
             write_curve([replace(row, seconds=0.0) for row in trainer.history], draft.path)
 
 
-def _clipping(spec: ClippingSpec) -> Clipping:
+def make_clipping(spec: ClippingSpec) -> Clipping:
     first = spec.max_norm[0]
     match spec.rule:
         case "flat":

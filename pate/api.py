@@ -556,8 +556,9 @@ def audit(
     Parameters
     ----------
     target : Run, TrainedRun, str, path, or model
-        A finished run of ``pate run`` or ``dpsgd train``, or its folder; or any fitted model: an
-        object with ``predict_proba`` (or ``predict`` alone), or that function.
+        A finished run of ``pate run`` or ``dpsgd train``, or its folder, or that of a comparison,
+        whose methods are attacked at its largest ε; or any fitted model: an object with
+        ``predict_proba`` (or ``predict`` alone), or that function.
     members, others : pair of arrays, optional
         Of a model: records it was trained on, with labels 0, 1, …, and records of the same
         population that it was not trained on. A run has its own.
@@ -632,6 +633,12 @@ def audit(
         )
     with seeing_records():
         if isinstance(target, Run):
+            from pate.audits.comparison import audit_comparison
+            from pate.studies.compare import open_comparison
+
+            compared = open_comparison(target.pipeline)
+            if compared:
+                return audit_comparison(compared, options)
             return audit_pate(target.pipeline, options)
         if isinstance(target, TrainedRun):
             from pate.audits.training import audit_training

@@ -56,8 +56,9 @@ def make_canaries(
     classes : int
         The number of classes.
     kind : {"mislabelled", "noise", "blank"}
-        An input with a label that is not its own; features drawn at random between the least and
-        the largest of the records; or inputs of one grey level each, all different.
+        An input with a label that is not its own, once for each such label; features drawn at
+        random between the least and the largest of the records; or inputs of one grey level each,
+        all different.
     rng : numpy.random.Generator
         The source of the choice.
 
@@ -76,12 +77,16 @@ def make_canaries(
     check_whole("count", count, least=1)
     check_choice("kind", kind, KINDS)
     if kind == "mislabelled":
-        if count > len(points):
+        most = len(points) * (classes - 1)
+        if count > most:
             raise InvalidInput(
-                f"{count} mislabelled canaries need as many records, and there are {len(points)}"
+                f"{count} mislabelled canaries need as many wrong labels, and {len(points)} "
+                f"records of {classes} classes have {most}; use fewer"
             )
-        chosen = rng.permutation(len(points))[:count]
-        away = rng.integers(1, classes, size=count)
+        order, turns = rng.permutation(len(points)), np.arange(count) // len(points)
+        chosen = np.resize(order, count)
+        first = rng.integers(1, classes, size=min(count, len(points)))
+        away = 1 + (np.resize(first, count) - 1 + turns) % (classes - 1)
         return points[chosen], (given[chosen].astype(np.int64) + away) % classes
     lowest, highest = float(points.min()), float(points.max())
     shape = (count, *points.shape[1:])
@@ -165,7 +170,7 @@ def audit_pate(
     >>> finding = audit_pate(records, labels, mechanism=LaplaceCounts(scale=0.5), classes=2,
     ...                      delta=1e-6, canaries=400, kind="noise", insecure_seed=0)
     >>> round(finding.epsilon, 1), round(finding.values["claimed ε"], 1)
-    (1.8, 2.0)
+    (1.6, 2.0)
     """
     points, given = np.asarray(inputs, dtype=np.float64), np.asarray(labels).astype(np.int64)
     check_whole("canaries", canaries, least=1)
@@ -184,7 +189,8 @@ def audit_pate(
         return audit_one_run(scores, coins, delta=delta, confidence=confidence, **fixed)
 
     if isinstance(mechanism, CountMechanism):
-        cells = make_cells(looks if public is None else _joined(looks, public))
+        places = np.unique(looks, axis=0)
+        cells = make_cells(places if public is None else _joined(places, public))
         known: dict[str, Any] = {"cells": cells, "classes": classes}
         own = (cells.nearest(looks)[:, 0], wrong)
         noised = mechanism.release(count_record_votes(records, targets, **known), rng=rng)

@@ -13,7 +13,8 @@ up the log-likelihood ratio of "in" over "out" along each canary's coordinate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,12 @@ from pate._validate import check_delta, check_positive, check_whole
 from pate.accounting import Event, Repeated, SampledGaussian
 from pate.accounting.loss_distributions import pld_deltas, pld_guarantee
 from pate.audits.findings import FIRM, Finding
-from pate.audits.statistics import audit_one_run, contradicts_trade_off, largest_epsilon
+from pate.audits.statistics import (
+    audit_one_run,
+    contradicts_trade_off,
+    largest_epsilon,
+    right_guesses,
+)
 from pate.errors import InvalidInput
 from pate.randomness import Randomness
 
@@ -35,6 +41,7 @@ _OTHER_SEED = 1 << 30
 _STEEP = 1e4  # the factor by which a canary's gradient exceeds usual clipping norms
 _EPSILONS = np.concatenate([np.linspace(0, 10, 81), np.linspace(10.5, 40, 60)])  # of a trade-off
 _FINE = 1.005  # the ratio to which a noise multiplier is searched for
+_LITTLE = 0.1  # the share of the error for a second number of guesses
 _FARTHEST = 16.0  # the largest ratio between a searched noise multiplier and the claimed one
 
 
@@ -96,7 +103,8 @@ def audit_dpsgd(
         A noise multiplier is contradicted if its trade-off function is, by
         :func:`~pate.audits.statistics.contradicts_trade_off`. That function is bounded from below
         by :func:`trade_off_of`, so no sound noise multiplier is contradicted with more than the
-        stated probability.
+        stated probability. Numbers of guesses are fixed before the training, by a simulation that
+        knows the settings alone; the two of them share the error (Bonferroni).
     """
     check_whole("canaries", canaries, least=1)
     coins = toss(canaries, insecure_seed=insecure_seed)
@@ -116,29 +124,31 @@ def audit_dpsgd(
         insecure_seed=insecure_seed,
     )
     claimed = pld_guarantee(events, delta=delta).epsilon
-    numbers = _guesses(canaries)
-    known: dict[str, Any] = {"delta": delta, "confidence": confidence, "guesses": numbers}
     # A canary that few lots hold is found if it is in; that it is out remains doubtful.
     outs = 0.0 if sample_rate < 0.5 else 0.5
-    # Of the numbers of guesses, which all share the error, the best for Gaussian noise is judged.
-    best = audit_one_run(scores, coins, outs=outs, family="gaussian", **known)
-    bounds = [
-        _epsilon_of_noise(
-            guesses,
-            right,
-            canaries=canaries,
-            error=(1 - sure) / len(numbers),
-            around=noise_multiplier,
-            sample_rate=sample_rate,
-            steps=steps,
-            delta=delta,
-        )
-        for guesses, right, sure in (
-            (best.guesses, best.right, confidence),
-            (best.guesses, best.right, max(confidence, FIRM)),
-            (numbers[0], numbers[0], confidence),
-        )
-    ]
+    bound = partial(
+        _epsilon_of_noise,
+        canaries=canaries,
+        around=noise_multiplier,
+        sample_rate=sample_rate,
+        steps=steps,
+        delta=delta,
+    )
+    # The number of guesses follows from a simulation, so from public settings alone. Beside it,
+    # with a tenth of the error, are as many as a contradiction of any claim may need.
+    numbers = _guesses(canaries)
+    simulated, tossed = _simulated(canaries, sample_rate, noise_multiplier, steps)
+    tried = right_guesses(simulated, tossed, guesses=numbers, outs=outs)
+    cautious = [(number, _less_luck(right, number), 1 - confidence) for number, right in tried]
+    _, (best, _) = bound(cautious)
+    shares = {numbers[0]: _LITTLE, best: 1 - _LITTLE} if best != numbers[0] else {best: 1.0}
+    counted = right_guesses(scores, coins, guesses=list(shares), outs=outs)
+
+    def shown(pairs: Iterable[tuple[int, int]], error: float) -> tuple[float, tuple[int, int]]:
+        return bound([(number, right, error * shares[number]) for number, right in pairs])
+
+    epsilon, (guesses, right) = shown(counted, 1 - confidence)
+    known: dict[str, Any] = {"delta": delta, "confidence": confidence, "guesses": best}
     anyhow = 0.0
     if largest_epsilon(canaries, **known) > 0:
         anyhow = audit_one_run(scores, coins, outs=outs, **known).epsilon
@@ -147,17 +157,17 @@ def audit_dpsgd(
         target="DP-SGD training",
         knowledge="the noised sum of every step, all settings and all other records",
         source="Steinke, Nasr & Jagielski 2023; Mahloujifar, Melis & Chaudhuri 2024",
-        epsilon=bounds[0],
+        epsilon=epsilon,
         delta=delta,
         confidence=confidence,
-        firm_epsilon=bounds[1],
-        largest_possible=bounds[2],
+        firm_epsilon=shown(counted, 1 - max(confidence, FIRM))[0],
+        largest_possible=shown(((each, each) for each in shares), 1 - confidence)[0],
         values={
             "claimed ε": claimed,
             "ε without the form of DP-SGD": anyhow,
             "canaries": float(canaries),
-            "guesses": float(best.guesses),
-            "right guesses": float(best.right),
+            "guesses": float(guesses),
+            "right guesses": float(right),
         },
         note="The bound is the ε of DP-SGD with as much noise as the guesses allow.",
     )
@@ -239,6 +249,23 @@ def _guesses(canaries: int) -> list[int]:
     return [canaries >> times for times in range(2, 9) if canaries >> times >= 16] or [canaries]
 
 
+def _simulated(
+    canaries: int, rate: float, noise: float, steps: int
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return scores and coins of canaries in a training that is only simulated."""
+    rng = np.random.default_rng(0)
+    coins, scores = rng.random(canaries) < 0.5, np.zeros(canaries)
+    for _ in range(steps):
+        seen = (coins & (rng.random(canaries) < rate)) + noise * rng.standard_normal(canaries)
+        scores += _log_likelihood_ratio(seen, rate, noise)
+    return scores, coins
+
+
+def _less_luck(right: int, guesses: int) -> int:
+    """Return a number of right guesses that is one standard deviation smaller."""
+    return max(0, math.floor(right - math.sqrt(right * (guesses - right) / guesses)))
+
+
 class _AuditedModel(nn.Module):
     """A model with a row of an embedding for each canary; the last feature is the canary's number.
 
@@ -311,43 +338,53 @@ def trade_off_of(events: Iterable[Event]) -> Callable[[float], float]:
 
 
 def _epsilon_of_noise(
-    guesses: int,
-    right: int,
+    counted: Sequence[tuple[int, int, float]],
     *,
     canaries: int,
-    error: float,
     around: float,
     sample_rate: float,
     steps: int,
     delta: float,
-) -> float:
-    """Return ε of the smallest noise multiplier that the guesses contradict; 0 if there is none."""
+) -> tuple[float, tuple[int, int]]:
+    """Return ε of the smallest noise multiplier that some guesses contradict, and these guesses.
 
-    def events_with(multiplier: float) -> list[Event]:
-        step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=multiplier)
-        return [Repeated(step, steps)]
+    ``counted`` are numbers of guesses, of right ones among them, and the error that each of these
+    tests may have. ε is 0 if nothing is contradicted.
+    """
 
-    def contradicted(multiplier: float) -> bool:
-        return contradicts_trade_off(
-            trade_off_of(events_with(multiplier)),
-            canaries=canaries,
-            guesses=guesses,
-            right=right,
-            error=error,
-        )
+    def contradicted(multiplier: float) -> tuple[int, int] | None:
+        trade_off = _trade_off(multiplier, sample_rate, steps)
+        for guesses, right, error in counted:
+            known: dict[str, Any] = {"guesses": guesses, "right": right, "error": error}
+            if contradicts_trade_off(trade_off, canaries=canaries, **known):
+                return guesses, right
+        return None
 
     low, high = around, around
-    if contradicted(around):
-        while low > around / _FARTHEST and contradicted(low / 2):
-            low /= 2
+    if (best := contradicted(around)) is not None:
+        while low > around / _FARTHEST and (found := contradicted(low / 2)) is not None:
+            low, best = low / 2, found
         low, high = low / 2, low
     else:
-        while not contradicted(high * 2):
+        while (best := contradicted(high * 2)) is None:
             high *= 2
             if high > around * _FARTHEST:
-                return 0.0
+                return 0.0, counted[0][:2]
         low, high = high, high * 2
     while high / low > _FINE:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if contradicted(middle) else (middle, high)
-    return pld_guarantee(events_with(high), delta=delta).epsilon
+        if (found := contradicted(middle)) is not None:
+            high, best = middle, found
+        else:
+            low = middle
+    return pld_guarantee(_steps_of(high, sample_rate, steps), delta=delta).epsilon, best
+
+
+def _steps_of(noise_multiplier: float, sample_rate: float, steps: int) -> list[Event]:
+    step = SampledGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier)
+    return [Repeated(step, steps)]
+
+
+@lru_cache(maxsize=256)  # the bounds of one audit try the same multipliers
+def _trade_off(noise_multiplier: float, sample_rate: float, steps: int) -> Callable[[float], float]:
+    return trade_off_of(_steps_of(noise_multiplier, sample_rate, steps))

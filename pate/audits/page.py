@@ -27,6 +27,7 @@ def render_audit(audit: Audit) -> str:
         audit=audit,
         claim=claim,
         allowed=allowed,
+        most_advantage=most_advantage,
         bounded=[each for each in audit.findings if each.epsilon is not None],
         curves=[each for each in audit.findings if each.curve is not None],
         attackers=list({each.attack: each for each in audit.findings if each.curve}.values()),

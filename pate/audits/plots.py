@@ -38,19 +38,24 @@ def roc_drawing(audit: Audit) -> Drawing | None:
 
     def draw(axes: Axes, colours: tuple[str, ...], narrow: bool) -> None:
         for number, target in enumerate(targets):
-            best = _strongest(audit, target)[:_MOST_CURVES]
-            for style, each in zip(("-", "--", ":"), best, strict=False):
+            best = _strongest(audit, target)[: 1 if audit.methods else _MOST_CURVES]
+            for place, each in enumerate(best):
                 assert each.curve is not None
                 fpr, tpr = each.curve
+                hue, style = number, place
+                if audit.methods:  # a colour of each, dashed without privacy
+                    hue = [target.startswith(name) for name in audit.methods].index(True)
+                    style = int(not audit.covers(each))
                 axes.plot(
                     np.maximum(fpr, _LEAST_RATE / 10), np.maximum(tpr, _LEAST_RATE / 10),
-                    color=colours[number % len(colours)], linestyle=style, linewidth=1.8,
-                    drawstyle="steps-post", label=f"{target}: {each.attack}",
+                    color=colours[hue % len(colours)], linestyle=("-", "--", ":")[style],
+                    linewidth=1.8, drawstyle="steps-post", label=f"{target}: {each.attack}",
                 )  # fmt: skip
         rates = np.geomspace(_LEAST_RATE / 10, 1, 200)
-        if audit.claim is not None:
-            most = most_tpr(rates, epsilon=audit.claim.epsilon, delta=audit.claim.delta)
-            claimed = format_epsilon(audit.claim.epsilon)
+        claim = max(audit.claims.values(), key=lambda each: each.epsilon, default=None)
+        if claim is not None:
+            most = most_tpr(rates, epsilon=claim.epsilon, delta=claim.delta)
+            claimed = format_epsilon(claim.epsilon)
             axes.plot(rates, most, color=colours[-1], linewidth=2.4,
                       label=f"the most that ε = {claimed} allows")  # fmt: skip
         axes.plot(rates, rates, color=colours[-2], linewidth=1.2, linestyle=(0, (1, 1.6)),
@@ -82,9 +87,9 @@ def _strongest(audit: Audit, target: str) -> list[Finding]:
 def bounds_drawing(audit: Audit) -> Drawing | None:
     """Return the drawing of lower bounds on ε, each within what it could have shown."""
     bounded = _bounded(audit)
-    if not bounded or audit.claim is None:
+    if not bounded or not audit.claims:
         return None
-    claimed = audit.claim.epsilon
+    claimed = {target: claim.epsilon for target, claim in audit.claims.items()}
 
     def draw(axes: Axes, colours: tuple[str, ...], narrow: bool) -> None:
         for place, each in enumerate(bounded):
@@ -94,7 +99,9 @@ def bounds_drawing(audit: Audit) -> Drawing | None:
                           label="it could have shown" if not place else None)  # fmt: skip
             axes.barh(place, shown, height=0.34, color=colours[0],
                       label="it shows" if not place else None)  # fmt: skip
-        axes.axvline(claimed, color=colours[1], linewidth=2.2, label="claimed")
+            if each.target in claimed:
+                axes.vlines(claimed[each.target], place - 0.45, place + 0.45, colors=colours[1],
+                            linewidth=2.2, label="claimed" if not place else "")  # fmt: skip
         if narrow:  # names above their bars, where there is no room beside them
             axes.set_yticks([])
             for place, each in enumerate(bounded):
@@ -103,7 +110,9 @@ def bounds_drawing(audit: Audit) -> Drawing | None:
             names = [f"{each.attack}\n{each.target}" for each in bounded]
             axes.set_yticks(range(len(bounded)), names)
         axes.invert_yaxis()
-        axes.set_xlim(0, 1.08 * max(claimed, *((e.largest_possible or 0.0) for e in bounded)))
+        axes.set_xlim(
+            0, 1.08 * max(*claimed.values(), *((e.largest_possible or 0.0) for e in bounded))
+        )
         axes.set_xlabel("ε")
         axes.legend(
             loc="upper left", bbox_to_anchor=(0, -0.3), ncols=1 if narrow else 3, fontsize=9.5,

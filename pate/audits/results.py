@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from pate._files import write_atomically
 from pate._format import format_epsilon, format_remaining
-from pate.audits.findings import Finding, FloatArray
+from pate.audits.findings import FIRM, Finding, FloatArray
 from pate.errors import InvalidInput
 
 FORMAT = 1
@@ -69,8 +69,9 @@ class Audit:
     ----------
     subject : str
         What was attacked, in a few words.
-    claim : Claim or None
-        The guarantee it states; None of a model without one.
+    claims : mapping of str to Claim
+        The guarantee of each target that has one; other targets, such as a model without privacy,
+        are for comparison.
     findings : tuple of Finding
         One for each attack and target, in the order in which they were made.
     realised : ndarray of float64, optional
@@ -81,45 +82,57 @@ class Audit:
         Attacks that were not made, and why, a sentence each.
     notes : tuple of str
         Sentences that belong beside the results.
-    private_targets : tuple of str
-        The targets that the claim covers; others, such as a model without privacy, are for
-        comparison.
     seconds : mapping of str to float
         The time of each part.
+    methods : mapping of str to Audit
+        Of a comparison, the audit of each method; empty otherwise.
     """
 
     subject: str
-    claim: Claim | None
+    claims: Mapping[str, Claim]
     findings: tuple[Finding, ...]
     realised: FloatArray | None = None
     exposed: tuple[Exposed, ...] = ()
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    private_targets: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    methods: Mapping[str, Audit] = field(default_factory=dict)
+
+    @property
+    def claim(self) -> Claim | None:
+        """The guarantee of all targets that have one; None if none has, or theirs differ."""
+        kinds = list(dict.fromkeys(self.claims.values()))
+        return kinds[0] if len(kinds) == 1 else None
 
     def covers(self, finding: Finding) -> bool:
-        """Return whether the claim is about the target of a finding."""
-        return self.claim is not None and finding.target in self.private_targets
+        """Return whether a claim is about the target of a finding."""
+        return finding.target in self.claims
 
     @property
     def contradictions(self) -> tuple[Finding, ...]:
         """The findings that show more than is claimed, of sound code one in 10 000 audits."""
-        if self.claim is None:
-            return ()
-        most = self.claim.epsilon
         return tuple(
             each
             for each in self.findings
             # A throwaway training with canaries may have a plan, and so a claim, of its own.
-            if self.covers(each) and each.contradicts(each.values.get("claimed ε", most))
+            if self.covers(each)
+            and each.contradicts(each.values.get("claimed ε", self.claims[each.target].epsilon))
         )
 
     @property
     def best(self) -> Finding | None:
-        """The finding with the largest lower bound on the claimed ε; None where there is none."""
+        """The finding with the largest lower bound on a claimed ε; None where there is none."""
         bounded = [each for each in self.findings if self.covers(each) and each.epsilon is not None]
         return max(bounded, key=lambda each: each.epsilon or 0.0, default=None)
+
+    def strongest(self, *, covered: bool) -> Finding | None:
+        """Return the membership attack of the largest advantage on what a claim covers, or not."""
+        curves = [
+            each
+            for each in self.findings
+            if each.curve is not None and self.covers(each) is covered
+        ]
+        return max(curves, key=lambda each: each.values["advantage"], default=None)
 
     @property
     def publishable(self) -> str | None:
@@ -132,6 +145,9 @@ class Audit:
             findings nothing may be published: canaries among teachers are seen through votes,
             which private records decide too.
         """
+        if self.methods:
+            known = {name: audit.publishable for name, audit in self.methods.items()}
+            return " ".join(f"{name}: {each}" for name, each in known.items() if each) or None
         mine = [each for each in self.findings if each.target in _WITHOUT_RECORDS]
         if not mine or self.claim is None or mine[0].epsilon is None:
             return None
@@ -148,9 +164,10 @@ class Audit:
     @property
     def verdict(self) -> str:
         """The outcome in a sentence."""
-        if self.claim is None:
+        if not self.claims:
             return "No guarantee is claimed, so there is nothing to contradict."
-        claimed = format_epsilon(self.claim.epsilon)
+        each = dict.fromkeys(format_epsilon(claim.epsilon) for claim in self.claims.values())
+        claimed = ", ".join(each)
         if wrong := self.contradictions:
             names = ", ".join(dict.fromkeys(each.attack for each in wrong))
             return (
@@ -158,23 +175,28 @@ class Audit:
                 "the noise, the accounting or the code is at fault (of sound code one audit in "
                 "10 000 says so)."
             )
-        if self.best is None or self.best.epsilon is None:
+        found = self.best
+        if found is None or found.epsilon is None:
             return f"No attack bounds ε from below; the claim of ε = {claimed} stands untested."
+        beyond = ""
+        if found.epsilon > self.claims[found.target].epsilon and found.firm_epsilon is not None:
+            beyond = (
+                f", as chance lets {100 * (1 - (found.confidence or 1)):.0f} of 100 audits of "
+                f"sound code; at {100 * FIRM:g} % confidence it is "
+                f"{format_remaining(found.firm_epsilon)}"
+            )
         return (
             f"Nothing contradicts the claimed ε = {claimed}; the largest lower bound is "
-            f"{format_remaining(self.best.epsilon)} ({self.best.attack})."
+            f"{format_remaining(found.epsilon)} ({found.attack}){beyond}."
         )
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it as plain values."""
-        claim = self.claim
         return {
             "format": FORMAT,
             "level": "PRIVATE",
             "subject": self.subject,
-            "claimed": None
-            if claim is None
-            else {"epsilon": claim.epsilon, "delta": claim.delta, "protects": claim.protects},
+            "claimed": {target: asdict(claim) for target, claim in self.claims.items()},
             "contradicted": bool(self.contradictions),
             "verdict": self.verdict,
             "findings": [

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pate.artifacts.results import Labels
 from pate.audits.leave_one_out import cast_votes
 from pate.audits.predictions import Predict
-from pate.errors import ConditionsFail
+from pate.errors import ConditionsFail, StoreError
 from pate.mechanisms import count_mechanism, voting_mechanism
 from pate.partition import partition
 from pate.pipeline.runner import PipelineRun
@@ -72,6 +72,15 @@ class Retraining:
     def asked(self) -> NDArray[Any]:
         """The queries that were asked, as teachers see them."""
         return np.array(public_features(self.context)[np.array(self.labels.asked)])
+
+    @property
+    def columns(self) -> list[dict[str, Any]] | None:
+        """The columns of a table; None of other records."""
+        try:
+            found: list[dict[str, Any]] = self.run.artifact("data-columns").json("columns.json")
+        except StoreError:
+            return None
+        return found
 
     @cached_property
     def cells(self) -> Cells:

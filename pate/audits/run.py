@@ -30,13 +30,22 @@ from pate.audits.options import AuditOptions, Results
 from pate.audits.predictions import Labelled, Predict
 from pate.audits.results import Audit, Claim, Exposed
 from pate.audits.retraining import IntArray, Retraining
-from pate.audits.targets import REFERENCE, STUDENT, Pool, Target, attack_membership, attack_pool
+from pate.audits.targets import (
+    REFERENCE,
+    STUDENT,
+    Pool,
+    Target,
+    attack_membership,
+    attack_pool,
+    attributes,
+)
 from pate.engines.progress import Silence
 from pate.errors import ConditionsFail, InvalidInput, StoreError
 from pate.mechanisms import count_mechanism, voting_mechanism
 from pate.partition import Shards, partition, record_shards
 from pate.pipeline.runner import PipelineRun
 from pate.releases.files import SUMS
+from pate.stages.aggregate import round_edges
 from pate.stages.encode import public_features
 from pate.teachers.adapters import make
 from pate.teachers.spec import model_for, seed_for
@@ -51,8 +60,12 @@ _STOPPED = (
     "Answers are capped: the realised ε of records adds up the checks and answers that were made, "
     "and does not weigh when they end; the bound is of the first queries, which are always asked."
 )
+_ROUNDS = (
+    "Answers decide what the next round asks: the realised ε of records adds up the queries that "
+    "were asked, and does not weigh others; the bound is of the first round, which is fixed."
+)
 _LEAST_DELTA = 1e-9  # of bounds on a pure ε, which holds at every δ
-_MOST_CANARIES = 1000
+_MOST_CANARIES = 10_000
 _SHOWN = 12  # most exposed records on the page
 _FOLDER = "audit"  # of what an interrupted audit resumes from
 
@@ -69,7 +82,7 @@ def require_run(folder: Path) -> None:
         )
 
 
-def audit_pate(run: PipelineRun, options: AuditOptions) -> Audit:
+def audit_pate(run: PipelineRun, options: AuditOptions, *, pool: Pool | None = None) -> Audit:
     """Attack the labels and the student of a finished run of PATE. PRIVATE.
 
     Parameters
@@ -78,8 +91,10 @@ def audit_pate(run: PipelineRun, options: AuditOptions) -> Audit:
         The run, with its private folder at hand.
     options : AuditOptions
         The extent of the audit.
+    pool : Pool, optional
+        The records of membership attacks; by default drawn from those of the run.
     """
-    again = _opened(run)
+    again = open_retraining(run)
     costs = Costs.load(run.artifact("account"))
     claim = Claim(
         epsilon=costs.guarantee.epsilon, delta=costs.guarantee.delta, protects=costs.protects
@@ -93,7 +108,7 @@ def audit_pate(run: PipelineRun, options: AuditOptions) -> Audit:
                 exposure.finding(claimed=claim.epsilon, target=LABELS, note=note)
             )
     if "membership" in options.attacks:
-        _pate_membership(again, results)
+        _pate_membership(again, results, pool or draw_pool(again, seed=options.seed))
     if "canaries" in options.attacks:
         with results.part("canaries"):
             results.findings.append(_canaries(again, claim, options))
@@ -103,18 +118,17 @@ def audit_pate(run: PipelineRun, options: AuditOptions) -> Audit:
         results.notes.append("The noise of this run was seeded: its ε is claimed for tests only.")
     return Audit(
         subject=f"{run.recipe.data.name}: {run.recipe.asked}",
-        claim=claim,
+        claims=dict.fromkeys((LABELS, TABLE, STUDENT), claim),
         findings=tuple(results.findings),
         realised=None if exposure is None else exposure.epsilons,
         exposed=() if exposure is None else _most_exposed(exposure, rows, labels, names),
         skipped=tuple(results.skipped),
         notes=tuple(results.notes),
-        private_targets=(LABELS, TABLE, STUDENT),
         seconds=results.seconds,
     )
 
 
-def _opened(run: PipelineRun) -> Retraining:
+def open_retraining(run: PipelineRun) -> Retraining:
     """Return a finished run whose private records are here."""
     undone = next((each for each in run.states() if not each.done), None)
     if undone is not None and undone.stage == run.stages[0].name:
@@ -164,17 +178,14 @@ def audit_model(
     target = Target(name=name, model=model, fit=fit, shadows=shadows)
     start = time.perf_counter()
     found = attack_membership(target, members, others, population=population, seed=options.seed)
+    claims = {}
+    if guarantee is not None:
+        protects = describe_neighbours(guarantee.neighbours.value)
+        claims[name] = Claim(epsilon=guarantee.epsilon, delta=guarantee.delta, protects=protects)
     return Audit(
         subject=name,
-        claim=None
-        if guarantee is None
-        else Claim(
-            epsilon=guarantee.epsilon,
-            delta=guarantee.delta,
-            protects=describe_neighbours(guarantee.neighbours.value),
-        ),
+        claims=claims,
         findings=tuple(found),
-        private_targets=(name,),
         seconds={"membership inference": time.perf_counter() - start},
     )
 
@@ -197,13 +208,15 @@ def _leave_one_out(
         )
         return *_of_records(again, claim, shards.order, owners), _ALL_ALIKE
     mechanism, plan = voting_mechanism(recipe.aggregate), again.labels.plan
-    if recipe.aggregate.in_rounds:
-        raise ConditionsFail("earlier answers decide what is asked next, so queries do not add up")
     shards = partition(ids, teachers=recipe.teachers.count, spec=recipe.partition, groups=groups)
-    stopped = mechanism.checks and plan.answers < plan.queries
-    always = plan.answers if stopped else None
+    always, notes = len(again.labels.asked), []
+    if mechanism.checks and plan.answers < plan.queries:
+        always, notes = min(always, plan.answers), [_STOPPED]
+    if recipe.aggregate.in_rounds:
+        first = int(round_edges(plan.queries, rounds=recipe.aggregate.rounds)[1])
+        always, notes = min(always, first), [*notes, _ROUNDS]
     found = _of_teachers(again, claim, shards, owners, options, always_asked=always)
-    return *found, _STOPPED if stopped else ""
+    return *found, " ".join(notes)
 
 
 def _of_records(
@@ -230,7 +243,7 @@ def _of_teachers(
     owners: Sequence[str] | None,
     options: AuditOptions,
     *,
-    always_asked: int | None,
+    always_asked: int,
 ) -> tuple[Exposure, IntArray]:
     run, recipe = again.run, again.run.recipe
     _, seen, labels = again.private()
@@ -318,17 +331,23 @@ def _most_exposed(
 # --- membership ---------------------------------------------------------------------------------
 
 
-def _pate_membership(again: Retraining, results: Results) -> None:
+def draw_pool(again: Retraining, *, seed: int) -> Pool:
+    """Return private and test records of a run, to attack models with."""
+    raw, _, labels = again.private()
+    return Pool.drawn((raw, labels), again.test(), seed=seed)
+
+
+def _pate_membership(again: Retraining, results: Results, pool: Pool) -> None:
     """Attack the student, and the same model fitted to private labels."""
     from pate.releases.export import own_student
 
     seed = results.options.seed
-    raw, _, labels = again.private()
-    test, test_labels = again.test()
-    pool = Pool.drawn((raw, labels), (test, test_labels), seed=seed)
     views = again.as_student_sees(pool.records)
     student = own_student(again.run)
-    numeric = not again.context.inputs["data-public"].facts.get("categories")
+    plain: dict[str, Any] = {
+        "numeric": not again.context.inputs["data-public"].facts.get("categories"),
+        "columns": attributes(again.columns, pool.records),
+    }
 
     with results.part(f"membership inference on the {STUDENT}"):
         features = again.as_teachers_see(pool.records)
@@ -343,7 +362,7 @@ def _pate_membership(again: Retraining, results: Results) -> None:
                 f"Attacks by confidences on the {STUDENT}: its model gives no probabilities; label "
                 "attacks alone apply."
             )
-            target = Target(name=STUDENT, model=_Labels(student.labels_of), numeric=numeric)
+            target = Target(name=STUDENT, model=_Labels(student.labels_of), **plain)
         else:
             shadows = results.affordable_shadows(STUDENT, partial(fit_student, *pool.rows(0), seed))
             target = Target(
@@ -352,7 +371,7 @@ def _pate_membership(again: Retraining, results: Results) -> None:
                 fit=fit_student if shadows else None,
                 by_rows=lambda rows: student.probabilities_of(pool.records[rows]),
                 shadows=shadows,
-                numeric=numeric,
+                **plain,
             )
         results.findings += attack_pool(target, pool, seed=seed)
 
@@ -372,7 +391,7 @@ def _pate_membership(again: Retraining, results: Results) -> None:
             fit=fit_reference if shadows else None,
             by_rows=lambda rows: ask(views[rows]),
             shadows=shadows,
-            numeric=numeric,
+            **plain,
         )
         if hasattr(model, "predict_proba"):
             results.findings += attack_pool(target, pool, seed=seed)
@@ -400,7 +419,6 @@ def _canaries(again: Retraining, claim: Claim, options: AuditOptions) -> Finding
     if recipe.by_records:
         given["mechanism"] = count_mechanism(recipe.aggregate)
         given["public"] = np.array(public_features(again.context))
-        most = _MOST_CANARIES
     else:
         if recipe.teachers.mix:
             raise ConditionsFail("teachers of several models are not trained again here")
@@ -415,13 +433,10 @@ def _canaries(again: Retraining, claim: Claim, options: AuditOptions) -> Finding
             plugin_path=again.run.options.plugin_path,
         )
         given["teachers"] = recipe.teachers.count
-        most = plan.queries
-    count = options.canaries or min(most, len(test[1]))
-    if count > len(test[1]):
-        raise InvalidInput(
-            f"{count} canaries are made of as many test records, and there are {len(test[1])}; "
-            "lower --canaries"
-        )
+        most = min(plan.queries, len(test[1]))
+    if recipe.by_records:  # an input is a canary with each of its wrong labels
+        most = min(_MOST_CANARIES, len(test[1]) * (again.classes - 1))
+    count = options.canaries or min(most, _MOST_CANARIES)
     found = audit_canaries(np.asarray(private), labels, canaries=count, **given)
     note = (
         f"{count} test records with wrong labels, each in or out of one throwaway training by a "

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pate.audits.attributes import worst_attribute
 from pate.audits.findings import Finding
 from pate.audits.membership import (
     lira_attack,
@@ -25,6 +27,7 @@ IntArray = NDArray[np.int64]
 STUDENT, MODEL, REFERENCE = "student", "DP-SGD model", "model without privacy"
 
 _MOST_JUDGED = 2000  # members, and others, in a membership attack
+_MOST_COLUMNS = 100  # of a table whose attributes are guessed
 _COPIES = 8  # noisy copies of each record, for attacks by labels
 
 
@@ -46,6 +49,8 @@ class Target:
         The number of shadow models.
     numeric : bool
         Whether noise may be added to its records: not to codes of categories.
+    columns : mapping of int to str
+        The names of the columns of a table by their places, which are attributes to be guessed.
     """
 
     name: str
@@ -54,6 +59,7 @@ class Target:
     by_rows: Predict | None = None
     shadows: int = 0
     numeric: bool = True
+    columns: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,6 +94,16 @@ class Pool:
     def part(self, part: int) -> Labelled:
         """Return the records themselves, with labels."""
         return self.records[self.numbers[part]], self.labels[self.numbers[part]]
+
+
+def attributes(
+    columns: Sequence[Mapping[str, Any]] | None, records: NDArray[Any]
+) -> dict[int, str]:
+    """Return the columns of a table by their places, with names; none of images, or of many."""
+    if records.ndim != 2 or records.shape[1] > _MOST_COLUMNS:
+        return {}
+    names = [each["name"] for each in columns or ()] or [None] * records.shape[1]
+    return {place: name or f"column {place}" for place, name in enumerate(names)}
 
 
 def attack_pool(target: Target, pool: Pool, *, seed: int) -> list[Finding]:
@@ -128,6 +144,10 @@ def attack_membership(
             threshold_attack(target.model, members, others, score=score, target=target.name)
             for score in ("loss", "confidence", "entropy")
         ]
+        worst = worst_attribute(
+            target.model, members, others, columns=target.columns, target=target.name
+        )
+        found += [] if worst is None else [worst]
     if target.numeric and np.isfinite(np.asarray(members[0], dtype=np.float64)).all():
         found.append(
             robustness_attack(

@@ -17,16 +17,18 @@ from pate.audits.options import AuditOptions, Results
 from pate.audits.predictions import Predict
 from pate.audits.results import Audit, Claim
 from pate.audits.shadow_models import ModelFit
-from pate.audits.targets import MODEL, REFERENCE, Pool, Target, attack_pool
+from pate.audits.targets import MODEL, REFERENCE, Pool, Target, attack_pool, attributes
 from pate.dpsgd_runs import FinishedTraining
 from pate.errors import ConditionsFail, InvalidInput
 
-TRAINING = "DP-SGD training"
+TRAINING, SUMS_MODEL = "DP-SGD training", "least squares model"
 _CANARIES = 5000
 _AT_ONCE = 8  # networks that train as one program in less than twice the time of one
 
 
-def audit_training(training: FinishedTraining, options: AuditOptions) -> Audit:
+def audit_training(
+    training: FinishedTraining, options: AuditOptions, *, pool: Pool | None = None
+) -> Audit:
     """Attack the model of a finished run of ``dpsgd train``. PRIVATE.
 
     Parameters
@@ -35,6 +37,8 @@ def audit_training(training: FinishedTraining, options: AuditOptions) -> Audit:
         The run, with the data it was trained on at hand.
     options : AuditOptions
         The extent of the audit.
+    pool : Pool, optional
+        The records of membership attacks; by default drawn from those of the run.
     """
     from pate.datasets.loading import load
 
@@ -48,18 +52,17 @@ def audit_training(training: FinishedTraining, options: AuditOptions) -> Audit:
         raise InvalidInput(f"the private records of {training.folder} are not at hand")
     guarantee = training.guarantee
     claim = Claim(epsilon=guarantee.epsilon, delta=guarantee.delta, protects=training.protects)
-    results = Results(options)
+    results, name = Results(options), SUMS_MODEL if training.plan.one_sum else MODEL
     if "leave-one-out" in options.attacks:
         results.skipped.append(
-            "Leave-one-out: a record reaches every step of DP-SGD, so its influence has no closed "
-            "form; it is exact for PATE alone."
+            "Leave-one-out: a record reaches all weights of this model, and its influence has no "
+            "closed form; it is exact for PATE alone."
         )
     records = (np.asarray(private.features), np.asarray(private.labels))
     if "membership" in options.attacks:
-        pool = Pool.drawn(
-            records, (np.asarray(test.features), np.asarray(test.labels)), seed=options.seed
-        )
-        _training_membership(training, pool, results)
+        others = (np.asarray(test.features), np.asarray(test.labels))
+        drawn = pool or Pool.drawn(records, others, seed=options.seed)
+        _training_membership(training, drawn, results, name)
     if "canaries" in options.attacks:
         with results.part("gradient canaries"):
             results.findings.append(_gradient_canaries(training, *records, options))
@@ -67,11 +70,10 @@ def audit_training(training: FinishedTraining, options: AuditOptions) -> Audit:
         results.notes.append(f"This run is not private: {training.why_not_private}.")
     return Audit(
         subject=training.asked,
-        claim=claim,
+        claims=dict.fromkeys((name, TRAINING), claim),
         findings=tuple(results.findings),
         skipped=tuple(results.skipped),
         notes=tuple(results.notes),
-        private_targets=(MODEL, TRAINING),
         seconds=results.seconds,
     )
 
@@ -87,14 +89,31 @@ def _fresh_network(training: FinishedTraining, features: NDArray[Any]) -> Any:
     )
 
 
-def _training_membership(training: FinishedTraining, pool: Pool, results: Results) -> None:
-    seed, model = results.options.seed, training.student
-    with results.part(f"membership inference on the {MODEL}"):
-        target = Target(name=MODEL, model=model.predict_proba)
-        results.findings += attack_pool(target, pool, seed=seed)
-        results.notes.append(
-            f"Shadow models are trained without noise: they attack the {REFERENCE} alone."
+def _training_membership(
+    training: FinishedTraining, pool: Pool, results: Results, name: str
+) -> None:
+    seed, model, columns = results.options.seed, training.student, training.columns
+    coded = any(each["categories"] for each in columns or ())
+    plain: dict[str, Any] = {"numeric": not coded, "columns": attributes(columns, pool.records)}
+    with results.part(f"membership inference on the {name}"):
+        features, shadows = model.features(pool.records), 0
+        privately = partial(_fit_privately, training, features)
+        if training.plan.one_sum or training.plan.by_user:
+            results.skipped.append(
+                f"Shadow models of the {name}: they are for steps of DP-SGD that protect single "
+                "records."
+            )
+        else:
+            shadows = results.affordable_shadows(name, partial(privately, *pool.rows(0), seed))
+        target = Target(
+            name=name,
+            model=model.predict_proba,
+            fit=privately if shadows else None,
+            by_rows=lambda rows: model.predict_proba(pool.records[rows]),
+            shadows=shadows,
+            **plain,
         )
+        results.findings += attack_pool(target, pool, seed=seed)
     if training.recipe.least_squares:
         results.skipped.append(f"A {REFERENCE}: there is none of least squares.")
         return
@@ -121,8 +140,42 @@ def _training_membership(training: FinishedTraining, pool: Pool, results: Result
             fit=_ByRows(kind, features) if shadows else None,
             by_rows=lambda rows: reference(features[rows]),
             shadows=shadows,
+            **plain,
         )
         results.findings += attack_pool(target, pool, seed=seed)
+
+
+def _fit_privately(
+    training: FinishedTraining, features: NDArray[Any], rows: Any, y: Any, seed: int
+) -> Predict:
+    """Return a model by DP-SGD of some rows, with the rate, noise and steps of the run."""
+    import torch
+
+    from dpsgd import Trainer
+    from dpsgd.models import build_optimizer
+    from dpsgd.training import make_clipping
+
+    recipe, plan = training.recipe, training.plan
+    network = _fresh_network(training, features)
+    Trainer(
+        network,
+        build_optimizer(recipe.training, network),
+        dataset=(features[rows], np.asarray(y)),
+        lot_size=plan.sample_rate * len(rows),
+        noise_multiplier=plan.noise_multiplier,
+        delta=recipe.privacy.delta,
+        clipping=make_clipping(recipe.clipping),
+        learning_rate=plan.learning_rate,
+        batch_size=recipe.training.batch_size,
+        insecure_seed=seed,
+    ).fit(steps=plan.steps)
+
+    def predict(wanted: Any) -> NDArray[Any]:
+        with torch.inference_mode():
+            logits = network.eval()(torch.as_tensor(features[wanted]))
+        return np.asarray(logits.double().softmax(dim=1).numpy())
+
+    return predict
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,9 @@ from pate.cli import options
 
 app = options.new_app()
 
-Folder = Annotated[Path, typer.Argument(help="A finished run of pate run or dpsgd train.")]
+Folder = Annotated[
+    Path, typer.Argument(help="A finished run of pate run, dpsgd train or pate compare.")
+]
 Attacks = Annotated[
     str | None,
     typer.Option("--attacks", help="Some of leave-one-out,membership,canaries; default all."),

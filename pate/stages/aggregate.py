@@ -344,6 +344,11 @@ def _family(context: Context) -> str:
     return fingerprint(spec, context.options.insecure_seed)
 
 
+def round_edges(queries: int, *, rounds: int) -> NDArray[np.int64]:
+    """Return where rounds begin and end among the planned queries; public."""
+    return np.unique(np.linspace(0, queries, rounds + 1).astype(np.int64))
+
+
 def _in_rounds(
     context: Context,
     ledger: Ledger,
@@ -360,7 +365,7 @@ def _in_rounds(
     """
     spec = context.recipe.aggregate
     classes = int(context.inputs["data-public"].facts["classes"])
-    edges = np.unique(np.linspace(0, plan.queries, spec.rounds + 1).astype(int))
+    edges = round_edges(plan.queries, rounds=spec.rounds)
     rounds: list[Round] = []
     left = plan.answers
 

@@ -66,7 +66,7 @@ def test_an_audit_writes_private_files_and_changes_nothing_else(finished, plain_
     assert found["level"] == "PRIVATE"
     assert not found["contradicted"]
     assert len(found["realised"]["epsilons"]) == 90
-    claimed = found["claimed"]["epsilon"]
+    claimed = found["claimed"]["student"]["epsilon"]
     assert max(found["realised"]["epsilons"]) <= claimed
     by_attack = {(each["attack"], each["target"]): each for each in found["findings"]}
     exact = by_attack["leave-one-out, exact", "released labels"]
@@ -78,6 +78,8 @@ def test_an_audit_writes_private_files_and_changes_nothing_else(finished, plain_
     for target in ("student", "model without privacy"):
         assert ("threshold on the loss", target) in by_attack
         assert ("LiRA (online)", target) in by_attack
+        assert any(attack.startswith("attribute inference (column ") for attack, on in by_attack
+                   if on == target)  # fmt: skip
     assert "PRIVATE: do not publish" in said
     assert found["verdict"] in said
     page = (private / "audit.html").read_text()
@@ -105,6 +107,30 @@ def test_leave_one_out_resumes_and_samples(finished, plain_plots):
     assert top["epsilon"] == pytest.approx(max(first["realised"]["epsilons"]))
     labels = np.load(finished.path("data") / "labels.npy")
     assert top["label"] == str(labels[top["record"]])
+
+
+def test_in_rounds_the_bound_is_of_the_first(tmp_path, plain_plots, monkeypatch):
+    from pate.audits import leave_one_out
+
+    seen = []
+
+    def shown(pairs, *, delta):
+        seen.append(len(pairs))
+        return 0.0
+
+    project = open_project(tmp_path)
+    rounds = {"choose": "uncertain", "rounds": 4}
+    project.write(teachers={"count": 15, "model": "ridge"}, aggregate=rounds)
+    project.run()
+    audit(project, "--attacks", "leave-one-out")
+    (exact,) = written(project)["findings"]
+    assert exact["note"].startswith("Answers decide what the next round asks")
+    assert 0 <= exact["epsilon"] <= exact["values"]["largest realised ε"]
+    monkeypatch.setattr(leave_one_out, "shown_epsilon", shown)
+    audit(project, "--attacks", "leave-one-out")
+    most = max(each["changed"] for each in written(project)["exposed"])
+    assert seen
+    assert max(seen) <= 3 < most  # of 12 queries, the first round asks 3
 
 
 def test_record_votes_and_what_may_be_published(tmp_path, plain_plots):

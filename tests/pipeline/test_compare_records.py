@@ -309,3 +309,53 @@ def test_labels_of_one_class_end_in_no_student_and_the_comparison_goes_on(projec
     (ledger,) = project.folder.glob("data/ledgers/tiny.not-private.ledger")
     with Ledger.open(ledger) as opened:
         assert len(opened.charges()) == 1  # it was paid for, and is not paid for again
+
+
+def test_an_audit_attacks_all_methods_with_the_same_records(made, plain_plots):
+    before = made.place.joinpath("compare.json").read_bytes()
+    spent = [[each.release for each in side] for side in charges(made)]
+    words = ("audit", "runs/mine", "--plugin-path", "plugins", "--shadows", "4", "--canaries", "40")
+    made.call(*words)
+    found = json.loads((made.place / "private" / "audit.json").read_text())
+    assert found["subject"] == "tiny: a comparison at ε = 4"
+    models = {
+        "PATE (teachers): student",
+        "PATE (record votes): student",
+        "DP-SGD: model",
+    }
+    attacks = {}
+    for each in found["findings"]:
+        if "AUC" in each["values"]:
+            attacks.setdefault(each["target"], set()).add(each["attack"])
+            assert each["values"]["members"] == 540  # 600 less public and test records
+    assert models < set(attacks)
+    for name in models:
+        method = name.partition(":")[0]
+        assert attacks[name] == attacks[f"{method}: model without privacy"]
+        assert "LiRA (online)" in attacks[name]
+        assert found["claimed"][name]["epsilon"] <= 4
+    bounds = {each["target"]: each for each in found["findings"] if each["epsilon"] is not None}
+    assert bounds["PATE (record votes): released labels"]["epsilon"] == pytest.approx(4)
+    assert bounds["PATE (record votes): released labels"]["epsilon"] <= 4
+    assert bounds["DP-SGD: training"]["values"]["canaries"] == 40
+    assert not found["contradicted"]
+    page = (made.place / "private" / "audit.html").read_text()
+    section = page[page.index('id="methods"') : page.index('id="bounds"')]
+    assert re.findall(r'scope="row"[^>]*>([^<]+)<', section) == [
+        "PATE (teachers)", "PATE (record votes)", "DP-SGD",
+    ]  # fmt: skip
+    assert [[each.release for each in side] for side in charges(made)] == spent
+    assert made.place.joinpath("compare.json").read_bytes() == before
+
+
+def test_a_comparison_of_an_earlier_version_is_refused_in_one_line(made):
+    file = made.place / "compare.json"
+    kept = file.read_text()
+    content = json.loads(kept)
+    del content["runs"]
+    file.write_text(json.dumps(content))
+    try:
+        said = made.call("audit", "runs/mine", "--plugin-path", "plugins", code=2).stderr
+    finally:
+        file.write_text(kept)
+    assert said.splitlines()[-1].endswith("repeat `pate compare`, which pays for nothing twice")

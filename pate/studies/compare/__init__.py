@@ -15,6 +15,7 @@ comparison.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from pate.pipeline.ledger import key_path, ledger_path
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Options
+from pate.recipes.paths import set_file
 from pate.recipes.read import as_settings, read_recipe, remarks
 from pate.stages.catalogue import stages_of
 from pate.stages.data import require_own_ledger
@@ -83,6 +85,7 @@ class Comparison:
     recipe: CompareRecipe
     folder: Path
     rows: tuple[ComparisonRow, ...]
+    runs: Mapping[str, Mapping[str, Any]]  # of each method at the largest ε: recipe or folder
     cost: TotalStudyCost
     notes: tuple[str, ...]
     seeded: bool
@@ -98,6 +101,7 @@ class Comparison:
             "seeds": self.recipe.compare.seeds,
             "seeded": self.seeded,
             "rows": [row.as_json() for row in self.rows],
+            "runs": self.runs,
             "cost": {
                 "pate": _cost_as_json(cost.here.guarantee),
                 "dpsgd": None if cost.other is None else _cost_as_json(cost.other.guarantee),
@@ -151,7 +155,7 @@ def compare(
     checked, folder, options = runs.recipe, runs.folder, runs.options
     seeded = options.insecure_seed is not None
     require_same_noise(folder, "compare", seeded=seeded)
-    finished, cost = runs.execute()
+    finished, cost, opened = runs.execute()
     rows = comparison_rows(finished, seeded=seeded)
     notes = comparison_notes(
         rows,
@@ -164,7 +168,14 @@ def compare(
         unit=runs.any_recipe.unit,
     )
     comparison = Comparison(
-        name=name, recipe=checked, folder=folder, rows=rows, cost=cost, notes=notes, seeded=seeded
+        name=name,
+        recipe=checked,
+        folder=folder,
+        rows=rows,
+        runs=opened,
+        cost=cost,
+        notes=notes,
+        seeded=seeded,
     )
     comparison.write()
     return comparison
@@ -218,8 +229,11 @@ class CompareRuns:
         assert self.options.study is not None
         return self.options.study
 
-    def execute(self) -> tuple[list[FinishedPoint], TotalStudyCost]:
-        """Run what is not done; return all points, and what they cost by the ledgers."""
+    def execute(self) -> tuple[list[FinishedPoint], TotalStudyCost, dict[str, dict[str, Any]]]:
+        """Run what is not done; return all points, their cost by the ledgers, and the last runs.
+
+        These are of each method at the largest ε, once, as :func:`open_comparison` reads them.
+        """
         report, seeds = self.options.report, self.recipe.compare.seeds
         points, protects = self._planned()
         ledgers = self._ledgers(points)
@@ -247,7 +261,13 @@ class CompareRuns:
                 f"the ledgers of {self.recipe.data.name} hold no charge of this comparison, which "
                 "is finished; restore them from a backup"
             )
-        return finished, cost
+        opened: dict[str, dict[str, Any]] = {
+            each.method: {"recipe": each.recipe.model_dump(mode="json")} for each in last.labels
+        }
+        for model in last.models:
+            home = self._home(last, model).relative_to(self.folder)
+            opened[model.method] = {"folder": home.as_posix()}
+        return finished, cost, opened
 
     def preview(self) -> Preview:
         """Return the charges that the comparison would make in all; nothing is written."""
@@ -480,6 +500,35 @@ class CompareRuns:
             labels=labels,
             models=models,
         )
+
+
+def open_comparison(run: PipelineRun) -> dict[str, PipelineRun | Path]:
+    """Return the run of each method at the largest ε: of PATE, or the folder of a model.
+
+    ``run`` is the one that the folder of the comparison is opened as; there is nothing in it of a
+    folder without ``compare.json``.
+    """
+    path = run.folder / "compare.json"
+    if not path.is_file():
+        return {}
+    try:
+        given = json.loads(path.read_text())["runs"]
+        found: dict[str, PipelineRun | Path] = {}
+        for method, each in given.items():
+            if "folder" in each:
+                found[method] = run.folder / each["folder"]
+                continue
+            recipe = Recipe.model_validate(each["recipe"])
+            set_file(recipe, run.recipe.data.file)
+            found[method] = replace(run, recipe=recipe, stages=stages_of(recipe))
+    except KeyError:
+        raise InvalidInput(
+            f"{path} is of an earlier version, which did not record the runs behind it; repeat "
+            "`pate compare`, which pays for nothing twice"
+        ) from None
+    except (OSError, ValueError, AttributeError, TypeError):
+        raise InvalidInput(f"{path} is damaged; repeat `pate compare` to restore it") from None
+    return found
 
 
 def _execute(run: PipelineRun) -> None:

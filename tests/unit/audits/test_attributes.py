@@ -7,7 +7,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
-from pate.audits.attributes import attribute_attack
+from pate.audits.attributes import attribute_attack, worst_attribute
 from pate.audits.roc import most_advantage
 from pate.errors import InvalidInput
 
@@ -65,10 +65,44 @@ def test_the_prior_decides_where_the_model_knows_nothing():
         assert values["advantage over the prior"] == 0
 
 
+def test_of_a_measurement_the_half_is_guessed():
+    """The model knows the measurement of members alone, exactly at their records."""
+    members, others = people(400, 8), people(400, 9)
+    high = members[0][:, 0] > np.median(others[0][:, 0])
+
+    def remembers(X):
+        own = np.full(len(X), 0.5)
+        for row, label, side in zip(members[0], members[1], high, strict=True):
+            mine = (X[:, 1:] == row[1:]).all(axis=1)
+            own[mine] = np.where((X[mine, 0] > 0) == side, 0.9, 0.1)
+        return np.column_stack([own, *[(1 - own) / 7] * 7])
+
+    members = (members[0], np.zeros(400, dtype=np.int64))
+    others = (others[0], np.zeros(400, dtype=np.int64))
+    values = attribute_attack(remembers, members, others, column=0).values
+    assert values["accuracy with members"] == 1
+    assert 0.4 < values["accuracy with others"] < 0.6
+    assert len([name for name in values if name.startswith(("advantage below", "advantage above"))])
+
+
+def test_the_worst_column_is_reported_with_an_interval_for_all():
+    members, others = people(600, 0), people(600, 1)
+    tree = DecisionTreeClassifier(random_state=0).fit(*members)
+    for X in (members[0], others[0]):
+        X[:, 3] = 1.0  # nothing to guess
+    names = {0: "a", 1: "b", 2: "c", 3: "one"}
+    found = worst_attribute(tree, members, others, columns=names)
+    alone = [attribute_attack(tree, members, others, column=c, name=names[c]) for c in (0, 1, 2)]
+    best = max(alone, key=lambda each: each.values["advantage"])
+    assert found.attack == best.attack
+    assert found.values["columns"] == 3
+    assert found.values["advantage, low"] < best.values["advantage, low"]
+    assert worst_attribute(tree, members, others, columns={3: "one"}) is None
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"column": 0}, "bin measurements first"),
         ({"column": 4}, "place of one of its columns"),
         ({"column": 2, "prior": [0.5, 0.5]}, "for each of 3 values"),
         ({"column": 2, "confidence": 95}, "confidence is 95"),

@@ -28,6 +28,14 @@ def test_canaries_are_records_of_their_kind(kind):
         assert all(own[tuple(row)] != label for row, label in zip(made, labels, strict=True))
 
 
+def test_an_input_is_a_canary_with_each_wrong_label():
+    made, labels = make_canaries(RECORDS, LABELS, count=2 * len(RECORDS), classes=3, rng=RNG)
+    own = {tuple(row): label for row, label in zip(RECORDS, LABELS, strict=True)}
+    pairs = {(*row, label) for row, label in zip(made, labels, strict=True)}
+    assert len(pairs) == 2 * len(RECORDS)
+    assert all(own[pair[:-1]] != pair[-1] for pair in pairs)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_noised_table_shows_nearly_all_that_its_guarantee_allows(kind):
     found = audit_pate(
@@ -88,5 +96,5 @@ def test_a_student_is_attacked_by_its_confidences():
 def test_few_canaries_are_refused():
     with pytest.raises(InvalidInput, match="4 canaries can show no ε"):
         audit_pate(RECORDS, LABELS, mechanism=LaplaceCounts(scale=1.0), canaries=4, **KNOWN)
-    with pytest.raises(InvalidInput, match="400 mislabelled canaries need as many records"):
-        audit_pate(RECORDS, LABELS, mechanism=LaplaceCounts(scale=1.0), canaries=400, **KNOWN)
+    with pytest.raises(InvalidInput, match="601 mislabelled canaries need as many wrong labels"):
+        audit_pate(RECORDS, LABELS, mechanism=LaplaceCounts(scale=1.0), canaries=601, **KNOWN)

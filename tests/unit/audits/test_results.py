@@ -20,8 +20,9 @@ def finding(**given):
 
 
 def audit(*findings, claimed=1.0, **given):
-    plain = {"subject": "<b>digits</b>", "claim": Claim(epsilon=claimed, delta=1e-5)}
-    return Audit(findings=findings, private_targets=("student", "noised table"), **plain | given)
+    claim = Claim(epsilon=claimed, delta=1e-5)
+    plain = {"subject": "<b>digits</b>", "claims": {"student": claim, "noised table": claim}}
+    return Audit(findings=findings, **plain | given)
 
 
 def test_a_bound_above_the_claim_contradicts_only_what_the_claim_covers():
@@ -37,7 +38,7 @@ def test_a_bound_above_the_claim_contradicts_only_what_the_claim_covers():
     own = finding(epsilon=1.2, values={"claimed ε": 1.5})
     assert audit(own, claimed=1.1).contradictions == ()
     assert audit(finding(epsilon=1.6, values={"claimed ε": 1.5}), claimed=1.1).contradictions
-    nothing = Audit(subject="model", claim=None, findings=(bound,))
+    nothing = Audit(subject="model", claims={}, findings=(bound,))
     assert nothing.contradictions == ()
     assert nothing.best is None
 

@@ -1,0 +1,73 @@
+"""The audit of a comparison: all its methods at the largest ε, under the same attacks. PRIVATE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from pate.audits.options import AuditOptions
+from pate.audits.results import Audit
+from pate.audits.run import audit_pate, draw_pool, open_retraining
+from pate.audits.training import audit_training
+from pate.dpsgd_runs import open_training
+from pate.pipeline.runner import PipelineRun
+from pate.studies.tables import METHODS
+
+
+def audit_comparison(runs: Mapping[str, PipelineRun | Path], options: AuditOptions) -> Audit:
+    """Attack every method of a comparison, with the same records. PRIVATE.
+
+    Parameters
+    ----------
+    runs : mapping of str to PipelineRun or path
+        By method, a run of PATE or the folder of a model: see
+        :func:`pate.studies.compare.open_comparison`.
+    options : AuditOptions
+        The extent of the audit.
+
+    Returns
+    -------
+    Audit
+        The findings of all methods; each target is named after its method, and has its own claim.
+    """
+    ours = [run for run in runs.values() if isinstance(run, PipelineRun)]
+    # Of record votes where there are any: they may leave some records of a user out.
+    pool = draw_pool(open_retraining(ours[-1]), seed=options.seed)
+    first = ours[0]
+    audits = {}
+    for method, run in runs.items():
+        options.report(f"{METHODS[method]}:")
+        if isinstance(run, PipelineRun):
+            audits[METHODS[method]] = audit_pate(run, options, pool=pool)
+        else:
+            training = open_training(
+                run, data_root=first.options.data_root, plugin_path=first.options.plugin_path
+            )
+            audits[METHODS[method]] = audit_training(training, options, pool=pool)
+    together = audits.items()
+    return Audit(
+        subject=f"{first.recipe.data.name}: a comparison at ε = {first.recipe.privacy.epsilon:g}",
+        claims={
+            _named(name, target): claim
+            for name, audit in together
+            for target, claim in audit.claims.items()
+        },
+        findings=tuple(
+            replace(each, target=_named(name, each.target))
+            for name, audit in together
+            for each in audit.findings
+        ),
+        skipped=tuple(f"{name}: {each}" for name, audit in together for each in audit.skipped),
+        notes=tuple(f"{name}: {each}" for name, audit in together for each in audit.notes),
+        seconds={
+            f"{name}, {part}": seconds
+            for name, audit in together
+            for part, seconds in audit.seconds.items()
+        },
+        methods=audits,
+    )
+
+
+def _named(method: str, target: str) -> str:
+    return f"{method}: {target.removeprefix(f'{method} ')}"
