@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pate._format import describe_neighbours, format_cost
+from pate._validate import check_whole
 from pate.accounting import Guarantee, Neighbours
 from pate.aggregation import opened_ledger, plan_release
 from pate.datasets.roles import shared_rows
@@ -36,7 +38,14 @@ from pate.ensemble import (
 from pate.errors import InvalidInput
 from pate.mechanisms import COUNT_MECHANISMS, BaseMechanism, CountMechanism, Mechanism, plan_table
 from pate.randomness import Randomness
-from pate.record_votes import column_name, count_record_votes, make_cells, unnamed_group
+from pate.record_votes import (
+    automatic_cells,
+    column_name,
+    count_record_votes,
+    make_cells,
+    require_expected,
+    unnamed_group,
+)
 from pate.students.count_smoothing import smooth_counts
 from pate.students.spec import StudentSpec
 from pate.students.train import METHODS, StudentData, train_student
@@ -120,8 +129,13 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         model, or a model, which is fitted to the released labels.
     votes : {"teachers", "records"}, default="teachers"
         Who votes on the public inputs.
-    cells : int, optional
-        Clusters of public inputs at which records vote; by default at every public input.
+    cells : int or "auto", optional
+        Clusters of public inputs at which records vote; by default at every public input. "auto":
+        as few as the noise demands, by ``expected_records``
+        (:func:`pate.record_votes.automatic_cells`).
+    expected_records : int, optional
+        With ``cells="auto"``, about how many private records will vote: a public number, agreed
+        beforehand and never counted.
     reach : int, default=1
         Nearest cells among which a record splits its one vote. Nearness is the Euclidean distance
         of features as they are given: scale them first.
@@ -205,7 +219,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         student: Any = "self-training",
         *,
         votes: str = "teachers",
-        cells: int | None = None,
+        cells: int | Literal["auto"] | None = None,
+        expected_records: int | None = None,
         reach: int = 1,
         per_user: int = 1,
         queries: int | None = None,
@@ -227,6 +242,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.student = student
         self.votes = votes
         self.cells = cells
+        self.expected_records = expected_records
         self.reach = reach
         self.per_user = per_user
         self.queries = queries
@@ -409,6 +425,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ledger: str | os.PathLike[str] | Ledger | None,
     ) -> Self:
         """Fit where every record votes itself."""
+        require_expected(self.cells, self.expected_records)
         points, public = (Records.of(each).array for each in (records, inputs))
         if points.dtype.kind != "f" or public.dtype.kind != "f":
             raise InvalidInput(
@@ -427,7 +444,15 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             reach=self.reach,
             per_user=per_user,
         )
-        cells = make_cells(public, cells=self.cells, seed=seed)
+        clusters = self.cells
+        if clusters == "auto":
+            clusters = automatic_cells(
+                check_whole("expected_records", self.expected_records),
+                inputs=len(public),
+                classes=len(names),
+                deviation=math.sqrt(mechanism.variance(reach=self.reach)) / self.reach,
+            )
+        cells = make_cells(public, cells=clusters, seed=seed)
         _, labels = encode_labels(y, self.classes, records=len(y))
         votes = count_record_votes(
             points,

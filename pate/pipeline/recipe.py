@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
@@ -247,6 +248,16 @@ class Recipe(BaseModel):
     def by_records(self) -> bool:
         """Whether records vote, and not teachers."""
         return self.votes.by == "records"
+
+    @property
+    def count_deviation(self) -> float:
+        """The standard deviation of the noise on a count of record votes, in votes."""
+        variance = count_mechanism(self.aggregate).variance(reach=self.votes.reach)
+        return math.sqrt(variance) / self.votes.reach
+
+    def clusters(self, *, inputs: int, classes: int) -> int | None:
+        """Return the clusters at which records vote; None where every public input is a cell."""
+        return self.votes.clusters(inputs=inputs, classes=classes, deviation=self.count_deviation)
 
     @property
     def per_user(self) -> int | None:

@@ -407,7 +407,9 @@ def _table(
         why = "a shuffled partition protects against one record replaced, and a table does not"
     else:
         report(f"letting records of {surrogate.name} vote")
-        votes = recipe.votes if recipe.by_records else VotesSpec(by="records")
+        votes = recipe.votes
+        if not recipe.by_records:
+            votes = VotesSpec(by="records", cells="auto", expected_records=facts.records)
         try:
             found = [
                 forecast_table(

@@ -7,6 +7,8 @@ classes are public, so the share of right labels can be counted.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +20,7 @@ from pate.planner.forecast import Budget, Forecast, useful_labels
 from pate.planner.profile import Facts
 from pate.planner.search import Wish
 from pate.planner.surrogate import Surrogate
-from pate.record_votes import RecordVotes, VotesSpec, count_votes, make_cells
+from pate.record_votes import Cells, RecordVotes, VotesSpec, count_votes, make_cells
 from pate.students.count_smoothing import smooth_counts
 
 _TIMES = (0.25, 0.5, 1.0, 2.0, 4.0)  # the asked ε, to show what more of it would buy
@@ -84,21 +86,32 @@ def forecast_table(
     rows = rng.permutation(len(surrogate.truth))[:inputs]
     features, truth = surrogate.inputs[rows].reshape(inputs, -1), surrogate.truth[rows]
     part = inputs / facts.queries
-    clusters = votes.cells and min(inputs, max(2, round(votes.cells * part)))
-    cells = make_cells(features, cells=clusters)
-    reach = min(votes.reach, len(cells))
-    places = cells.nearest(surrogate.features, reach=reach)
-    voters = np.resize(rng.permutation(len(places)), max(1, round(facts.records * part)))
-    counts = count_votes(
-        places[voters],
-        surrogate.labels[voters],
-        classes=surrogate.classes,
-        table=(len(cells), surrogate.classes),
-    )
-    exact = RecordVotes(counts=counts, reach=reach, per_user=per_user)
+    voters = np.resize(rng.permutation(len(surrogate.labels)), max(1, round(facts.records * part)))
+
+    @functools.cache
+    def counted(clusters: int | None) -> tuple[Cells, RecordVotes]:
+        cells = make_cells(features, cells=clusters)
+        reach = min(votes.reach, len(cells))
+        counts = count_votes(
+            cells.nearest(surrogate.features, reach=reach)[voters],
+            surrogate.labels[voters],
+            classes=surrogate.classes,
+            table=(len(cells), surrogate.classes),
+        )
+        return cells, RecordVotes(counts=counts, reach=reach, per_user=per_user)
+
+    def table_at(spec: AggregateSpec) -> tuple[Cells, RecordVotes]:
+        variance = count_mechanism(spec).variance(reach=votes.reach)
+        clusters = votes.clusters(
+            inputs=facts.queries,
+            classes=surrogate.classes,
+            deviation=math.sqrt(variance) / votes.reach,
+        )
+        return counted(clusters and min(inputs, max(2, round(clusters * part))))
 
     def labels_at(spec: AggregateSpec, draw: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         noise = np.random.default_rng([draw, inputs])
+        cells, exact = table_at(spec)
         table = count_mechanism(spec).release(exact, rng=noise).table
         return smooth_counts(
             table.counts,
@@ -146,7 +159,7 @@ def forecast_table(
         useful=useful_labels(facts.queries, accuracy, classes=surrogate.classes),
         over_epsilon=over,
         voted=len(voters),
-        cells=len(cells),
+        cells=len(table_at(spec)[0]),
         student_accuracy=float(np.mean([surrogate.taught(rows, each) for each in taught]))
         if taught
         else None,

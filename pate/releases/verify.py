@@ -429,7 +429,8 @@ def _table(given: _Given) -> Iterator[str]:
             return
     if not recipe.by_records or not folder.is_dir():
         return
-    shapes = [(recipe.votes.cells or inputs, given.classes), (inputs, given.classes), (inputs,)]
+    cells = recipe.clusters(inputs=inputs, classes=given.classes) or inputs
+    shapes = [(cells, given.classes), (inputs, given.classes), (inputs,)]
     for name, shape, kind in zip(TABLE, shapes, "iff", strict=True):
         values = np.load(folder / name, mmap_mode="r", allow_pickle=False)
         if values.shape != shape or values.dtype.kind != kind:

@@ -128,7 +128,8 @@ class Facts:
     @property
     def cells(self) -> int:
         """The number of cells at which records voted, where they did."""
-        return self.recipe.votes.cells or self.queries
+        classes = len(self.classes)
+        return self.recipe.clusters(inputs=self.queries, classes=classes) or self.queries
 
     @property
     def conversion(self) -> Conversion:

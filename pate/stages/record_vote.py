@@ -22,13 +22,18 @@ _TASKS = 8  # that the shards are grouped into: a fixed number, so that tasks fo
 
 
 def _cells_settings(recipe: Recipe, options: Options) -> Any:
-    return {"cells": recipe.votes.cells}
+    votes = recipe.votes
+    if votes.cells != "auto":
+        return {"cells": votes.cells}
+    return {"expected_records": votes.expected_records, "deviation": recipe.count_deviation}
 
 
 def _make_cells(context: Context) -> None:
     """Write the cells, from public features alone: the store refuses this stage anything else."""
     features = np.array(public_features(context))
-    made = make_cells(features, cells=context.recipe.votes.cells)
+    classes = int(context.inputs["data-public"].facts["classes"])
+    clusters = context.recipe.clusters(inputs=len(features), classes=classes)
+    made = make_cells(features, cells=clusters)
     if context.recipe.votes.reach > len(made):
         raise InvalidInput(
             f"votes.reach is {context.recipe.votes.reach}, and there are {len(made)} cells; lower "

@@ -3,10 +3,17 @@
 Every row of the table belongs to a cell of public inputs and holds one noised count for each class.
 Counts of near cells are averaged by a random walk over the graph of nearest public inputs: few
 steps keep the noise, many steps mix the classes. The number of steps, and how sharply averaged
-counts become probabilities, are chosen by the table itself: the counts of some cells are left out,
-predicted from the others, and scored. The noise of a cell is independent of all others and has mean
-zero, so the score of a prediction that did not use it is unbiased for the exact votes. Where no
-prediction agrees with the votes by more than noise explains, all classes get equal shares.
+counts become probabilities, are chosen by the table itself, through a score that is unbiased for
+the exact votes:
+
+* Where every input is a cell, the counts of some cells are left out, predicted from the others, and
+  scored. The noise of a cell is independent of all others and has mean zero.
+* Clusters of inputs may hold most of a class, which no other cell predicts. So a table n + L with
+  exact votes n and noise L is split in two: n + L + g predicts and n + L − g is scored, where g is
+  drawn like L. L and g are exchangeable, so given L + g the mean of L − g is zero. g is Laplace
+  noise: where L is Gaussian, whose tails are lighter, large predictions are scored too low.
+
+Where no prediction agrees with the votes by more than noise explains, all classes get equal shares.
 """
 
 from __future__ import annotations
@@ -24,7 +31,8 @@ _NEIGHBOURS = 8
 _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # of the walk
 _POWERS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # from averaged counts to probabilities
 _FOLDS = 5
-_CLEAR = 5.0  # standard deviations of noise by which predicted classes must lead
+_SPLITS = 8  # of the noise of clusters
+_CLEAR, _CLEAR_SPLIT = 5.0, 3.0  # standard deviations of noise by which predicted classes lead
 
 
 def smooth_counts(
@@ -68,36 +76,44 @@ def smooth_counts(
     counts, where, points = _checked(noised, cells, features)
     votes = counts / units
     sizes = np.bincount(where, minlength=len(votes))
-    start = (votes / np.maximum(sizes, 1)[:, None])[where]
     graph = neighbour_graph(points, neighbours=_NEIGHBOURS)
-    # The same folds for every table of that many cells: the result is a function of the table.
-    folds = np.random.default_rng(0).permutation(len(votes)) % min(_FOLDS, len(votes))
-    parts = int(folds.max()) + 1
-    walked = np.hstack([start, *(start * (folds != part)[where, None] for part in range(parts))])
-    classes = votes.shape[1]
-    chosen = np.full((len(where), classes), 1 / classes)
+    deviation = math.sqrt(variance) / units
+    clusters = len(votes) < len(where)
+    # The same folds and splits for every table of that shape: the result is a function of it.
+    rng = np.random.default_rng(0)
+    if clusters:
+        noise = rng.laplace(scale=deviation / math.sqrt(2), size=(_SPLITS, *votes.shape))
+        tables, scored = votes + noise, votes - noise
+        least = _CLEAR_SPLIT * math.sqrt(2) * deviation
+    else:
+        folds = rng.permutation(len(votes)) % min(_FOLDS, len(votes))
+        tables = np.stack([votes * (folds != part)[:, None] for part in range(folds.max() + 1)])
+        scored, least = votes[None], _CLEAR * deviation
+    starts = np.concatenate([votes[None], tables]) / np.maximum(sizes, 1)[:, None]
+    walked = np.hstack(list(starts[:, where]))
+    inputs, classes = len(where), votes.shape[1]
+    chosen = np.full((inputs, classes), 1 / classes)
     best, done = -math.inf, 0
-    for steps in _STEPS:
+    for steps in (0, *_STEPS) if clusters else _STEPS:
         for _ in range(steps - done):
             walked = (walked + graph @ walked) / 2
         done = steps
-        tables = walked.reshape(len(start), parts + 1, -1)
-        left_out = tables[np.arange(len(start)), folds[where] + 1]
+        smoothed = walked.reshape(inputs, len(starts), classes).swapaxes(0, 1)
+        tried = smoothed[1:] if clusters else smoothed[folds[where] + 1, np.arange(inputs)][None]
         for power in _POWERS:
-            predicted = _cell_means(_shares(left_out, power), where, sizes)
+            predicted = np.stack([_cell_means(_shares(t, power), where, sizes) for t in tried])
             # Quadratic score of every vote (Brier 1950); linear in the votes, so unbiased.
-            squares = (predicted * predicted).sum(axis=1, keepdims=True)
-            score = float((votes * (2 * predicted - squares)).sum())
-            if score > best and _is_clear(votes, predicted, math.sqrt(variance) / units):
-                best, chosen = score, _shares(tables[:, 0], power)
+            squares = (predicted * predicted).sum(axis=2, keepdims=True)
+            score = float((scored * (2 * predicted - squares)).sum())
+            if score > best and _is_clear(scored, predicted, least):
+                best, chosen = score, _shares(smoothed[0], power)
     return SoftLabels(probabilities=chosen, confidence=chosen.max(axis=1))
 
 
-def _is_clear(votes: NDArray[np.float64], predicted: NDArray[np.float64], deviation: float) -> bool:
+def _is_clear(scored: NDArray[np.float64], predicted: NDArray[np.float64], least: float) -> bool:
     """Return whether votes lie where they were predicted, more than noise alone explains."""
-    lead = predicted - 1 / predicted.shape[1]
-    noise = deviation * math.sqrt((lead * lead).sum())
-    return bool((votes * lead).sum() > _CLEAR * noise)
+    lead = predicted - 1 / predicted.shape[2]
+    return bool((scored * lead).sum() > least * np.sqrt((lead * lead).sum(axis=(1, 2))).sum())
 
 
 def _shares(table: NDArray[np.float64], power: float) -> NDArray[np.float64]:

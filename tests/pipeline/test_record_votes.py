@@ -94,10 +94,14 @@ def test_from_a_recipe_to_a_verified_release(records):
 def test_a_kernel_ridge_is_released_as_data(records):
     steps = ["standardise", {"name": "pca", "dimension": 3}]
     student = {"model": "kernel-ridge", "inputs": "features"}
+    records.sections["votes"] |= {"cells": "auto", "expected_records": 40}
     records.write(encoder={"steps": steps}, student=student)
     records.call_run()
-    records.pate("release", records.run_folder, "out")
+    assert records.array("cells", "centres.npy").shape == (7, 3)  # 40/(4·1.36), of 30 inputs
+    records.pate("release", records.run_folder, "out", "--labels")
     out = records.folder / "out"
+    assert np.load(out / "labels" / "noised.npy").shape == (7, 3)
+    assert "cells are 7 clusters of public inputs" in (out / "MODEL_CARD.md").read_text()
     header = json.loads((out / "student.json").read_text())
     assert header["model"] == {"kind": "kernel"}
     assert "contains public inputs" in (out / "MODEL_CARD.md").read_text()
@@ -285,6 +289,8 @@ def test_killed_on_either_side_of_the_charge(records, moment):
         ({"votes": {"reach": 31}}, "there are 30 cells"),
         ({"votes": {"cells": 31}}, "there are 30 public inputs"),
         ({"votes": {"cell": 3}}, "cells"),
+        ({"votes": {"cells": "auto"}}, "needs expected_records"),
+        ({"votes": {"expected_records": 90}}, 'only cells = "auto" uses it'),
         ({"partition": {"method": "shuffle"}}, 'with votes.by = "records" leave it out'),
         ({"privacy": {"sanitise": True}}, "does not depend on the votes"),
         ({"privacy": {"epsilon": None}}, "scale is found if epsilon in [privacy] is given"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_digits
 
+import pate
 from pate.accounting import Neighbours
 from pate.datasets.table import Table, record_ids
 from pate.devices import Device, use_device
@@ -13,6 +16,7 @@ from pate.partition import PLACES, PartitionSpec, record_shards
 from pate.record_votes import (
     Cells,
     RecordVotes,
+    automatic_cells,
     capped,
     count_record_votes,
     count_votes,
@@ -296,3 +300,28 @@ def test_cells_are_stored_as_they_are(tmp_path):
 def test_what_cannot_be_counted_is_refused(call, rule):
     with pytest.raises(InvalidInput, match=rule):
         call()
+
+
+def test_automatic_cells_follow_from_public_numbers():
+    given = {"inputs": 300, "classes": 10}
+    found = [automatic_cells(1200, deviation=each, **given) for each in (60.0, 14.1, 7.0, 4.7, 1.4)]
+    assert found == [20, 21, 42, 63, None]  # two of each class; 1200/(4·deviation); every input
+    assert automatic_cells(1200, inputs=30, classes=10, deviation=14.1) is None
+    assert automatic_cells(1200, deviation=0.0, **given) is None
+    with pytest.raises(InvalidInput, match="expected_records is 0"):
+        automatic_cells(0, deviation=1.0, **given)
+
+
+def test_at_a_small_epsilon_automatic_cells_tell_classes_apart():
+    X, y = load_digits(return_X_y=True)
+    X = X / 16
+    given = {"votes": "records", "epsilon": 0.1, "classes": range(10), "student": "supervised"}
+    made = pate.PATEClassifier(**given, cells="auto", expected_records=1200, insecure_seed=0)
+    fitted = made.fit(X[600:], y[600:], public=X[:300])
+    assert fitted.table_.counts.shape == (21, 10)
+    assert (fitted.labels_ == y[:300]).mean() > 0.5  # 0.1 where all 300 inputs are cells
+    fewer = clone(made).fit(X[900:], y[900:], public=X[:300])
+    assert fewer.table_.counts.shape == (21, 10)  # the number of private records decides nothing
+    for wrong in ({"cells": "auto"}, {"expected_records": 1200}):
+        with pytest.raises(InvalidInput, match="expected_records"):
+            pate.PATEClassifier(**given, **wrong).fit(X[600:], y[600:], public=X[:300])

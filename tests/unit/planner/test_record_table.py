@@ -101,6 +101,18 @@ def test_votes_are_scaled_to_the_private_data(surrogate: Surrogate) -> None:
     assert (clustered.cells, clustered.voted) == (50, 650)
 
 
+def test_automatic_cells_follow_the_noise_of_each_epsilon(surrogate: Surrogate) -> None:
+    votes = VotesSpec(by="records", cells="auto", expected_records=650)
+    some, all_inputs = (
+        predicted(surrogate, Budget(epsilon=0.4, delta=1e-5), votes=each) for each in (votes, VOTES)
+    )
+    assert (some.cells, all_inputs.cells) == (46, 200)  # 650/(4·√2·2.5), less by whole numbers
+    assert some.label_accuracy > all_inputs.label_accuracy
+    assert some.over_epsilon[0.1] > all_inputs.over_epsilon[0.1] + 0.2
+    assert some.over_epsilon[1.6] == all_inputs.over_epsilon[1.6]  # every input is a cell again
+    assert some.as_json()["cells"] == "auto"
+
+
 def test_a_rehearsal_teaches_the_teachers_model(surrogate: Surrogate) -> None:
     found = predicted(surrogate, rehearse=True)
     assert found.student_accuracy is not None

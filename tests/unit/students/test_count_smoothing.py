@@ -77,6 +77,28 @@ def test_inputs_of_one_cell_and_units() -> None:
     assert np.allclose(soft.probabilities, tripled.probabilities)
 
 
+def clustered(votes: int, scale: float, seed: int) -> tuple[SoftLabels, NDArray[np.int64]]:
+    """Soft labels where every class has one cell, which no other cell predicts."""
+    features, labels = blobs()
+    noise = np.random.default_rng(seed).laplace(scale=scale, size=(CLASSES, CLASSES))
+    counts = votes * np.eye(CLASSES, dtype=np.int64) + np.rint(noise).astype(np.int64)
+    variance = 2 * scale**2
+    found = smooth_counts(counts, units=1, features=features, cells=labels, variance=variance)
+    return found, labels
+
+
+def test_a_cluster_that_no_other_predicts_keeps_its_votes() -> None:
+    soft, labels = clustered(200, 10.0, seed=1)
+    assert (soft.probabilities.argmax(axis=1) == labels).mean() > 0.98
+    exact, labels = clustered(200, 0.0, seed=1)
+    assert (exact.probabilities.argmax(axis=1) == labels).mean() > 0.98
+
+
+def test_pure_noise_in_clusters_gives_equal_shares() -> None:
+    found = [clustered(0, 10.0, seed)[0].probabilities for seed in range(8)]
+    assert sum(bool(np.allclose(each, 1 / CLASSES)) for each in found) >= 7
+
+
 @pytest.mark.parametrize(
     ("counts", "cells"),
     [
