@@ -72,7 +72,7 @@ def test_of_a_measurement_the_half_is_guessed():
 
     def remembers(X):
         own = np.full(len(X), 0.5)
-        for row, label, side in zip(members[0], members[1], high, strict=True):
+        for row, side in zip(members[0], high, strict=True):
             mine = (X[:, 1:] == row[1:]).all(axis=1)
             own[mine] = np.where((X[mine, 0] > 0) == side, 0.9, 0.1)
         return np.column_stack([own, *[(1 - own) / 7] * 7])
