@@ -8,9 +8,11 @@ from pathlib import Path
 
 from pate.audits.options import AuditOptions
 from pate.audits.results import Audit
+from pate.audits.retraining import Retraining
 from pate.audits.run import audit_pate, draw_pool, open_retraining
 from pate.audits.training import audit_training
 from pate.dpsgd_runs import open_training
+from pate.errors import InvalidInput
 from pate.pipeline.runner import PipelineRun
 from pate.studies.tables import METHODS
 
@@ -31,16 +33,25 @@ def audit_comparison(runs: Mapping[str, PipelineRun | Path], options: AuditOptio
     Audit
         The findings of all methods; each target is named after its method, and has its own claim.
     """
-    ours = [run for run in runs.values() if isinstance(run, PipelineRun)]
+    ours: dict[str, Retraining] = {}
+    skipped: list[str] = []
+    for method, run in runs.items():
+        if isinstance(run, PipelineRun):
+            try:
+                ours[method] = open_retraining(run)
+            except InvalidInput as error:  # such as one whose labels were too few for a student
+                skipped.append(f"{METHODS[method]}: {error}")
+    if not ours:
+        raise InvalidInput(skipped[0])
     # Of record votes where there are any: they may leave some records of a user out.
-    pool = draw_pool(open_retraining(ours[-1]), seed=options.seed)
-    first = ours[0]
+    pool = draw_pool(list(ours.values())[-1], seed=options.seed)
+    first = next(iter(ours.values())).run
     audits = {}
     for method, run in runs.items():
         options.report(f"{METHODS[method]}:")
-        if isinstance(run, PipelineRun):
-            audits[METHODS[method]] = audit_pate(run, options, pool=pool)
-        else:
+        if method in ours:
+            audits[METHODS[method]] = audit_pate(ours[method].run, options, pool=pool)
+        elif isinstance(run, Path):
             training = open_training(
                 run, data_root=first.options.data_root, plugin_path=first.options.plugin_path
             )
@@ -58,7 +69,10 @@ def audit_comparison(runs: Mapping[str, PipelineRun | Path], options: AuditOptio
             for name, audit in together
             for each in audit.findings
         ),
-        skipped=tuple(f"{name}: {each}" for name, audit in together for each in audit.skipped),
+        skipped=(
+            *skipped,
+            *(f"{name}: {each}" for name, audit in together for each in audit.skipped),
+        ),
         notes=tuple(f"{name}: {each}" for name, audit in together for each in audit.notes),
         seconds={
             f"{name}, {part}": seconds

@@ -439,8 +439,8 @@ def _canaries(again: Retraining, claim: Claim, options: AuditOptions) -> Finding
     count = options.canaries or min(most, _MOST_CANARIES)
     found = audit_canaries(np.asarray(private), labels, canaries=count, **given)
     note = (
-        f"{count} test records with wrong labels, each in or out of one throwaway training by a "
-        "fair coin."
+        f"{count} canaries, test records with wrong labels, each in or out of one throwaway "
+        "training by a fair coin."
     )
     if not recipe.by_records:
         note += f" It answers {count} queries, for which ε = {found.values['claimed ε']:.3g}."

@@ -153,7 +153,7 @@ def test_record_votes_and_what_may_be_published(tmp_path, plain_plots):
     assert found["exposed"] == []
     assert canaries["target"] == "noised table"
     assert canaries["epsilon"] <= 2.0
-    assert found["publishable"].startswith("An audit with 30 canaries, none a private record")
+    assert found["publishable"].startswith("An audit with 60 canaries, none a private record")
 
 
 class Dpsgd(Project):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -346,6 +347,14 @@ def test_an_audit_attacks_all_methods_with_the_same_records(made, plain_plots):
     ]  # fmt: skip
     assert [[each.release for each in side] for side in charges(made)] == spent
     assert made.place.joinpath("compare.json").read_bytes() == before
+
+
+def test_an_audit_without_private_records_is_refused_in_one_line(made):
+    bare = made.place.with_name("bare")
+    shutil.copytree(made.place, bare, ignore=shutil.ignore_patterns("private"))
+    said = made.call("audit", "runs/bare", "--plugin-path", "plugins", code=2).stderr
+    assert "the private records of runs/bare are not at hand" in said
+    assert said.splitlines()[-1].startswith("pate: PATE (teachers): ")
 
 
 def test_a_comparison_of_an_earlier_version_is_refused_in_one_line(made):

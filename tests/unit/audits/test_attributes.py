@@ -68,11 +68,11 @@ def test_the_prior_decides_where_the_model_knows_nothing():
 def test_of_a_measurement_the_half_is_guessed():
     """The model knows the measurement of members alone, exactly at their records."""
     members, others = people(400, 8), people(400, 9)
-    high = members[0][:, 0] > np.median(others[0][:, 0])
+    rows, high = members[0], members[0][:, 0] > np.median(others[0][:, 0])
 
     def remembers(X):
         own = np.full(len(X), 0.5)
-        for row, side in zip(members[0], high, strict=True):
+        for row, side in zip(rows, high, strict=True):
             mine = (X[:, 1:] == row[1:]).all(axis=1)
             own[mine] = np.where((X[mine, 0] > 0) == side, 0.9, 0.1)
         return np.column_stack([own, *[(1 - own) / 7] * 7])
