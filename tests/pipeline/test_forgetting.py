@@ -297,7 +297,9 @@ def test_a_new_release_does_not_show_whether_an_id_was_a_record(project):
 def test_records_do_not_come_back(project):
     """Through a run that was opened before, one that goes on meanwhile, or under another name."""
     root = project.folder / "data"
-    before = pate.open_run(project.run_folder, data_root=root, plugin_path=project.folder / "plugins")
+    before = pate.open_run(
+        project.run_folder, data_root=root, plugin_path=project.folder / "plugins"
+    )
     with before.pipeline.kept():
         assert "wait for it" in forget(project, code=2).stderr
     forget(project)
@@ -308,8 +310,7 @@ def test_records_do_not_come_back(project):
         pate.audit(before, attacks=["leave-one-out"])
     refused = project.run("--set", 'data.id="person"', code=2).stderr
     assert "by names that data.id" in refused
-    found = contents(project.run_folder)
-    assert found == held
+    assert contents(project.run_folder) == held
     with exclusive_lock(project.run_folder):
         assert "wait for it" in project.run(code=2).stderr
 
