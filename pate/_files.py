@@ -142,9 +142,24 @@ def exclusive_lock(
         os.close(handle)
 
 
-def _lock_now(handle: int) -> bool:
+@contextlib.contextmanager
+def shared_lock(folder: Path, *, busy: Exception) -> Iterator[None]:
+    """Hold a folder together with others who share it, against :func:`exclusive_lock`.
+
+    If another process holds it for itself, raise ``busy``.
+    """
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _lock_now(handle, fcntl.LOCK_SH):
+            raise busy
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock_now(handle: int, how: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

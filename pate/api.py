@@ -639,7 +639,8 @@ def audit(
             compared = open_comparison(target.pipeline)
             if compared:
                 return audit_comparison(compared, options)
-            return audit_pate(target.pipeline, options)
+            with target.pipeline.kept():
+                return audit_pate(target.pipeline, options)
         if isinstance(target, TrainedRun):
             from pate.audits.training import audit_training
 
@@ -694,7 +695,7 @@ def forget(
     engine : str, default="serial"
         See :class:`RunOptions`.
     verbose : bool
-        Print stages and show progress.
+        Print stages.
 
     Returns
     -------
@@ -755,7 +756,8 @@ def forget(
         engine=engine,
         plugin_path=found.options.plugin_path,
         insecure_seed=insecure_seed,
-        verbose=verbose,
+        # No progress: how many teachers are trained again shows whether an id was a record.
+        report=print if verbose else None,
     )
     return forget_records(
         replace(found, options=options), ids, queue=queue, spend=spend, signed_by=signed_by

@@ -36,7 +36,7 @@ from pate.artifacts.results import LABELS, SANITISED, ChargeNote, PrivateCosts
 from pate.datasets.table import Splits, record_ids
 from pate.errors import InvalidInput, MissingFile
 from pate.forgetting.certificate import FOLDER, Certificate, write_certificate
-from pate.pipeline.exclusions import FILE, Begun, Exclusions, unit_digests
+from pate.pipeline.exclusions import FILE, Begun, Exclusions, names_of, unit_digests
 from pate.pipeline.ledger import ledger_path, naming_key
 from pate.pipeline.runner import PipelineRun
 from pate.stages.account import FORGOTTEN
@@ -105,10 +105,11 @@ def forget_records(
 ) -> Forgetting:
     """Forget records, or groups where those are protected: see :func:`pate.forget`."""
     _require_forgettable(run)
-    busy = InvalidInput(f"another process is forgetting records of {run.folder}; wait for it")
-    with exclusive_lock(run.folder / Level.PRIVATE.folder, busy=busy):
+    busy = InvalidInput(f"another process uses the records of {run.folder}; wait for it")
+    with exclusive_lock(run.folder, busy=busy):
         run.store.sweep()
-        exclusions = Exclusions.load(run.folder) or Exclusions()
+        loaded = Exclusions.load(run.folder)
+        exclusions = loaded or Exclusions(named_by=names_of(run.recipe.data))
         asked = _requested(run, ids, exclusions)
         exclusions = replace(exclusions, queued=(*exclusions.queued, *asked))
         if queue and asked:
@@ -118,7 +119,7 @@ def forget_records(
             if exclusions.begun is None:
                 exclusions = _begin(run, exclusions)
             assert exclusions.begun is not None
-            requested += exclusions.begun.requested
+            requested += len(exclusions.begun.digests)
             exclusions, written = _finish(run, exclusions, signed_by=signed_by)
         released = spend and not queue and _release_again(run, exclusions)
     return Forgetting(
@@ -157,6 +158,11 @@ def _require_forgettable(run: PipelineRun) -> None:
         raise InvalidInput(
             f"{run.folder} is the folder of a study, whose runs share teachers; remove the records "
             "from the source, run the study again in a new --out, and remove this folder"
+        )
+    if any("data.name" not in each.manifest["inputs"] for each in run.store.all("data")):
+        raise InvalidInput(
+            f"{run.folder} is the folder of a party to a federation, which reads its source for "
+            "each question; remove the records from the source, and then this folder"
         )
     if not run.store.earlier("vote"):
         raise InvalidInput(
@@ -199,25 +205,28 @@ def _names(data: Artifact) -> tuple[list[str], list[str] | None]:
 
 
 def _begin(run: PipelineRun, exclusions: Exclusions) -> Exclusions:
-    """Record what is to be forgotten, and how everything is before; nothing is changed yet."""
+    """Record what is to be forgotten, and how everything is before; nothing is changed yet.
+
+    Guarantees:
+        Ids that are no records are forgotten like all others. So neither what is printed, nor what
+        is released from then on, depends on whether an id was a record.
+    """
     data, key = _data(run, exclusions), _key(run)
     names, groups = _names(data)
     held = {*unit_digests("record", names, key=key), *unit_digests("group", groups or (), key=key)}
-    found = tuple(each for each in exclusions.queued if each in held)
-    if not replace(exclusions, digests=found).keeps(names, groups, key=key).any():
+    if not replace(exclusions, digests=exclusions.queued).keeps(names, groups, key=key).any():
         raise InvalidInput(
             f"these are all private records of {run.folder}; remove the folder instead"
         )
     before = _pinned(run, exclusions, data)
     keys = {name: _found(before, name).key for name in _private_stages(run)}
     begun = Begun(
-        digests=found,
-        requested=len(exclusions.queued),
+        digests=exclusions.queued,
+        found=len(held.intersection(exclusions.queued)),
         data=str(data.manifest["made_from"]),
         keys=keys,
         parts=tuple(_part_digests(before)),
         name=f"{datetime.now(UTC):%Y-%m-%d}-{secrets.token_hex(4)}",
-        done=not found,
     )
     exclusions = replace(exclusions, queued=(), begun=begun)
     exclusions.save(run.folder)
@@ -240,9 +249,8 @@ def _finish(
         exclusions = replace(after, stands_for=stands_for, begun=replace(begun, done=True))
         exclusions.save(run.folder)
     made = _pinned(run, replace(exclusions, begun=None), _data(run, exclusions))
-    removed = _remove_rest(made) if begun.digests else 0
-    if begun.digests:
-        _forget_costs(made)
+    removed = _remove_rest(made)
+    _forget_costs(made)
     certificate = Certificate.of(
         made, begun, after=list(_part_digests(made)), removed=removed, signed_by=signed_by
     )

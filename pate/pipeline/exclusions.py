@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pate._files import write_atomically
 from pate.artifacts import Level, fingerprint
+from pate.datasets.spec import DataSpec
 from pate.datasets.table import Table, content_names
 from pate.errors import InvalidInput
 
@@ -28,8 +29,8 @@ FILE = "forgotten.json"
 class Begun:
     """A forgetting that is not finished: what it needs to resume."""
 
-    digests: tuple[str, ...]  # of the units that were found
-    requested: int  # ids that were asked for
+    digests: tuple[str, ...]  # of all ids that were asked for, whether or not they are records
+    found: int  # of them, in the private records
     data: str  # the fingerprint of the data that hold the records
     keys: Mapping[str, str]  # by stage: that of the result that is to be replaced
     parts: tuple[str, ...]  # keyed digests of all teachers, or shards of records, as they were
@@ -47,6 +48,7 @@ class Exclusions:
     # released were drawn from: the labels are the run's own until new ones are paid for.
     stands_for: Mapping[str, str] = field(default_factory=dict)
     begun: Begun | None = None
+    named_by: str = ""  # the settings that records are recognised by, see :func:`names_of`
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
@@ -61,6 +63,7 @@ class Exclusions:
                 digests=tuple(content["digests"]),
                 queued=tuple(content["queued"]),
                 stands_for=content["stands_for"],
+                named_by=content["named_by"],
                 begun=None
                 if begun is None
                 else Begun(**begun | {name: tuple(begun[name]) for name in ("digests", "parts")}),
@@ -95,6 +98,17 @@ class Exclusions:
         if groups is not None:
             kept &= [each not in known for each in unit_digests("group", groups, key=key)]
         return kept
+
+
+def names_of(data: DataSpec) -> str:
+    """Return a digest of the settings that decide the names of records and groups.
+
+    Under others a forgotten record would have another name, and not be recognised.
+    """
+    own = {"id", "group"}
+    if data.id is None:  # then a name is a digest of all values
+        own |= {"label", "features", "categorical", "classes", "image_size"}
+    return fingerprint(data.model_dump(mode="json", include=own))
 
 
 def unit_digests(unit: str, names: Iterable[str], *, key: str) -> list[str]:

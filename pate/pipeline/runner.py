@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pate._files import write_atomically
+from pate._files import shared_lock, write_atomically
 from pate._validate import LEAST_NOISE, MOST_NOISE
 from pate.artifacts import Artifact, Store, fingerprint
 from pate.artifacts.manifest import MANIFEST
@@ -20,7 +20,7 @@ from pate.datasets.catalogue import CATALOGUE
 from pate.datasets.loading import require_files
 from pate.datasets.roles import require_accepted
 from pate.errors import InvalidInput, MissingFile, SpendNeeded
-from pate.pipeline.exclusions import Exclusions
+from pate.pipeline.exclusions import Exclusions, names_of
 from pate.pipeline.ledger import key_path, naming_key
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Absent, Context, Options, Stage, producer
@@ -86,6 +86,28 @@ class PipelineRun:
         self._require_same_unit()
         self._require_data()
         self._write_recipe()
+        with self.kept():
+            return self._run_stages(until)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Hold the run against a forgetting, which has pinned what it starts from.
+
+        Guarantees:
+            Nothing is made of records that were forgotten after this run was opened.
+        """
+        if self.pinned:
+            yield
+            return
+        busy = InvalidInput(f"another process is forgetting records of {self.folder}; wait for it")
+        with shared_lock(self.folder, busy=busy):
+            if Exclusions.load(self.folder) != self.options.exclusions:
+                raise InvalidInput(
+                    f"records of {self.folder} were forgotten since it was opened; open it again"
+                )
+            yield
+
+    def _run_stages(self, until: str | None) -> list[str]:
         self.store.sweep()
         self._clear()
         ran = []
@@ -108,10 +130,18 @@ class PipelineRun:
 
     def _require_forgotten(self) -> None:
         exclusions = self.options.exclusions
-        if exclusions is not None and exclusions.begun is not None:
+        if exclusions is None:
+            return
+        if exclusions.begun is not None:
             raise InvalidInput(
                 f"a forgetting in {self.folder} was interrupted; finish it first: pate forget "
                 f"{self.folder}"
+            )
+        if exclusions.named_by != names_of(self.recipe.data):
+            raise InvalidInput(
+                f"records of {self.folder} were forgotten by names that data.id, data.group or the "
+                "columns of [data] gave them, which changed: undo that, or choose another --out "
+                "and remove the records from the source"
             )
 
     def _require_data(self) -> None:

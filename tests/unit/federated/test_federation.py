@@ -14,6 +14,7 @@ pytest.importorskip("flwr")
 from federation import GONE, MARKER, Federation, MemoryGrid
 from harness import RECIPE, open_project
 
+from pate import forget
 from pate.accounting import Neighbours, event_from_json
 from pate.errors import InvalidInput
 from pate.federated.coordinator import Coordinator, coordinate
@@ -149,6 +150,9 @@ def test_a_session_is_drawn_and_charged_once_and_another_one_anew(finished):
     assert (first == again).all()
     assert (first != other).any()
     assert len(federation.charges(2)) == before + 2
+    # It would read its source again for the next question, with the records.
+    with pytest.raises(InvalidInput, match="party to a federation"):
+        forget(party.folder / "run", ["1"], data_root=party.options.data_root)
 
 
 @pytest.mark.parametrize("mechanism", ["lnmax"])
