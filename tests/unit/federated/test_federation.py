@@ -71,7 +71,7 @@ def test_the_coordinator_sees_the_sum_of_what_the_parties_drew_and_paid_for(fini
         (charged,) = charge.events
         event = charged.event.event
         assert event == coordinator.question.events[0]
-        assert event.rho >= 12 / 2.0**2  # Q/σ² at two of the three shares
+        assert event.rho >= 12 / 2.0**2  # Q/σ² at one share of the two that must be there
     assert results["parties"] == 3
     assert results["teachers"] == 12
     assert results["guarantee"]["epsilon"] == coordinator.guarantee.epsilon

@@ -22,6 +22,7 @@ from flwr.compat.common import recorddict_compat
 from pate.errors import InvalidInput
 from pate.federated.recipes import FederationTerms
 from pate.federated.secure_sum import MODULUS, SumFailed, mask, secure_sum, sum_parameters
+from pate.mechanisms.noise_shares import GaussianShare
 
 
 def parties(terms: FederationTerms, arrays: list[np.ndarray]) -> MemoryGrid:
@@ -239,6 +240,17 @@ def test_no_message_but_a_step_of_a_sum_reaches_the_votes(kind):
     message = Message(content, dst_node_id=grid.nodes[0], message_type=kind)
     with pytest.raises((InvalidInput, ValueError), match=r"no step of a secure sum|registered"):
         grid.client(message, grid.contexts[grid.nodes[0]])
+
+
+@pytest.mark.parametrize(
+    ("count", "dropouts", "colluding"), [(2, 0, 0), (3, 1, 0), (5, 1, 0), (5, 1, 1), (9, 2, 3)]
+)
+def test_the_noise_that_no_reader_knows_is_that_of_the_plan(count, dropouts, colluding):
+    """A party subtracts its own share from what it reads, and colluding ones all of theirs."""
+    terms = FederationTerms(parties=count, dropouts=dropouts, colluding=colluding)
+    share = GaussianShare(sigma=7.0, shares=terms.shares)
+    for known in {1, colluding}:
+        assert (terms.threshold - known) * share.variance >= 7**2
 
 
 @pytest.mark.parametrize(
