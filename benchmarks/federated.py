@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ def measure(parties: int, queries: int, classes: int) -> dict[str, Any]:
 
     terms = FederationTerms(parties=parties, dropouts=1)
     share = GaussianShare(sigma=40.0, shares=terms.shares)
-    client = ClientApp(mods=[guard(terms), secaggplus_mod])
+    claims = tempfile.TemporaryDirectory()
+    client = ClientApp(mods=[guard(terms, claims=Path(claims.name)), secaggplus_mod])
 
     @client.train()
     def answer(message: Any, context: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,6 +123,7 @@ class MemoryGrid:
 
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
         self.client = client
+        self.runs = time.time_ns()
         self.nodes = [100 + number for number in range(len(settings))]
         self.faults: dict[int, Fault] = {}
         self.sent: list[bytes] = []  # all that parties sent to the coordinator
@@ -149,9 +151,15 @@ class MemoryGrid:
         )
 
     def context(self) -> Any:
+        """The coordinator's context of a new run, which the parties are in, too."""
         from flwr.app import Context, RecordDict
 
-        return Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={})
+        self.runs += 1
+        for context in self.contexts.values():
+            context.run_id = self.runs
+        return Context(
+            run_id=self.runs, node_id=0, node_config={}, state=RecordDict(), run_config={}
+        )
 
     def get_node_ids(self) -> list[int]:
         return self.nodes

@@ -22,7 +22,7 @@ from pate._files import write_atomically
 from pate.errors import PateError
 from pate.federated.party import Party, count_votes, keep_inputs, noised_votes, require_agreed
 from pate.federated.recipes import Question
-from pate.federated.secure_sum import SESSION, guard
+from pate.federated.secure_sum import guard, session_of
 
 
 def _party(context: Context) -> Party:
@@ -38,7 +38,9 @@ def _party(context: Context) -> Party:
 def _checked(message: Message, context: Context, call_next: Any) -> Message:
     """Apply the party's own terms to every step of a secure sum; its errors quote nothing."""
     try:
-        reply: Message = guard(_party(context).recipe.federation)(message, context, call_next)
+        party = _party(context)
+        check = guard(party.recipe.federation, claims=party.folder / "claims")
+        reply: Message = check(message, context, call_next)
         return reply
     except PateError as error:
         print(f"refused: {error}", flush=True)
@@ -68,8 +70,7 @@ def answer(message: Message, context: Context) -> Message:
     """Return noised votes to the mod that masks them; they are charged by then."""
     asked = recorddict_compat.recorddict_to_fitins(message.content, keep_input=True)
     question = Question.from_json(str(asked.config["question"]))
-    session = str(context.state.config_records[SESSION]["name"])
-    votes = noised_votes(_party(context), question, session=session)
+    votes = noised_votes(_party(context), question, run=context.run_id, session=session_of(context))
     result = FitRes(
         status=Status(Code.OK, ""),
         parameters=ndarrays_to_parameters([votes.astype(np.float64)]),

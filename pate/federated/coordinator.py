@@ -92,8 +92,9 @@ class Coordinator:
         """The guarantee for a record of any party, fixed before anybody is asked.
 
         Guarantees:
-            A record is in one party's data. The sum is what the coordinator sees, and all that
-            follows from it is post-processing (Dwork & Roth 2014, Proposition 2.1).
+            A record is in one party's data (held by n of them, it moves n votes). The sum is what
+            the coordinator sees, and all that follows from it is post-processing (Dwork & Roth
+            2014, Proposition 2.1), also by another party, whose share is not counted on.
         """
         return guarantee_of_plan(self.question.events, delta=self.recipe.privacy.delta)
 
@@ -159,8 +160,9 @@ def finish(coordinator: Coordinator, opened: Opened) -> dict[str, Any]:
         "terms": terms.model_dump(),
         "queries": len(question.rows),
         "guarantee": guarantee.as_json(),
-        "holds": "for one record of any party, as its partition protects it, if the coordinator "
-        f"follows the protocol and at most {terms.colluding} other parties collude with it",
+        "holds": "for one record of any party, as its partition protects it and as no other party "
+        "holds it, if the coordinator follows the protocol and at most "
+        f"{terms.colluding} other parties collude with it",
         "accuracy": asdict(Share.counted(int((predicted == truth).sum()), len(truth))),
         "printed": format_cost(guarantee.epsilon, guarantee.delta),
     }

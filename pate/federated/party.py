@@ -128,13 +128,15 @@ def count_votes(party: Party, question: Question) -> None:
     made.run.execute()
 
 
-def noised_votes(party: Party, question: Question, *, session: str) -> NDArray[np.int64]:
+def noised_votes(party: Party, question: Question, *, run: int, session: str) -> NDArray[np.int64]:
     """Return the votes that are asked for with this party's share of noise, once they are paid.
 
     Guarantees:
         The charge for the sum is in the party's ledger before this returns, by its events at
-        ``terms.shares`` shares of noise. A session's votes are drawn once and charged once; another
-        session draws anew, and is charged: two sums over different parties never share noise.
+        ``terms.shares`` shares of noise. A run's votes are drawn once, charged once, and bound to
+        one question and one key exchange (``session``): two sums over different parties never share
+        noise, and a party that joined twice is in a sum once, so that one record moves one vote of
+        it. Another run draws anew, and is charged.
     """
     _require_terms(party, question)
     made = _with_splits(party, question)
@@ -150,7 +152,8 @@ def noised_votes(party: Party, question: Question, *, session: str) -> NDArray[n
             asked,
             events=events,
             ledger=ledger,
-            name=f"federation {question.digest} {session}",
+            name=f"federation {run}",
+            bound_to=(question.digest, session),
             records=relation,
             group=made.recipe.protected_group,
         )

@@ -46,8 +46,14 @@ class FederationTerms(BaseModel):
 
     @property
     def shares(self) -> int:
-        """The shares of noise that suffice."""
-        return self.threshold - self.colluding
+        """The shares of noise that suffice.
+
+        Guarantees:
+            Of the shares in any sum that is opened, those of colluding parties are not counted on,
+            nor, where nobody colludes, that of a single party: it knows its own share, and may read
+            the labels and the student that follow from the sum.
+        """
+        return self.threshold - max(self.colluding, 1)
 
     @model_validator(mode="after")
     def _most_take_part(self) -> Self:

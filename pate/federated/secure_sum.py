@@ -9,7 +9,7 @@ Guarantees:
     * **Masks.** Flower expands a mask from 32 bits of its key by a Mersenne Twister, which can be
       searched: with three parties, two pairwise masks meet in the middle at 2³² steps. Both ends
       expand the whole key by ChaCha20 (Bernstein 2008) instead (:func:`mask`).
-    * **One sum.** A party's noised votes are drawn anew for each key exchange
+    * **One sum.** A party's noised votes are drawn for one key exchange, which opens one sum
       (:func:`guard`), so that no two sums, of different parties, hold the same noise.
 """
 
@@ -18,20 +18,20 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
-import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pate._files import create_once
 from pate.errors import InvalidInput
 from pate.federated.recipes import FederationTerms
 
 MODULUS = 1 << 32
-SESSION = "pate_session"  # the record of a party's state that names its key exchange
 _MOD = "flwr.client.mod.secure_aggregation.secaggplus_mod"
 _WORKFLOW = "flwr.server.workflow.secure_aggregation.secaggplus_workflow"
 
@@ -87,17 +87,26 @@ def use_own_masks() -> None:
 # --- the party ------------------------------------------------------------------------------------
 
 
-def guard(terms: FederationTerms) -> Callable[[Any, Any, Callable[[Any, Any], Any]], Any]:
+def guard(
+    terms: FederationTerms, *, claims: Path
+) -> Callable[[Any, Any, Callable[[Any, Any], Any]], Any]:
     """Return a mod that refuses what the terms of a party do not cover.
 
+    ``claims`` is a folder of the party: what a key exchange was used for is noted there, whatever
+    becomes of Flower's own state.
+
     Guarantees:
-        A sum that the party helps to open has ``terms.threshold`` parties in it or more; nobody is
-        both in it and out of it. Each key exchange has a name of its own, drawn at the party.
+        * Votes leave under the masks of a secure sum, and by no other message.
+        * A party's array is masked towards everybody in its key exchange. A sum that it helps to
+          open has ``terms.threshold`` parties in it or more, and everybody is either in it or out.
+        * A key exchange masks the votes of one run, and the party helps to open one set of parties.
+          Two sets need 2·threshold answers less those of colluding parties, which may answer twice:
+          more than there are (Bonawitz et al. 2017, Section 6.2), by :class:`FederationTerms`.
     """
-    from flwr.app import ConfigRecord
     from flwr.app.message_type import MessageType
     from flwr.common.secure_aggregation.secaggplus_constants import (
         RECORD_KEY_CONFIGS,
+        RECORD_KEY_STATE,
         Key,
         Stage,
     )
@@ -105,11 +114,15 @@ def guard(terms: FederationTerms) -> Callable[[Any, Any, Callable[[Any, Any], An
     wanted = sum_parameters(terms.parties)
 
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
-        if message.metadata.message_type != MessageType.TRAIN:
+        kind = message.metadata.message_type
+        if kind == MessageType.QUERY:
             return call_next(message, context)
+        if kind != MessageType.TRAIN:  # "train.default" passes SecAgg+, and would not be masked
+            raise InvalidInput("the coordinator sends a message that is no step of a secure sum")
         use_own_masks()
         asked = message.content.config_records[RECORD_KEY_CONFIGS]
-        if asked[Key.STAGE] == Stage.SETUP:
+        stage = asked[Key.STAGE]
+        if stage == Stage.SETUP:
             settings = {
                 Key.SHARE_NUMBER: asked[Key.SAMPLE_NUMBER],
                 Key.THRESHOLD: terms.threshold,
@@ -123,15 +136,47 @@ def guard(terms: FederationTerms) -> Callable[[Any, Any, Callable[[Any, Any], An
                 asked[key] != value for key, value in settings.items()
             ):
                 raise InvalidInput("the coordinator asks for another sum than was agreed on")
-            name = ConfigRecord({"name": secrets.token_hex(12)})
-            context.state.config_records[SESSION] = name
-        if asked[Key.STAGE] == Stage.UNMASK:
-            active, gone = asked[Key.ACTIVE_NODE_ID_LIST], asked[Key.DEAD_NODE_ID_LIST]
-            if len(set(active)) < terms.threshold or set(active) & set(gone):
-                raise InvalidInput("the coordinator asks to open a sum of too few parties")
+            return call_next(message, context)
+        state = context.state.config_records[RECORD_KEY_STATE]
+        if stage == Stage.SHARE_KEYS:
+            if len(asked) - 1 != state["sample_num"]:  # all but the stage are keys
+                raise InvalidInput("the coordinator withholds keys of a party")
+            return call_next(message, context)
+        everybody, own = sorted(state["public_keys_dict:K"]), state["nid"]
+        if stage == Stage.COLLECT_MASKED_VECTORS:
+            if sorted([own, *asked[Key.SOURCE_LIST]]) != everybody:
+                raise InvalidInput("the coordinator withholds key shares of a party")
+            _claim(claims / f"{session_of(context)}.votes", str(context.run_id))
+        else:
+            active, gone = sorted(asked[Key.ACTIVE_NODE_ID_LIST]), asked[Key.DEAD_NODE_ID_LIST]
+            if (
+                len(active) < terms.threshold
+                or own not in active
+                or sorted([*active, *gone]) != everybody
+            ):
+                raise InvalidInput(
+                    "the coordinator asks to open a sum of too few parties, or of others"
+                )
+            _claim(claims / f"{session_of(context)}.opened", repr(active))
         return call_next(message, context)
 
     return mod
+
+
+def session_of(context: Any) -> str:
+    """Return the name of a party's key exchange: a digest of the key that it drew for it."""
+    from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_STATE
+
+    own = context.state.config_records[RECORD_KEY_STATE]["pk1"]
+    return hashlib.sha256(own).hexdigest()[:24]
+
+
+def _claim(file: Path, use: str) -> None:
+    """Note what a key exchange is used for; refuse another use than the first one."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    create_once(file, use.encode())
+    if file.read_text() != use:
+        raise InvalidInput("the coordinator asks for a second sum of one key exchange")
 
 
 # --- the coordinator ------------------------------------------------------------------------------

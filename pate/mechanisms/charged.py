@@ -104,12 +104,14 @@ def release_share_once(
     events: tuple[Event, ...],
     ledger: Ledger,
     name: str,
+    bound_to: tuple[str, ...],
     records: Neighbours,
     group: str | None,
 ) -> NDArray[np.int64]:
     """Add a share of noise to a party's counts, charge the sum, and return them: done once.
 
-    ``events`` are the cost of the sum that they become part of, under the relation ``records``.
+    ``events`` are the cost of the sum that they become part of, under the relation ``records``. A
+    name whose answer is bound to something else (``bound_to``) is refused, whatever the counts are.
     What is returned is private by itself: it leaves the party masked, by a secure aggregation.
     """
 
@@ -118,7 +120,7 @@ def release_share_once(
         return {"counts": noised.tolist(), "events": [event_to_json(event) for event in events]}
 
     stored = _drawn_once(
-        (repr(share),),
+        (repr(share), *bound_to),
         counts,
         events,
         draw,

@@ -111,7 +111,7 @@ class GaussianShare(NoiseShare):
     sigma : float
         The standard deviation of the sum, in units. Public.
     shares : int
-        The shares that suffice: parties, less those that may drop out or collude. Public.
+        The shares that suffice: those in a sum whose noise no reader of it knows. Public.
 
     Guarantees:
         * The sum of n discrete Gaussian draws of variance v ≥ 1/4 is not discrete Gaussian, but
@@ -177,7 +177,7 @@ class LaplaceShare(NoiseShare):
     scale : float
         The Laplace b of the sum, in units. Public.
     shares : int
-        The shares that suffice: parties, less those that may drop out or collude. Public.
+        The shares that suffice: those in a sum whose noise no reader of it knows. Public.
 
     Guarantees:
         ``shares`` of them add up to discrete Laplace noise of scale b *exactly*

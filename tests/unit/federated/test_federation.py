@@ -6,6 +6,7 @@ import json
 import math
 import os
 import unittest.mock
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from harness import RECIPE, open_project
 
 from pate import forget
 from pate.accounting import Neighbours, event_from_json
-from pate.errors import InvalidInput
+from pate.errors import InvalidInput, ReleaseConflict
 from pate.federated.coordinator import Coordinator, coordinate
 from pate.federated.party import Party, keep_inputs, noised_votes
 from pate.federated.recipes import FederationRecipe, Question
@@ -71,7 +72,7 @@ def test_the_coordinator_sees_the_sum_of_what_the_parties_drew_and_paid_for(fini
         (charged,) = charge.events
         event = charged.event.event
         assert event == coordinator.question.events[0]
-        assert event.rho >= 12 / 2.0**2  # Q/σ² at two of the three shares
+        assert event.rho >= 12 / 2.0**2  # Q/σ² at one share of the two that must be there
     assert results["parties"] == 3
     assert results["teachers"] == 12
     assert results["guarantee"]["epsilon"] == coordinator.guarantee.epsilon
@@ -139,20 +140,40 @@ def test_another_question_does_not_overwrite_a_sum(finished):
         coordinate(changed, grid, grid.context(), wait=1, timeout=5, report=print)
 
 
-def test_a_session_is_drawn_and_charged_once_and_another_one_anew(finished):
+def test_a_run_is_drawn_and_charged_once_and_another_one_anew(finished):
     federation, _, coordinator, _ = finished
     party = Party.open(str(federation.recipe(2)), federation.place(2) / "runs")
     keep_inputs(party, coordinator.inputs)
     before = len(federation.charges(2))
-    first = noised_votes(party, coordinator.question, session="a")
-    again = noised_votes(party, coordinator.question, session="a")
-    other = noised_votes(party, coordinator.question, session="b")
+    first = noised_votes(party, coordinator.question, run=1, session="a")
+    again = noised_votes(party, coordinator.question, run=1, session="a")
+    other = noised_votes(party, coordinator.question, run=2, session="b")
     assert (first == again).all()
     assert (first != other).any()
     assert len(federation.charges(2)) == before + 2
     # It would read its source again for the next question, with the records.
     with pytest.raises(InvalidInput, match="party to a federation"):
         forget(party.folder / "run", ["1"], data_root=party.options.data_root)
+    fewer = replace(coordinator.question, rows=coordinator.question.rows[:-1])
+    for question, session in ((coordinator.question, "b"), (fewer, "a")):
+        with pytest.raises(ReleaseConflict):
+            noised_votes(party, question, run=1, session=session)
+    assert len(federation.charges(2)) == before + 2
+
+
+def test_a_party_that_joined_twice_is_in_a_sum_once(tmp_path):
+    """Its teachers would vote twice: one record would move two votes, at the price of one."""
+    federation = Federation(tmp_path / "f")
+    grid = MemoryGrid.of(federation)
+    first, second = grid.nodes[1:]
+    grid.contexts[second].node_config = grid.contexts[first].node_config | {
+        "folder": str(federation.place(1) / "other")
+    }
+    _, results = run(federation, grid)
+    assert results["parties"] == 2
+    assert [len(federation.charges(number)) for number in range(3)] == [1, 1, 0]
+    drawn = answers(federation, 0)[0] + answers(federation, 1)[0]
+    np.testing.assert_array_equal(opened(federation), drawn)
 
 
 @pytest.mark.parametrize("mechanism", ["lnmax"])
@@ -287,7 +308,7 @@ def test_rows_that_were_not_sent_are_refused(finished):
     for change, text in (({"rows": [30]}, "did not send"), ({"inputs": "0" * 64}, "did not send"),
                          ({"inputs": "../own"}, "names no inputs")):  # fmt: skip
         with pytest.raises(InvalidInput, match=text):
-            noised_votes(party, Question.from_json(json.dumps(asked | change)), session="x")
+            noised_votes(party, Question.from_json(json.dumps(asked | change)), run=9, session="x")
 
 
 @pytest.mark.parametrize(
@@ -326,7 +347,7 @@ def test_a_charge_states_what_the_party_s_partition_protects(
     federation.write_party(0, sections=keys)
     party = Party.open(str(federation.recipe(0)), federation.place(0) / "runs")
     keep_inputs(party, coordinator.inputs)
-    noised_votes(party, coordinator.question, session="a")
+    noised_votes(party, coordinator.question, run=1, session="a")
     (charge,) = federation.charges(0)
     assert (charge.records, charge.group) == (relation, group)
     assert charge.events[0].event.neighbours is relation

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
 from federation import GONE, MemoryGrid
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.common import Code, FitRes, Status, ndarray_to_bytes, ndarrays_to_parameters
@@ -19,12 +22,14 @@ from flwr.compat.common import recorddict_compat
 from pate.errors import InvalidInput
 from pate.federated.recipes import FederationTerms
 from pate.federated.secure_sum import MODULUS, SumFailed, mask, secure_sum, sum_parameters
+from pate.mechanisms.noise_shares import GaussianShare
 
 
 def parties(terms: FederationTerms, arrays: list[np.ndarray]) -> MemoryGrid:
     from pate.federated.secure_sum import guard
 
-    client = ClientApp(mods=[guard(terms), secaggplus_mod])
+    claims = Path(os.environ["XDG_DATA_HOME"]) / "claims"
+    client = ClientApp(mods=[guard(terms, claims=claims), secaggplus_mod])
 
     @client.train()
     def answer(message, context):
@@ -160,19 +165,92 @@ def test_a_party_refuses_another_sum_than_agreed_on():
     assert not failure.value.asked
 
 
+def unmask(node: int, active: list[int], gone: list[int]) -> Message:
+    record = {"stage": "unmask", "active_nids": active, "dead_nids": gone}
+    content = RecordDict({"secaggplus_configs": ConfigRecord(record)})
+    return Message(content, dst_node_id=node, message_type="train")
+
+
 def test_a_party_refuses_to_open_a_sum_that_somebody_is_both_in_and_out_of():
     terms = FederationTerms(parties=3)
     grid = parties(terms, [np.ones((2, 2))] * 3)
     summed(grid, terms, (2, 2))
-    node = grid.nodes[0]
-    for active, gone in ((grid.nodes, grid.nodes[:1]), (grid.nodes[:1] * 3, [])):
-        record = {"stage": "unmask", "active_nids": active, "dead_nids": gone}
-        from flwr.app import RecordDict
-
-        content = RecordDict({"secaggplus_configs": ConfigRecord(record)})
-        message = Message(content, dst_node_id=node, message_type="train")
+    node, *others = grid.nodes
+    for active, gone in ((grid.nodes, [node]), ([node] * 3, []), (others, [node]),
+                         ([node, others[0]], []), ([*grid.nodes, 999], [])):  # fmt: skip
         with pytest.raises(InvalidInput, match="too few"):
-            grid.client(message, grid.contexts[node])
+            grid.client(unmask(node, active, gone), grid.contexts[node])
+
+
+def test_a_party_helps_to_open_one_sum_even_if_flower_has_lost_its_state():
+    terms = FederationTerms(parties=3)
+    grid = parties(terms, [np.ones((2, 2))] * 3)
+    node, before = grid.nodes[0], []
+
+    def fault(at, reply):
+        if at == "before unmask":
+            before.append(copy.deepcopy(grid.contexts[node]))
+        return reply
+
+    grid.faults[node] = fault
+    summed(grid, terms, (2, 2))
+    again = grid.client(unmask(node, grid.nodes[::-1], []), copy.deepcopy(before[0]))
+    assert not again.has_error()  # a message that is delivered twice
+    with pytest.raises(InvalidInput, match="second sum of one key exchange"):
+        grid.client(unmask(node, grid.nodes[:2], grid.nodes[2:]), before[0])
+
+
+@pytest.mark.parametrize(
+    ("stage", "text"),
+    [("share_keys", "withholds keys"), ("collect_masked_vectors", "withholds key shares")],
+)
+def test_a_party_is_masked_towards_everybody(stage, text):
+    """Masked towards one party that is then declared gone, its array would be opened alone."""
+    terms = FederationTerms(parties=3)
+    grid = parties(terms, [np.ones((2, 2))] * 3)
+    ask, node, refused = grid.client, grid.nodes[0], []
+
+    def withholding(message, context):
+        asked = message.content.config_records["secaggplus_configs"]
+        if asked["stage"] == stage and message.metadata.dst_node_id == node:
+            if stage == "share_keys":
+                del asked[str(grid.nodes[2])]
+            else:
+                asked["srcs"], asked["ctxts"] = asked["srcs"][:1], asked["ctxts"][:1]
+            with pytest.raises(InvalidInput, match=text):
+                ask(message, context)
+            refused.append(stage)
+            raise InvalidInput(text)
+        return ask(message, context)
+
+    grid.client = withholding
+    try:
+        assert summed(grid, terms, (2, 2)).parties == 2
+    except SumFailed:
+        assert stage == "share_keys"
+    assert refused == [stage]
+
+
+@pytest.mark.parametrize("kind", ["train.default", "train.other", "evaluate", "evaluate.default"])
+def test_no_message_but_a_step_of_a_sum_reaches_the_votes(kind):
+    terms = FederationTerms(parties=3)
+    grid = parties(terms, [np.ones((2, 2))] * 3)
+    summed(grid, terms, (2, 2))
+    content = RecordDict({"fitins.config": ConfigRecord({"question": "{}"})})
+    message = Message(content, dst_node_id=grid.nodes[0], message_type=kind)
+    with pytest.raises((InvalidInput, ValueError), match=r"no step of a secure sum|registered"):
+        grid.client(message, grid.contexts[grid.nodes[0]])
+
+
+@pytest.mark.parametrize(
+    ("count", "dropouts", "colluding"), [(2, 0, 0), (3, 1, 0), (5, 1, 0), (5, 1, 1), (9, 2, 3)]
+)
+def test_the_noise_that_no_reader_knows_is_that_of_the_plan(count, dropouts, colluding):
+    """A party subtracts its own share from what it reads, and colluding ones all of theirs."""
+    terms = FederationTerms(parties=count, dropouts=dropouts, colluding=colluding)
+    share = GaussianShare(sigma=7.0, shares=terms.shares)
+    for known in {1, colluding}:
+        assert (terms.threshold - known) * share.variance >= 7**2
 
 
 @pytest.mark.parametrize(
