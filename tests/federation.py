@@ -45,6 +45,7 @@ class Federation:
     colluding: int = 0
     budget: float = 1000.0
     aggregate: dict[str, Any] = field(default_factory=lambda: dict(COORDINATOR["aggregate"]))
+    shared: dict[str, dict[str, Any]] = field(default_factory=dict)  # sections of all recipes
 
     def __post_init__(self) -> None:
         features, labels = tiny_records(60 * self.parties + 60)
@@ -54,7 +55,7 @@ class Federation:
         write_recipe(
             self.place(-1) / "study.toml",
             "federation",
-            COORDINATOR | {"federation": self.terms, "aggregate": self.aggregate},
+            COORDINATOR | self.shared | {"federation": self.terms, "aggregate": self.aggregate},
         )
         for number in range(self.parties):
             rows = slice(60 + 60 * number, 120 + 60 * number)
@@ -96,6 +97,9 @@ class Federation:
             "privacy": {"budget": self.budget if budget is None else budget},
             "plugins": {"path": "plugins"},
         }
+        if self.shared.get("votes", {}).get("by") == "records":
+            del own["teachers"]
+        own |= self.shared
         for name, keys in (sections or {}).items():
             own[name] = own.get(name, {}) | keys
         write_recipe(self.recipe(number), "party", own, top='data_root = "data"')

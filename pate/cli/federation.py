@@ -34,7 +34,8 @@ def federate(
     ] = False,
     insecure: Insecure = False,
     wait: Annotated[
-        float, typer.Option("--wait", help="Seconds until all have joined and trained.", min=1)
+        float,
+        typer.Option("--wait", help="Seconds to join, and again to train.", min=1),
     ] = 600.0,
     timeout: Annotated[
         float, typer.Option("--timeout", help="Seconds for each step of the sum.", min=1)
@@ -75,7 +76,8 @@ def federate(
         print_json(found)
         return
     accuracy = found["accuracy"]
-    typer.echo(f"{folder}: {found['parties']} parties, {found['teachers']} teachers")
+    voters = f"{found['teachers']} teachers" if found["teachers"] else "record votes"
+    typer.echo(f"{folder}: {found['parties']} parties, {voters}")
     typer.echo(f"student's accuracy: {100 * accuracy['accuracy']:.1f} % of {accuracy['records']}")
     typer.echo(f"{found['printed']}, {found['holds']}")
 

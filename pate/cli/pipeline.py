@@ -185,7 +185,7 @@ def recipes() -> None:
 @app.command()
 def schema(
     kind: Annotated[
-        str, typer.Argument(help="pate, compare or dpsgd: the kind of recipe.")
+        str, typer.Argument(help="pate, compare, dpsgd, federation or party: the kind of recipe.")
     ] = "pate",
 ) -> None:
     """Print the JSON schema of recipes, with a description of every key: for editors."""

@@ -61,7 +61,7 @@ def prepare(message: Message, context: Context) -> Message:
     keep_inputs(party, inputs)
     require_agreed(party, question)
     count_votes(party, question)
-    ready = ConfigRecord({"teachers": party.recipe.teachers.count})
+    ready = ConfigRecord({"teachers": party.recipe.teacher_count})
     return Message(RecordDict({"ready": ready}), reply_to=message)
 
 

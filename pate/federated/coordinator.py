@@ -27,14 +27,16 @@ from pate.accounting import Guarantee
 from pate.accounting.plan_guarantee import guarantee_of_plan
 from pate.datasets.files import read
 from pate.datasets.parts import Wanted, encode_labels
+from pate.encoders.chain import fit_encoder
 from pate.errors import InvalidInput
 from pate.federated.party import inputs_digest
-from pate.federated.recipes import FederationRecipe, Question
+from pate.federated.recipes import FederationRecipe, Question, encoder_digest
 from pate.federated.secure_sum import SumFailed, secure_sum
 from pate.metrics import Share
 from pate.queries import Chooser
 from pate.recipes.paths import find_path
 from pate.recipes.read import read_recipe
+from pate.students.count_smoothing import smooth_counts
 from pate.students.train import StudentData, train_student
 from pate.teachers.persist import save
 from pate.teachers.protocol import predict_labels
@@ -62,30 +64,37 @@ class Coordinator:
         data, spec = found.data, found.aggregate
         inputs = read(find_path(data.public_path, folder=data.folder), Wanted(needs_label=False))
         rows = len(inputs.features)
-        asked = Chooser(
-            how=spec.choose,
-            inputs=rows,
-            features=lambda: inputs.features.reshape(rows, -1),
-            seed=spec.choose_seed,
-        ).first(int(spec.queries or rows))
+        asked = np.arange(rows)
+        if found.votes.by == "teachers":
+            asked = Chooser(
+                how=spec.choose,
+                inputs=rows,
+                features=lambda: inputs.features.reshape(rows, -1),
+                seed=spec.choose_seed,
+            ).first(int(spec.queries or rows))
         terms = found.federation
         question = Question(
             parties=terms.parties,
             dropouts=terms.dropouts,
             colluding=terms.colluding,
-            mechanism="gaussian" if spec.mechanism == "gnmax" else "laplace",
+            mechanism="gaussian" if found.is_gaussian else "laplace",
             noise=found.noise,
             rows=tuple(asked.tolist()),
             classes=tuple(data.classes),
             inputs=inputs_digest(inputs.features),
+            by=found.votes.by,
+            reach=found.votes.reach,
+            encoder=encoder_digest(found.encoder) if found.votes.by == "records" else "",
         )
-        return cls(
+        made = cls(
             recipe=found,
             folder=folder,
-            inputs=inputs.features,
+            inputs=np.asarray(inputs.features, dtype=np.float64),
             question=question,
             plugin_path=found.plugins.chosen(None),
         )
+        _ = made.guarantee  # refused here, if there is none
+        return made
 
     @property
     def guarantee(self) -> Guarantee:
@@ -119,8 +128,8 @@ def coordinate(
 ) -> dict[str, Any]:
     """Ask for a sum, unless it is here, train and test the student, and return the results.
 
-    ``wait`` are the seconds until all parties must have joined and trained, ``timeout`` those for
-    each step of the secure sum.
+    ``wait`` are the seconds in which parties join, and again those in which they train;
+    ``timeout`` those for each step of the secure sum.
     """
     opened = _stored(coordinator)
     if opened is None:
@@ -132,16 +141,8 @@ def coordinate(
 def finish(coordinator: Coordinator, opened: Opened) -> dict[str, Any]:
     """Train and test the student on a sum; write and return the results."""
     recipe, question = coordinator.recipe, coordinator.question
-    labels = opened.votes.argmax(axis=1)
     student = train_student(
-        recipe.student,
-        StudentData(
-            inputs=coordinator.inputs,
-            rows=np.array(question.rows),
-            labels=labels,
-            classes=len(question.classes),
-        ),
-        plugin_path=coordinator.plugin_path,
+        recipe.student, _labelled(coordinator, opened), plugin_path=coordinator.plugin_path
     )
     place = coordinator.folder / "student"
     place.mkdir(exist_ok=True)
@@ -170,6 +171,36 @@ def finish(coordinator: Coordinator, opened: Opened) -> dict[str, Any]:
     return results
 
 
+def _labelled(coordinator: Coordinator, opened: Opened) -> StudentData:
+    """Return the labels that follow from a sum: the largest counts, or a smoothed table."""
+    question, inputs = coordinator.question, coordinator.inputs
+    rows, classes = np.array(question.rows), len(question.classes)
+    if question.by == "teachers":
+        labels = opened.votes.argmax(axis=1)
+        return StudentData(inputs=inputs, rows=rows, labels=labels, classes=classes)
+    features, spec = inputs, coordinator.recipe.encoder
+    if spec.steps:
+        chain = fit_encoder(spec, inputs, plugin_path=coordinator.plugin_path)
+        features = chain.transform(inputs)
+    features = np.asarray(features, dtype=np.float64).reshape(len(inputs), -1)
+    soft = smooth_counts(
+        opened.votes,
+        units=question.reach,
+        features=features,
+        cells=rows,
+        variance=question.share.total_variance(opened.parties),
+    )
+    return StudentData(
+        inputs=inputs,
+        features=features if spec.steps else None,
+        rows=rows,
+        labels=soft.labels,
+        classes=classes,
+        soft=np.array(soft.probabilities),
+        weights=np.array(soft.confidence),
+    )
+
+
 # --- asking ---------------------------------------------------------------------------------------
 
 
@@ -193,7 +224,7 @@ def _ask(
             "those (SuperNode authentication)"
         )
     _require(len(joined), terms.threshold)
-    ready = _prepare(coordinator, grid, joined, until=until)
+    ready = _prepare(coordinator, grid, joined, timeout=wait)
     report(f"{len(ready)} parties have counted their votes")
     shape = (len(question.rows), len(question.classes))
     for number in range(1, _ATTEMPTS + 1):
@@ -223,7 +254,7 @@ def _ask(
 
 
 def _prepare(
-    coordinator: Coordinator, grid: Any, nodes: list[int], *, until: float
+    coordinator: Coordinator, grid: Any, nodes: list[int], *, timeout: float
 ) -> dict[int, int]:
     """Send inputs and question to all; return those that are ready, with their teachers."""
     from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -236,12 +267,11 @@ def _prepare(
     )
     messages = [Message(content, dst_node_id=node, message_type="query") for node in nodes]
     ready = {}
-    left = max(1.0, until - time.monotonic())
-    for reply in grid.send_and_receive(messages, timeout=left):
+    for reply in grid.send_and_receive(messages, timeout=timeout):
         if reply.has_error() or "ready" not in reply.content.config_records:
             continue
         count = reply.content.config_records["ready"].get("teachers")
-        if type(count) is int and 0 < count <= 1 << 20:
+        if type(count) is int and 0 <= count <= 1 << 20:
             ready[int(reply.metadata.src_node_id)] = count
     return ready
 
@@ -259,13 +289,11 @@ def _require_plausible(total: NDArray[np.int64], teachers: int, coordinator: Coo
 
     The chance that it refuses one that they made is below 10⁻³⁰ for each count.
     """
-    spread = (
-        12
-        * coordinator.question.noise
-        * np.sqrt(coordinator.recipe.federation.parties / coordinator.recipe.federation.shares)
-    )
-    spread *= 1 if coordinator.question.mechanism == "gaussian" else 8
-    if total.min() < -spread or total.max() > teachers + spread:
+    question = coordinator.question
+    spread = 12 * np.sqrt(question.share.total_variance(question.parties))
+    spread *= 1 if question.mechanism == "gaussian" else 6
+    most = teachers if question.by == "teachers" else np.inf  # nobody knows how many records vote
+    if total.min() < -spread or total.max() > most + spread:
         raise InvalidInput(
             "the sum lies outside what votes and noise can add up to: a party sent something else, "
             "and nobody can know which; the parties were charged"

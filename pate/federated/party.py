@@ -34,7 +34,7 @@ from pate.datasets.parts import Part, Wanted, to_tables
 from pate.datasets.table import Splits, Table, check_splits
 from pate.engines import Progress, make_engine, terminal_progress
 from pate.errors import InvalidInput
-from pate.federated.recipes import PartyRecipe, Question
+from pate.federated.recipes import PartyRecipe, Question, encoder_digest
 from pate.federated.secure_sum import sum_parameters
 from pate.mechanisms.charged import release_share_once
 from pate.pipeline.ledger import ledger_of, open_ledger
@@ -44,7 +44,8 @@ from pate.pipeline.stage import Context, Options, Stage
 from pate.recipes.paths import find_path
 from pate.recipes.read import read_recipe
 from pate.stages.data import DATA, PARTITION, write_splits
-from pate.stages.encode import ENCODE, ENCODER
+from pate.stages.encode import ENCODE, ENCODE_RECORDS, ENCODER
+from pate.stages.record_vote import CELLS, VOTE_RECORDS
 from pate.stages.teach import TEACH
 from pate.stages.vote import VOTE
 
@@ -114,10 +115,19 @@ def _require_terms(party: Party, question: Question) -> None:
         raise InvalidInput(
             "the coordinator's [federation] differs from this party's; make both the same"
         )
-    largest = party.recipe.teachers.count + question.share.reach
-    if largest > sum_parameters(question.parties).clip:
+    votes = party.recipe.votes
+    if (votes.by, votes.reach) != (question.by, question.reach):
         raise InvalidInput(
-            f"votes of {party.recipe.teachers.count} teachers with this noise pass the range of a "
+            f"the coordinator asks for votes by {question.by} with a reach of {question.reach}, "
+            f"and this party's are by {votes.by} with {votes.reach}; make [votes] the same"
+        )
+    if question.by == "records" and encoder_digest(party.recipe.encoder) != question.encoder:
+        raise InvalidInput(
+            "the coordinator's [encoder] differs from this party's; make both the same"
+        )
+    if party.recipe.teacher_count + question.share.reach > sum_parameters(question.parties).clip:
+        raise InvalidInput(
+            f"votes of {party.recipe.teacher_count} teachers with this noise pass the range of a "
             "secure sum; lower the noise"
         )
 
@@ -144,6 +154,8 @@ def noised_votes(party: Party, question: Question, *, run: int, session: str) ->
     counts = made.run.artifact("vote").array("counts.npy")
     if max(question.rows) >= len(counts):
         raise InvalidInput("the coordinator asks about an input that it did not send")
+    if question.by == "records" and len(question.rows) != len(counts):
+        raise InvalidInput("the coordinator asks for a part of the table of record votes")
     asked = np.array(counts[np.array(question.rows)], dtype=np.int64)
     events, relation = _charged(made.recipe, question)
     with _ledger(party, made.recipe, made.splits, remember=True) as ledger:
@@ -157,8 +169,9 @@ def noised_votes(party: Party, question: Question, *, run: int, session: str) ->
             records=relation,
             group=made.recipe.protected_group,
         )
-    if np.abs(noised).max() > sum_parameters(question.parties).clip:  # a chance below e^−4000
-        raise InvalidInput("the noise passes the range of a secure sum")
+    # For teachers a chance below e^−4000; for records also where millions vote at one input.
+    if np.abs(noised).max() > sum_parameters(question.parties).clip:
+        raise InvalidInput("votes and noise pass the range of a secure sum")
     return noised
 
 
@@ -216,10 +229,16 @@ def _with_splits(party: Party, question: Question) -> _Prepared:
         return {"content": digest.hexdigest()}
 
     own: Stage = replace(DATA, settings=settings, run=write)
+    by_records = (ENCODE_RECORDS, CELLS, VOTE_RECORDS)
     run = PipelineRun(
         folder=party.folder / "run",
         recipe=recipe,
-        stages=(own, PARTITION, ENCODER, ENCODE, TEACH, VOTE),
+        stages=(
+            own,
+            PARTITION,
+            ENCODER,
+            *(by_records if recipe.by_records else (ENCODE, TEACH, VOTE)),
+        ),
         options=party.options,
     )
     return _Prepared(run=run, recipe=recipe, splits=splits)

@@ -18,6 +18,7 @@ from pate.partition import PartitionSpec
 from pate.pipeline.recipe import Recipe
 from pate.recipes.paths import Located, PluginsSpec
 from pate.recipes.read import DataRoot, Notes, Plugins
+from pate.record_votes import VotesSpec
 from pate.students.spec import StudentSpec
 from pate.teachers.spec import TeachersSpec
 
@@ -96,7 +97,9 @@ class FederationPrivacy(BaseModel):
 
     model_config = _STRICT
 
-    delta: float = Field(default=1e-5, gt=0, lt=1, description="δ of the guarantee.")
+    delta: float = Field(
+        default=1e-5, ge=0, lt=1, description="δ of the guarantee; 0 with Laplace noise only."
+    )
 
 
 class PartyPrivacy(BaseModel):
@@ -113,10 +116,12 @@ class FederationRecipe(BaseModel):
 
     model_config = _STRICT
 
-    kind: Literal["federation"]
+    kind: Literal["federation"] = Field(description="Marks a recipe of a coordinator.")
     notes: Notes = ""
     data: PublicData
     federation: FederationTerms
+    encoder: EncoderSpec = EncoderSpec()
+    votes: VotesSpec = VotesSpec()
     aggregate: AggregateSpec
     privacy: FederationPrivacy = FederationPrivacy()
     student: StudentSpec
@@ -125,10 +130,21 @@ class FederationRecipe(BaseModel):
     @model_validator(mode="after")
     def _is_summed(self) -> Self:
         spec = self.aggregate
-        if spec.mechanism not in ("gnmax", "lnmax") or spec.in_rounds or spec.queries is None:
+        if self.votes.by == "records":
+            _require_one_table(self.votes)
+            if spec.kind.takes != "records":
+                raise ValueError(
+                    'with votes.by = "records" aggregate.mechanism is "laplace-counts" or '
+                    '"gaussian-counts"'
+                )
+        elif spec.mechanism not in ("gnmax", "lnmax") or spec.in_rounds or spec.queries is None:
             raise ValueError(
                 'a federation sums noised votes once: aggregate.mechanism is "gnmax" or "lnmax", '
                 "with a number of queries, and without rounds"
+            )
+        elif self.encoder.steps:
+            raise ValueError(
+                "teachers have encoders of their own, at the parties; remove [encoder]"
             )
         if self.student.inputs != "raw":
             raise ValueError('student.inputs is "features"; a federation has "raw" inputs only')
@@ -137,10 +153,13 @@ class FederationRecipe(BaseModel):
     @property
     def noise(self) -> float:
         """The noise of the sum, in votes: σ or b."""
-        spec = self.aggregate
-        value = spec.sigma if spec.mechanism == "gnmax" else spec.scale
-        assert value is not None  # required by the mechanism
-        return float(value)
+        (key,) = self.aggregate.kind.required_keys()
+        return float(getattr(self.aggregate, key))
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether the noise is Gaussian, and not Laplace."""
+        return self.aggregate.kind.required_keys() == ("sigma",)
 
 
 class PartyRecipe(BaseModel):
@@ -148,34 +167,53 @@ class PartyRecipe(BaseModel):
 
     model_config = _STRICT
 
-    kind: Literal["party"]
+    kind: Literal["party"] = Field(description="Marks a recipe of a party.")
     notes: Notes = ""
     data_root: DataRoot = None
     data: PartyData
     federation: FederationTerms
     encoder: EncoderSpec = EncoderSpec()
     partition: PartitionSpec = PartitionSpec()
-    teachers: TeachersSpec
+    votes: VotesSpec = VotesSpec()
+    teachers: TeachersSpec | None = None
     privacy: PartyPrivacy
     plugins: Plugins = PluginsSpec()
 
+    @model_validator(mode="after")
+    def _somebody_votes(self) -> Self:
+        if self.votes.by == "records":
+            _require_one_table(self.votes)
+        if (self.teachers is None) != (self.votes.by == "records"):
+            raise ValueError('give a section [teachers], or [votes] with by = "records"')
+        return self
+
+    @property
+    def teacher_count(self) -> int:
+        """The number of teachers; 0 where records vote."""
+        return 0 if self.teachers is None else self.teachers.count
+
     def as_recipe(self, question: Question) -> Recipe:
         """Return the recipe that the stages up to the votes are run with."""
-        sections = self.model_dump(mode="json", include={"encoder", "partition", "teachers"})
+        named = {"encoder", "partition", "votes", "teachers"}
+        sections = self.model_dump(mode="json", include=named, exclude_none=True)
         data = {
             **self.data.model_dump(mode="json", exclude_none=True),
             "public_path": "sent by the coordinator",
             "test_path": "kept by the coordinator",
             "classes": list(question.classes),
         }
-        noise = {"gaussian": {"mechanism": "gnmax", "sigma": question.noise}}.get(
-            question.mechanism, {"mechanism": "lnmax", "scale": question.noise}
-        )
+        gaussian = question.mechanism == "gaussian"
+        aggregate: dict[str, Any] = {"sigma" if gaussian else "scale": question.noise}
+        if self.votes.by == "records":
+            aggregate["mechanism"] = "gaussian-counts" if gaussian else "laplace-counts"
+        else:
+            aggregate["mechanism"] = "gnmax" if gaussian else "lnmax"
+            aggregate["queries"] = len(question.rows)
         made = Recipe.model_validate(
             sections
             | {
                 "data": data,
-                "aggregate": {**noise, "queries": len(question.rows)},
+                "aggregate": aggregate,
                 "privacy": self.privacy.model_dump(mode="json"),
                 "student": {"model": "logistic"},  # that of the coordinator: not trained here
             }
@@ -184,12 +222,27 @@ class PartyRecipe(BaseModel):
         return made
 
 
+def _require_one_table(votes: VotesSpec) -> None:
+    """Refuse record votes on cells that machines may round differently, and several of a user."""
+    if votes.cells is not None or votes.per_user is not None:
+        raise ValueError(
+            "in a federation records vote at all public inputs, one of each user; leave "
+            "votes.cells and votes.per_user out"
+        )
+
+
+def encoder_digest(spec: EncoderSpec) -> str:
+    """Return the digest of an encoder's settings, by which a question names it."""
+    return hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:24]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What the coordinator asks of all parties: PUBLIC.
 
-    ``rows`` are those of the public inputs whose votes are summed; ``inputs`` is the digest of all
-    public inputs.
+    ``rows`` are those of the public inputs whose votes are summed, with record votes all;
+    ``inputs`` is the digest of all public inputs; ``encoder`` the digest of the encoder that
+    record votes need to have in common.
     """
 
     parties: int
@@ -200,6 +253,9 @@ class Question:
     rows: tuple[int, ...]
     classes: tuple[str, ...]
     inputs: str
+    by: Literal["teachers", "records"] = "teachers"
+    reach: int = 1
+    encoder: str = ""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -211,7 +267,8 @@ class Question:
             )
             made.terms, made.share  # noqa: B018, checks of their values
             whole = all(type(row) is int and row >= 0 for row in made.rows)
-            if whole and made.rows and len(set(made.rows)) == len(made.rows):
+            known = made.by in ("teachers", "records") and type(made.reach) is int
+            if known and whole and made.rows and len(set(made.rows)) == len(made.rows):
                 return made
         except (KeyError, TypeError, ValueError):
             pass
@@ -229,17 +286,20 @@ class Question:
 
     @property
     def share(self) -> NoiseShare:
-        """The noise that each party adds."""
+        """The noise that each party adds, in units of 1/reach vote."""
         if self.mechanism == "gaussian":
-            return GaussianShare(sigma=self.noise, shares=self.terms.shares)
+            return GaussianShare(sigma=self.noise * self.reach, shares=self.terms.shares)
         if self.mechanism == "laplace":
-            return LaplaceShare(scale=self.noise, shares=self.terms.shares)
+            return LaplaceShare(scale=self.noise * self.reach, shares=self.terms.shares)
         raise InvalidInput(f"{self.mechanism!r} is no noise; it is gaussian or laplace")
 
     @property
     def events(self) -> tuple[Event, ...]:
         """The cost of the sum; the relation is that of each party's partition."""
-        change = Sensitivity.of_teachers(queries=len(self.rows), classes=len(self.classes))
+        rows, classes = len(self.rows), len(self.classes)
+        if self.by == "teachers":
+            return self.share.events(Sensitivity.of_teachers(queries=rows, classes=classes))
+        change = Sensitivity.of_records(cells=rows, classes=classes, reach=self.reach, records=1)
         return self.share.events(change)
 
     @property

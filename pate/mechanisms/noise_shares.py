@@ -95,6 +95,10 @@ class NoiseShare(ABC):
         The relation between data sets is that of the sensitivity.
         """
 
+    @abstractmethod
+    def total_variance(self, parties: int) -> float:
+        """Return the variance of the sum of so many shares, in units²."""
+
     @property
     @abstractmethod
     def reach(self) -> int:
@@ -162,6 +166,9 @@ class GaussianShare(NoiseShare):
         root = math.sqrt(change.l2_squared / float(total)) + tau * math.sqrt(change.entries)
         return (ZeroConcentrated(rho=root**2 / 2 * _ROUNDING),)
 
+    def total_variance(self, parties: int) -> float:
+        return parties * float(self.variance)
+
     @property
     def reach(self) -> int:
         return 64 * (math.isqrt(math.ceil(self.variance)) + 1)  # where its draws end
@@ -214,6 +221,10 @@ class LaplaceShare(NoiseShare):
             return (PureDP(epsilon=rounded_up(change.l1 / self.drawn_scale)),)
         # One unit at one entry costs 1/b, and the entries have noise of their own: they compose.
         return (Repeated(PureDP(epsilon=rounded_up(1 / self.drawn_scale)), change.l1),)
+
+    def total_variance(self, parties: int) -> float:
+        half = 1 / (2 * float(self.drawn_scale))
+        return 0.0 if half > 300 else parties / self.shares / (2 * math.sinh(half) ** 2)
 
     @property
     def reach(self) -> int:

@@ -131,7 +131,8 @@ def find_recipe(name: str, *, kind: str = PATE) -> Path:
     own = f"{name}.toml"
     beside = [file for file in beside if _may_be(Path(file), kind)]
     near = [own] if own in beside else difflib.get_close_matches(name, [*shipped, *beside], n=1)
-    hint = f"did you mean {near[0]}?" if near else f"shipped are {', '.join(sorted(shipped))}"
+    known = f"shipped are {', '.join(sorted(shipped))}" if shipped else "give a .toml file"
+    hint = f"did you mean {near[0]}?" if near else known
     what = "recipe file" if is_path else "recipe named"
     raise InvalidInput(f"there is no {what} {name or repr(name)}; {hint}")
 

@@ -17,6 +17,7 @@ from harness import RECIPE, open_project
 
 from pate import forget
 from pate.accounting import Neighbours, event_from_json
+from pate.accounting.plan_guarantee import guarantee_of_plan
 from pate.errors import InvalidInput, ReleaseConflict
 from pate.federated.coordinator import Coordinator, coordinate
 from pate.federated.party import Party, keep_inputs, noised_votes
@@ -296,6 +297,9 @@ def test_a_question_that_is_none_is_refused(text, finished):
         {"mechanism": "none"},
         {"colluding": 9},
         {"unknown": 1},
+        {"by": "nobody"},
+        {"reach": 0},
+        {"reach": 1.5},
     ):
         with pytest.raises(InvalidInput):
             Question.from_json(json.dumps(asked | change))
@@ -351,6 +355,51 @@ def test_a_charge_states_what_the_party_s_partition_protects(
     (charge,) = federation.charges(0)
     assert (charge.records, charge.group) == (relation, group)
     assert charge.events[0].event.neighbours is relation
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "reach"),
+    [
+        ({"mechanism": "laplace-counts", "scale": 2.0}, 2),
+        ({"mechanism": "gaussian-counts", "sigma": 2.0}, 1),
+    ],
+)
+def test_a_table_of_record_votes_is_summed_once(tmp_path, aggregate, reach):
+    encoder = {"steps": ["standardise"]}
+    shared = {"votes": {"by": "records", "reach": reach}, "encoder": encoder}
+    federation = Federation(tmp_path / "f", aggregate=aggregate, shared=shared)
+    grid = MemoryGrid.of(federation)
+    coordinator, results = run(federation, grid)
+    drawn = [answers(federation, number)[0] for number in range(3)]
+    np.testing.assert_array_equal(opened(federation), sum(drawn))
+    assert opened(federation).shape == (30, 3)
+    assert results["teachers"] == 0
+    assert results["accuracy"]["accuracy"] > 0.6  # of three classes
+    counts = [
+        np.load(next((federation.place(number) / "runs" / "run").glob("private/vote/*/counts.npy")))
+        for number in range(3)
+    ]
+    assert [int(each.sum()) for each in counts] == [60 * reach] * 3
+    assert (sum(counts) != opened(federation)).any()
+    for number in range(3):
+        (charge,) = federation.charges(number)
+        assert charge.records is Neighbours.ADD_REMOVE
+    if reach == 2:  # ε = 1/b at δ = 0, whatever the reach
+        (event,) = coordinator.question.events
+        assert (event.event.epsilon, event.count) == (1 / 4, 2)
+        assert guarantee_of_plan([event], delta=0).epsilon == 1 / 2
+    else:  # as GaussianCounts charges a table: 1/(2σ²)
+        assert 1 / 8 <= coordinator.question.events[0].rho <= 1 / 8 * (1 + 1e-5)
+
+
+def test_record_votes_need_one_encoder_and_one_reach(tmp_path):
+    shared = {"votes": {"by": "records", "reach": 2}, "encoder": {"steps": ["standardise"]}}
+    aggregate = {"mechanism": "laplace-counts", "scale": 2.0}
+    federation = Federation(tmp_path / "f", aggregate=aggregate, shared=shared)
+    federation.write_party(0, sections={"encoder": {"steps": ["normalise"]}})
+    federation.write_party(1, sections={"votes": {"reach": 3}})
+    with pytest.raises(InvalidInput, match="1 parties are ready"):
+        run(federation, MemoryGrid.of(federation))
 
 
 def test_charged_events_are_stored_as_events(finished):

@@ -18,7 +18,9 @@ from pate.recipes.schema import recipe_models, reference_page, sections
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("command", ["pate run", "dpsgd train", "pate compare"])
+@pytest.mark.parametrize(
+    "command", ["pate run", "dpsgd train", "pate compare", "pate federate", "pate party"]
+)
 def test_every_key_and_every_section_is_described(command):
     top = recipe_models()[command]
     for name, model in [("", top), *sections(top)]:
@@ -39,7 +41,7 @@ def test_the_module_prints_the_page():
     assert "## `pate run`" in done.stdout
 
 
-@pytest.mark.parametrize("kind", ["pate", "dpsgd", "compare"])
+@pytest.mark.parametrize("kind", ["pate", "dpsgd", "compare", "federation", "party"])
 def test_pate_schema_describes_every_key_and_accepts_every_shipped_recipe(kind, tmp_path):
     project = Project(tmp_path)
     schema = json.loads(project.call("schema", kind).stdout)
@@ -55,4 +57,5 @@ def test_pate_schema_describes_every_key_and_accepts_every_shipped_recipe(kind, 
     for path in shipped_recipes(kind).values():
         checker.validate(tomllib.loads(path.read_text()))
     told = project.call("schema", "page", code=2).stderr
-    assert told == "pate: 'page' is no kind of recipe; the kinds are pate, dpsgd, compare\n"
+    kinds = "pate, dpsgd, compare, federation, party"
+    assert told == f"pate: 'page' is no kind of recipe; the kinds are {kinds}\n"
