@@ -202,9 +202,10 @@ def _begin(run: PipelineRun, exclusions: Exclusions) -> Exclusions:
     """Record what is to be forgotten, and how everything is before; nothing is changed yet."""
     data, key = _data(run, exclusions), _key(run)
     names, groups = _names(data)
-    held = {*unit_digests("record", names, key=key), *unit_digests("group", groups or (), key=key)}
+    unit = run.recipe.partition.by or "record"
+    held = set(unit_digests(unit, names if unit == "record" else groups or (), key=key))
     found = tuple(each for each in exclusions.queued if each in held)
-    if not replace(exclusions, digests=found).keeps(names, groups, key=key).any():
+    if held <= set(found):
         raise InvalidInput(
             f"these are all private records of {run.folder}; remove the folder instead"
         )
@@ -296,7 +297,9 @@ def _without_records(run: PipelineRun, after: Exclusions, before: Artifact) -> A
                 values = before.json(name)
                 draft.save_json(name, values and [values[row] for row in kept])
             draft.facts.update(before.facts)
-    return store.open("data", made_from)
+    found = store.find("data", made_from)
+    assert found is not None  # it was made above; whoever reads its files checks them
+    return found
 
 
 def _origin_without(
