@@ -6,6 +6,7 @@ Seconds are CPU time of this process, on the serial engine.
 
 * train: the training of teachers alone, from features that are encoded once: all of them, or those
   whose shards held records;
+* models: the work of all models: features of private records, training, and votes on public inputs;
 * all: everything. On one side `pate run` up to the votes (reading, shards, features, teachers,
   votes), on the other `pate.forget` with its files, its removals and its certificate.
 
@@ -19,7 +20,7 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -32,23 +33,34 @@ import pate
 import pate.stages.worker as worker
 from pate.api import make_options, prepare_run
 from pate.datasets.catalogue import data_root
+from pate.encoders.chain import Chain
 
 Seconds = dict[str, float]
 
 
 @contextmanager
 def timed() -> Iterator[Seconds]:
-    """Measure a block, and the training of teachers within it."""
-    spent, train = defaultdict[str, float](float), worker.train_many
+    """Measure a block, and the work of models within it."""
+    spent = defaultdict[str, float](float)
 
-    def measured(*given: Any, **more: Any) -> Any:
-        start = time.process_time()
-        done = train(*given, **more)
-        spent["train"] += time.process_time() - start
-        return done
+    def measured(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
+        def call(*given: Any, **more: Any) -> Any:
+            start = time.process_time()
+            done = function(*given, **more)
+            for name in names:
+                spent[name] += time.process_time() - start
+            return done
+
+        return call
 
     start = time.process_time()
-    with mock.patch.object(worker, "train_many", measured):
+    with (
+        mock.patch.object(worker, "train_many", measured(worker.train_many, "train", "models")),
+        mock.patch.object(
+            worker, "predict_many_labels", measured(worker.predict_many_labels, "models")
+        ),
+        mock.patch.object(Chain, "transform", measured(Chain.transform, "models")),
+    ):
         yield spent
     spent["all"] = time.process_time() - start
 
@@ -65,10 +77,13 @@ def compare(recipe: str, teachers: int, records: list[int], *, repeats: int) -> 
             run.execute(until="encode")
         with timed() as rest:
             run.execute(until="vote")
-        everything = {"train": rest["train"], "all": encoding["all"] + rest["all"]}
+        everything = {name: encoding[name] + rest[name] for name in ("train", "models", "all")}
         ids = run.artifact("data").json("ids.json")
         print(f"{teachers} teachers, {len(ids)} records", flush=True)
-        print(f"  from nothing: {_seconds(everything)} ({encoding['all']:.1f} s up to features)")
+        print(
+            f"  from nothing: {_seconds(everything)} ({encoding['all']:.1f} s up to features)",
+            flush=True,
+        )
         rng = np.random.default_rng(0)
         for count in records:
             found: list[Seconds] = []

@@ -213,8 +213,9 @@ def _begin(run: PipelineRun, exclusions: Exclusions) -> Exclusions:
     """
     data, key = _data(run, exclusions), _key(run)
     names, groups = _names(data)
-    held = {*unit_digests("record", names, key=key), *unit_digests("group", groups or (), key=key)}
-    if not replace(exclusions, digests=exclusions.queued).keeps(names, groups, key=key).any():
+    unit = run.recipe.partition.by or "record"
+    held = set(unit_digests(unit, names if unit == "record" else groups or (), key=key))
+    if held <= set(exclusions.queued):
         raise InvalidInput(
             f"these are all private records of {run.folder}; remove the folder instead"
         )
@@ -304,7 +305,9 @@ def _without_records(run: PipelineRun, after: Exclusions, before: Artifact) -> A
                 values = before.json(name)
                 draft.save_json(name, values and [values[row] for row in kept])
             draft.facts.update(before.facts)
-    return store.open("data", made_from)
+    found = store.find("data", made_from)
+    assert found is not None  # it was made above; whoever reads its files checks them
+    return found
 
 
 def _origin_without(

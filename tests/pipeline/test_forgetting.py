@@ -156,6 +156,9 @@ def test_it_is_as_if_the_records_had_never_been_there(project, tmp_path):
 
     found = certificate(project)
     assert (found["requested"], found["found"], found["signed_by"]) == (5, 5, "The Officer")
+    (page,) = (project.run_folder / "private" / "certificates").glob("*.html")
+    assert "Certificate of deletion" in page.read_text()
+    assert "secret-" not in page.read_text() + json.dumps(found)
     changed = {each["number"] for each in found["parts"] if each["before"] != each["after"]}
     assert found["changed"] == sorted(changed)
     assert 0 < len(changed) < 6

@@ -19,7 +19,7 @@ EXPORTED = {
     "audit", "smooth_counts",
     "Guarantee", "GumbelNoisyMax", "InteractiveGnmax", "InvalidInput", "LaplaceNoisyMax", "Ledger",
     "PATEClassifier", "PateError", "Run", "TrainedRun", "Votes", "aggregate_votes", "compare",
-    "compose",
+    "compose", "forget",
     "load_student", "open_run", "plan", "release", "run", "secure_generator", "sweep",
     "train_teachers", "verify", "vote",
 }  # fmt: skip
