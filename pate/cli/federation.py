@@ -29,9 +29,10 @@ def federate(
         Path | None,
         typer.Option("--certificates", help="Folder with ca.crt, server.pem and server.key."),
     ] = None,
-    authenticate: Annotated[
-        bool, typer.Option("--authenticate", help="Admit only SuperNodes that were registered.")
-    ] = False,
+    party_keys: Annotated[
+        Path | None,
+        typer.Option("--party-keys", help="Admit only parties with a public key (*.pub) in here."),
+    ] = None,
     insecure: Insecure = False,
     wait: Annotated[
         float,
@@ -68,7 +69,7 @@ def federate(
             certificate=certificates / "server.pem",
             key=certificates / "server.key",
         ),
-        authenticate=authenticate,
+        party_keys=party_keys,
         wait=wait,
         timeout=timeout,
     )

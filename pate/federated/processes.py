@@ -108,16 +108,22 @@ def run_federation(
     host: str,
     port: int,
     certificates: Certificates | None,
-    authenticate: bool = False,
+    party_keys: Path | None = None,
     wait: float,
     timeout: float,
 ) -> dict[str, Any]:
-    """Start a SuperLink, run the federation to its end, and return its results."""
+    """Start a SuperLink, run the federation to its end, and return its results.
+
+    With ``party_keys``, a folder of public keys (``*.pub``), nobody else is admitted.
+    """
+    keys = [] if party_keys is None else sorted(party_keys.glob("*.pub"))
+    if party_keys is not None and not keys:
+        raise InvalidInput(f"there is no public key (*.pub) in {party_keys}")
     folder.mkdir(parents=True, exist_ok=True)
     home = folder / "flower"
     for leftover in (folder / FAILURE, folder / RESULT):
         leftover.unlink(missing_ok=True)
-    with _superlink(home, host, port, certificates, authenticate=authenticate):
+    with _superlink(home, host, port, certificates, authenticate=bool(keys)):
         app = home / "app"
         app.mkdir(exist_ok=True)
         (app / "pyproject.toml").write_text(_APP)
@@ -127,6 +133,8 @@ def run_federation(
         else:
             connection["root-certificates"] = str(certificates.authority.absolute())
         _write_connection(home, connection)
+        for key in keys:
+            _register(home, key)
         settings = {
             "recipe": str(recipe.absolute()),
             "folder": str(folder.absolute()),
@@ -152,6 +160,18 @@ def _results(folder: Path, home: Path, *, until: float) -> dict[str, Any]:
         if time.monotonic() > until:
             raise InvalidInput(f"the federation did not finish; Flower's logs are in {home}")
         time.sleep(0.2)
+
+
+def _register(home: Path, key: Path) -> None:
+    """Admit the SuperNode of a public key; one that was admitted before stays so."""
+    command = [program("flwr"), "supernode", "register", str(key), "here"]
+    done = subprocess.run(
+        command, env=environment(home), capture_output=True, text=True, check=False
+    )
+    with (home / "run.log").open("a") as log:
+        log.write(done.stdout + done.stderr)
+    if done.returncode and "already" not in (done.stdout + done.stderr).lower():
+        raise InvalidInput(f"Flower does not take the public key {key}; see {home / 'run.log'}")
 
 
 def _write_connection(home: Path, connection: Mapping[str, Any]) -> None:

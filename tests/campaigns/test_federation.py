@@ -40,9 +40,11 @@ class Processes:
         self.running: dict[int, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Processes:
+        return self
+
+    def start_parties(self) -> None:
         for number in range(self.federation.parties):
             self.start(number)
-        return self
 
     def __exit__(self, *_: object) -> None:
         for number in list(self.running):
@@ -62,7 +64,8 @@ class Processes:
                      "--wait", str(PATIENCE / 3), *self.tls["coordinator"], *words)  # fmt: skip
         else:
             words = ("party", "join", recipe, "--out", "runs", "--superlink", address,
-                     "--port", str(self.own_ports[number]), *self.tls["party"])  # fmt: skip
+                     "--port", str(self.own_ports[number]), *self.tls["party"],
+                     *self.tls.get(f"party {number}", []))  # fmt: skip
         environment = os.environ | {
             "PYTHONPATH": ROOT,
             "OMP_NUM_THREADS": "1",
@@ -114,6 +117,7 @@ def drawn(federation: Federation, number: int) -> list[np.ndarray]:
 def test_five_parties_and_nothing_private_at_the_coordinator(tmp_path):
     federation = Federation(tmp_path / "f", parties=5, dropouts=1, colluding=1)
     with Processes(federation) as processes:
+        processes.start_parties()
         processes.start(-1)
         results = processes.results()
     assert results["parties"] == 5
@@ -131,6 +135,7 @@ def test_five_parties_and_nothing_private_at_the_coordinator(tmp_path):
 def test_a_party_is_killed_in_a_round_and_the_others_finish_it(tmp_path):
     federation = Federation(tmp_path / "f", parties=3)
     with Processes(federation) as processes:
+        processes.start_parties()
         processes.start(-1, "--timeout", "90")
         processes.wait_for(1, "ROUND 1")
         processes.kill(1)
@@ -144,6 +149,7 @@ def test_a_party_is_killed_in_a_round_and_the_others_finish_it(tmp_path):
 def test_the_coordinator_is_killed_and_started_again(tmp_path):
     federation = Federation(tmp_path / "f", parties=3)
     with Processes(federation) as processes:
+        processes.start_parties()
         processes.start(-1)
         processes.wait_for(0, "Start `flwr-clientapp` process")
         processes.kill(-1)
@@ -208,10 +214,54 @@ def test_messages_are_encrypted_by_tls_and_a_party_checks_whom_it_talks_to(tmp_p
         "party": ["--certificate", str(tmp_path / "tls" / "ca.crt")],
     }
     with Processes(federation, tls=tls) as processes:
+        processes.start_parties()
         processes.kill(2)
         processes.tls = tls | {"party": ["--certificate", str(tmp_path / "strange" / "ca.crt")]}
         processes.start(2)  # trusts another authority: it never joins
         processes.start(-1, "--wait", "60")
+        results = processes.results()
+    assert results["parties"] == 2
+    assert federation.charges(2) == []
+
+
+def write_key(folder, name: str) -> str:
+    """A key pair of a party; the path of the private one."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+    )
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    (folder / f"{name}.pub").write_bytes(
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    )
+    file = folder.parent / name
+    file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    return str(file)
+
+
+def test_only_parties_whose_keys_are_known_are_admitted(tmp_path):
+    write_certificates(tmp_path / "tls")
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "others").mkdir()
+    federation = Federation(tmp_path / "f", parties=3)
+    known = [write_key(tmp_path / "keys", f"party-{number}") for number in range(2)]
+    known.append(write_key(tmp_path / "others", "stranger"))
+    tls = {f"party {number}": ["--key", key] for number, key in enumerate(known)}
+    tls["party"] = ["--certificate", str(tmp_path / "tls" / "ca.crt")]
+    tls["coordinator"] = ["--certificates", str(tmp_path / "tls")]
+    tls["coordinator"] += ["--party-keys", str(tmp_path / "keys")]
+    with Processes(federation, tls=tls) as processes:
+        processes.start(-1, "--wait", "90")
+        log = federation.place(-1) / "out" / "flower" / "run.log"
+        until = time.monotonic() + PATIENCE
+        while not log.exists() or log.read_text().count("registered successfully") < 2:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        processes.start_parties()
         results = processes.results()
     assert results["parties"] == 2
     assert federation.charges(2) == []
