@@ -360,8 +360,8 @@ def test_a_charge_states_what_the_party_s_partition_protects(
 @pytest.mark.parametrize(
     ("aggregate", "reach"),
     [
-        ({"mechanism": "laplace-counts", "scale": 2.0}, 2),
-        ({"mechanism": "gaussian-counts", "sigma": 2.0}, 1),
+        ({"mechanism": "laplace-counts", "scale": 0.5}, 2),
+        ({"mechanism": "gaussian-counts", "sigma": 1.0}, 1),
     ],
 )
 def test_a_table_of_record_votes_is_summed_once(tmp_path, aggregate, reach):
