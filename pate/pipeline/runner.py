@@ -137,6 +137,11 @@ class PipelineRun:
                 f"a forgetting in {self.folder} was interrupted; finish it first: pate forget "
                 f"{self.folder}"
             )
+        if self.options.study is not None:  # DP-SGD of a comparison would train on the records
+            raise InvalidInput(
+                f"records of {self.folder} were forgotten, which only runs leave out; remove them "
+                "from the source, and choose another --out for a study"
+            )
         if exclusions.named_by != names_of(self.recipe.data):
             raise InvalidInput(
                 f"records of {self.folder} were forgotten by names that data.id, data.group or the "

@@ -313,6 +313,9 @@ def test_records_do_not_come_back(project):
         pate.audit(before, attacks=["leave-one-out"])
     refused = project.run("--set", 'data.id="person"', code=2).stderr
     assert "by names that data.id" in refused
+    sweep = ("sweep", "tiny.toml", "--over", "aggregate.scale=3,4", "--out", "runs/tiny")
+    refused = project.pate(*sweep, "--plugin-path", "plugins", code=2).stderr
+    assert "another --out for a study" in refused
     assert contents(project.run_folder) == held
     with exclusive_lock(project.run_folder):
         assert "wait for it" in project.run(code=2).stderr

@@ -39,18 +39,22 @@ def encoded(records, places, tmp_path, *, own_steps=False):
         yield SimpleNamespace(advance=lambda count: shown.append(count))
 
     files = {"features.npy": records, "places.npy": np.array(places)}
+    files["offsets.npy"] = np.array([0, len(records)])
     out = np.lib.format.open_memmap(
         tmp_path / "out.npy", mode="w+", dtype=np.float32, shape=(len(records), 3)
     )
     context = SimpleNamespace(
         inputs={
-            "partition": SimpleNamespace(array=files.get),
+            "partition": SimpleNamespace(array=files.get, json=lambda name: ["digest"]),
             "data-public": SimpleNamespace(array={"features.npy": PUBLIC}.get),
         },
-        recipe=SimpleNamespace(encoder=SimpleNamespace(runs_user_code=own_steps)),
+        recipe=SimpleNamespace(by_records=True, encoder=SimpleNamespace(runs_user_code=own_steps)),
+        store=SimpleNamespace(all=lambda stage: []),  # no earlier result
+        provenance={"encoder": "", "plugin": ""},
         options=SimpleNamespace(progress=progress),
     )
-    _encode_by_place(context, chain, SimpleNamespace(new_array=lambda *_, **__: out))
+    draft = SimpleNamespace(new_array=lambda *_, **__: out, save_json=lambda *_: None)
+    _encode_by_place(context, chain, draft)
     return np.array(out), chain.batches, shown
 
 
