@@ -24,6 +24,7 @@ from pate.recipes.paths import PluginsSpec
 from pate.recipes.read import DataRoot, Notes, Plugins
 
 Positive = Annotated[float, Field(gt=0)]
+Norm = Annotated[float, Field(gt=0, le=1e6)]
 Rate = Annotated[float, Field(gt=0, le=1e30)]  # beyond it steps leave what a float32 can hold
 AtLeastOne = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -296,9 +297,9 @@ class ClippingSpec(Section):
 
     rule: Rule = Field(default="flat", description="Clipping rule.")
     max_norm: Annotated[
-        list[Positive],
+        list[Norm],
         Field(min_length=1),
-        BeforeValidator(_norms, json_schema_input_type=Positive | list[Positive]),
+        BeforeValidator(_norms, json_schema_input_type=Norm | list[Norm]),
     ] = Field(
         default=[1.0], description="Clipping norm; a list with one for each layer for `per-layer`."
     )

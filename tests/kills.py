@@ -80,17 +80,15 @@ def wait_for(process, stage):
             return
 
 
-def undisturbed(launcher, engine, *, since=None):
-    """How long a run takes, all of it or from a stage on."""
+def undisturbed(launcher, engine):
+    """How long each stage of a run takes."""
     process = launcher.start(engine)
-    began = time.perf_counter()
-    if since is not None:
-        wait_for(process, since)
-        began = time.perf_counter()
     with process.stdout as said:
-        said.read()
+        began = [(line.split(b":")[0].decode(), time.perf_counter()) for line in said]
+    ended = [*(moment for _, moment in began[1:]), time.perf_counter()]
     assert process.wait() == 0
-    return time.perf_counter() - began
+    lasted = {name: end - start for (name, start), end in zip(began, ended, strict=True)}
+    return {stage.name: lasted[stage.name] for stage in STAGES}
 
 
 def kill_group(process):
@@ -206,46 +204,44 @@ def fresh(project):
 
 
 def kill_runs(project, launcher, *, engine, since, kills, rng):
-    """Kills runs at moments spread over an undisturbed run's measured duration; audits each time.
+    """Kills runs at moments spread over each stage as long as it takes; audits each time.
 
-    ``since`` is the stage from which on they are spread. A killed run is started again and killed
-    again, up to three times; then it is let through and audited whole. Returns how many runs had
-    which stage finished last when they were killed.
+    ``since`` is the first stage that is hit. A killed run is started again and killed again, up to
+    three times; then it is let through and audited whole. Returns how many runs had which stage
+    finished last when they were killed.
     """
     fresh(project)
-    duration = undisturbed(launcher, engine, since=since)
+    lasted = undisturbed(launcher, engine)
     audit(project)
     fresh(project)
-    shares = [(number + rng.random()) / kills for number in range(kills)]
-    rng.shuffle(shares)
+    stages = list(lasted)[list(lasted).index(since) if since else 0 :]
+    rng.shuffle(stages)
     found: Counter[str] = Counter()
     killed = attempts = in_a_row = 0
     while killed < kills:
         attempts += 1
         assert attempts < 4 * kills, "most runs ended before they were killed"
+        stage = stages[killed % len(stages)]
         process = launcher.start(engine)
-        if since is not None:
-            wait_for(process, since)
-        time.sleep(shares[killed] * duration)
+        wait_for(process, stage)
+        time.sleep(rng.random() * lasted[stage])
         if kill_group(process):
             killed += 1
             in_a_row += 1
             paid, drawn = audit(project), drawn_bytes(project)
             done = [stage.name for stage in STAGES if finished(project, stage.name)]
             found[done[-1] if done else "nothing"] += 1
-            if len(found) < 3 and shares[killed - 1] > 0.5:  # the machine has become slower
-                duration *= 1.5
             if in_a_row == 3 or killed == kills:
                 launcher.run()
                 complete(project, paid, drawn)
         else:  # it was through before its moment: an earlier one, from nothing
             assert len(audit(project)) == 2
-            duration *= 1 if in_a_row and in_a_row < 3 else 0.8
+            lasted[stage] *= 0.8
             in_a_row = 3
         if in_a_row == 3:
             fresh(project)
             in_a_row = 0
-    print(f"\n{kills} kills over {duration:.2f} s; the last finished stage: {dict(found)}")
+    print(f"\n{kills} kills; the last finished stage: {dict(found)}")
     return found
 
 

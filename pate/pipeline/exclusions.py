@@ -70,9 +70,7 @@ class Exclusions:
             )
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except PermissionError as error:
-            raise InvalidInput(f"{place} cannot be read: {error.strerror}") from error
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise InvalidInput(f"{place} is damaged; restore it from a backup") from error
 
     def save(self, folder: Path) -> None:

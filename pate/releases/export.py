@@ -356,8 +356,10 @@ def _plain(model: Any) -> bytes:
 
 
 def encoder_steps(chain: Chain, folder: Path, *, first: int = 0) -> list[dict[str, Any]]:
-    """Write the steps of an encoder, the first one as step ``first``; return their records."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the steps of an encoder, the first one as step ``first``; return their records.
+
+    A step that nothing was fitted for needs no file, and an encoder of such steps no folder.
+    """
     records: list[dict[str, Any]] = []
     shape = chain.input_shape
     steps = zip(chain.steps, chain.spec.steps, strict=True)
@@ -365,19 +367,20 @@ def encoder_steps(chain: Chain, folder: Path, *, first: int = 0) -> list[dict[st
         if isinstance(step, Plugin):
             if not step.is_estimator or len(shape) != 1:
                 raise _Inexpressible(f"the encoder's step {spec.name} is code of its own")
-            (folder / f"step-{at}.onnx").write_bytes(_of_transformer(step.made, shape[0]))
-            records.append({"name": "onnx"})
+            graph = _of_transformer(step.made, shape[0])
         elif isinstance(step, Backbone):
-            (folder / f"step-{at}.onnx").write_bytes(
-                module_graph(_whole(step), shape, output="features")
-            )
-            records.append({"name": "onnx"})
+            graph = module_graph(_whole(step), shape, output="features")
         else:
+            graph = None
             kept = STATE.get(spec.name, ())
             if kept:
                 tensors = {name: getattr(step, name) for name in kept}
                 write_tensors(folder / f"step-{at}.safetensors", tensors)
             records.append(json.loads(json.dumps({"name": spec.name, **spec.settings()})))
+        if graph is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"step-{at}.onnx").write_bytes(graph)
+            records.append({"name": "onnx"})
         zeros = np.zeros((2, *shape), dtype=np.float32)
         shape = tuple(np.asarray(step.transform(zeros)).shape[1:])
     return records

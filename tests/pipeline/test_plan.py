@@ -291,7 +291,7 @@ def test_a_recipe_of_teachers_is_planned_with_record_votes(project: Any) -> None
     assert "ε = 4 at δ = 0, for one record added or removed: the guarantee" in told.stdout
     assert (project.folder / "table.png").read_bytes().startswith(b"\x89PNG")
     written = tomllib.loads((project.folder / "tabled.toml").read_text())
-    assert written["votes"] == {"by": "records"}
+    assert written["votes"] == {"by": "records", "cells": "auto", "expected_records": 90}
     assert written["aggregate"] == {"mechanism": "laplace-counts"}
     assert written["privacy"] == {"epsilon": 4.0}
     assert "teachers" not in written

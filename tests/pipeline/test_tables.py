@@ -125,7 +125,8 @@ def test_trees_take_missing_values_raw_and_keep_them_in_a_release(table: Any) ->
     table.call("release", "runs/tiny", "out", "--column-names")
     header = json.loads((table.folder / "out" / "student.json").read_text())
     assert header["input"]["missing"] is True
-    student = pate.load_student(table.folder / "out", trust=True)  # it has no form in ONNX
+    trust = header["model"]["kind"] == "code"  # skl2onnx does not take all trees with gaps
+    student = pate.load_student(table.folder / "out", trust=trust)
     assert student.predict(pandas.DataFrame({n: [None] for n in student.columns})).shape == (1,)
 
 

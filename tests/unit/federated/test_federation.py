@@ -386,10 +386,10 @@ def test_a_table_of_record_votes_is_summed_once(tmp_path, aggregate, reach):
         assert charge.records is Neighbours.ADD_REMOVE
     if reach == 2:  # ε = 1/b at δ = 0, whatever the reach
         (event,) = coordinator.question.events
-        assert (event.event.epsilon, event.count) == (1 / 4, 2)
-        assert guarantee_of_plan([event], delta=0).epsilon == 1 / 2
+        assert (event.event.epsilon, event.count) == (1.0, 2)
+        assert guarantee_of_plan([event], delta=0).epsilon == 2
     else:  # as GaussianCounts charges a table: 1/(2σ²)
-        assert 1 / 8 <= coordinator.question.events[0].rho <= 1 / 8 * (1 + 1e-5)
+        assert 1 / 2 <= coordinator.question.events[0].rho <= 1 / 2 * (1 + 1e-5)
 
 
 def test_record_votes_need_one_encoder_and_one_reach(tmp_path):
