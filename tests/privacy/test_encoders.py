@@ -31,8 +31,8 @@ steps = ["scattering", "standardise", {{ name = "pca", dimension = 6 }}]
 count = {count}
 {model}
 [aggregate]
-mechanism = "lnmax"
-scale = 2.0
+mechanism = "lnmax"  # in so much noise that labels are of both classes
+scale = 10.0
 queries = 20
 [privacy]
 delta = 1e-3
