@@ -1,16 +1,18 @@
 """``MODEL_CARD.md`` and ``report.html`` of a release, written from its JSON files alone.
 
 So whoever has the release can write both again and compare them byte for byte. Templates belong to
-a format: those of format 2 are kept in ``format_2`` and are never edited.
+a format: those of format 2 are kept in ``format_2`` and are never edited; what format 3 lacks (the
+evaluation, a folder for hubs) the others leave out.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import date
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from markupsafe import Markup
@@ -18,6 +20,7 @@ from pydantic import ValidationError
 
 from pate._format import (
     COMPOSITION_RULES,
+    TRAINING_RULES,
     describe_neighbours,
     format_delta,
     format_epsilon,
@@ -45,9 +48,10 @@ from pate.errors import InvalidInput
 from pate.mechanisms import make_mechanism
 from pate.metrics import Share
 from pate.pipeline.recipe import Recipe
-from pate.releases.files import FORMAT, is_training
+from pate.releases.files import is_training
 from pate.releases.guarantee import analysis_of, read_events
 from pate.releases.records import channels_of
+from pate.report.disclosure import Disclosure, OwnerAnswers
 from pate.report.facts import AnyRecipe, ClassRow, Cost, Facts, plan_curves, recipe_text
 from pate.report.page import render_page
 from pate.report.templates import template
@@ -77,21 +81,47 @@ def escape_markdown(value: object) -> Markup:
     return Markup(line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
 
 
-def render_card(
+def owner_of(release: Mapping[str, Any]) -> OwnerAnswers | None:
+    """Return the owner's answers in ``release.json``; None of a format without an evaluation."""
+    return None if release["format"] < 4 else OwnerAnswers.read(release.get("owner") or {})
+
+
+def disclosure_of(
     statement: Mapping[str, Any], header: Mapping[str, Any], release: Mapping[str, Any]
+) -> Disclosure:
+    """Return the terms in which conventions state the privacy of a release."""
+    gather = _training_facts if is_training(release) else _facts
+    return Disclosure.of(gather(statement, header["class_names"], release, curves=False))
+
+
+def _answers(
+    statement: Mapping[str, Any], header: Mapping[str, Any], release: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    owner = owner_of(release)
+    return () if owner is None else disclosure_of(statement, header, release).answers(owner)
+
+
+def render_card(
+    statement: Mapping[str, Any],
+    header: Mapping[str, Any],
+    release: Mapping[str, Any],
+    *,
+    hub: bool = False,
 ) -> str:
-    """Return the model card as Markdown.
+    """Return the model card as Markdown; with ``hub`` that of a folder for model hubs.
 
     It follows from ``guarantee.json``, ``student.json`` and ``release.json`` alone, to the last
     byte: so it can be checked.
     """
     if is_training(release):
-        return _training_card(statement, header, release)
+        return _training_card(statement, header, release, hub=hub)
     recipe = recipe_of(release)
     events = tally(read_events(statement["labels"]))
     choice = next((event for event in events if isinstance(event, BestOfTries)), None)
     package, folder = _templates(release)
     return template(package, f"{folder}card.md.j2", escape=escape_markdown, joined=False).render(
+        hub=hub,
+        answers=_answers(statement, header, release),
         statement=statement,
         stated=statement["guarantee"],
         composition_rules=COMPOSITION_RULES,
@@ -123,13 +153,22 @@ def render_release_page(
     statement: Mapping[str, Any], header: Mapping[str, Any], release: Mapping[str, Any]
 ) -> str:
     """Return the page as HTML. A comparison is left out: no charge here covers it."""
+    read = {key: value for key, value in release.items() if key != "files"}
+    return _rendered(json.dumps((statement, header, read), sort_keys=True))
+
+
+@lru_cache(maxsize=1)  # a release that is written is verified at once: its plots take a second
+def _rendered(content: str) -> str:
+    statement, header, release = json.loads(content)
+    owner = owner_of(release)
     if is_training(release):
-        return render_training_page(_training_facts(statement, header["class_names"], release))
+        training = _training_facts(statement, header["class_names"], release)
+        return render_training_page(training, owner=owner)
     facts = _facts(statement, header["class_names"], release)
     package, folder = _templates(release)
     if not folder:
         package = "pate.report"
-    return render_page(facts, package=package, name=f"{folder}page.html.j2")
+    return render_page(facts, owner=owner, package=package, name=f"{folder}page.html.j2")
 
 
 def _covers(statement: Mapping[str, Any]) -> str | None:
@@ -142,10 +181,16 @@ def _covers(statement: Mapping[str, Any]) -> str | None:
 
 def _templates(release: Mapping[str, Any]) -> tuple[str, str]:
     """Return the package and the folder of the templates of a release's format."""
-    return "pate.releases", "" if release["format"] == FORMAT else f"format_{release['format']:d}/"
+    return "pate.releases", "" if release["format"] > 2 else f"format_{release['format']:d}/"
 
 
-def _facts(statement: Mapping[str, Any], names: list[str], release: Mapping[str, Any]) -> Facts:
+def _facts(
+    statement: Mapping[str, Any],
+    names: list[str],
+    release: Mapping[str, Any],
+    *,
+    curves: bool = True,
+) -> Facts:
     recipe = recipe_of(release)
     evaluation, answers = release["evaluation"], release["answers"]
     sanitised = statement["sanitised"] or {}
@@ -162,6 +207,7 @@ def _facts(statement: Mapping[str, Any], names: list[str], release: Mapping[str,
     tested = [(sum(row), row[at], sum(each[at] for each in table)) for at, row in enumerate(table)]
     return Facts(
         recipe=recipe,
+        warns_of_unlearnt=release["format"] > 3,
         recipe_text=recipe_text(recipe, like=release["recipe"]),
         protects=statement["protects"],
         guarantee=Cost.of(statement["guarantee"]),
@@ -186,9 +232,9 @@ def _facts(statement: Mapping[str, Any], names: list[str], release: Mapping[str,
         asked=answers["asked"],
         answered=answers["answered"],
         kept=answers["kept"],
-        **plan_curves(
-            recipe, events, queries=plan.queries, answers=plan.answers, analysis=analysis
-        ),
+        **plan_curves(recipe, events, queries=plan.queries, answers=plan.answers, analysis=analysis)
+        if curves
+        else {"curves": None, "profile": None},
         classes=tuple(
             ClassRow(
                 name=name,
@@ -226,9 +272,13 @@ def _stated_apart(statement: Mapping[str, Any]) -> bool:
 
 
 def _training_card(
-    statement: Mapping[str, Any], header: Mapping[str, Any], release: Mapping[str, Any]
+    statement: Mapping[str, Any],
+    header: Mapping[str, Any],
+    release: Mapping[str, Any],
+    *,
+    hub: bool,
 ) -> str:
-    facts = _training_facts(statement, header["class_names"], release)
+    facts = _training_facts(statement, header["class_names"], release, curves=False)
     name = "training_card.md.j2"
     return template("pate.releases", name, escape=escape_markdown, joined=False).render(
         statement=statement,
@@ -237,6 +287,9 @@ def _training_card(
         header=header,
         channels=channels_of,
         release=release,
+        hub=hub,
+        answers=_answers(statement, header, release),
+        training_rules=TRAINING_RULES,
         facts=facts,
         recipe=facts.recipe,
         events=[Repeated(*each) for each in tally(read_events(statement["events"])).items()],
@@ -250,7 +303,11 @@ def _training_card(
 
 
 def _training_facts(
-    statement: Mapping[str, Any], names: list[str], release: Mapping[str, Any]
+    statement: Mapping[str, Any],
+    names: list[str],
+    release: Mapping[str, Any],
+    *,
+    curves: bool = True,
 ) -> TrainingFacts:
     recipe, training = training_recipe_of(release), release["training"]
     plan = plan_of(
@@ -265,7 +322,7 @@ def _training_facts(
         plan=plan,
         protects=statement["protects"],
         guarantee=Cost.of(statement["guarantee"]),
-        curve=cost_by_steps(plan, plan.events, delta=recipe.privacy.delta),
+        curve=cost_by_steps(plan, plan.events, delta=recipe.privacy.delta) if curves else (),
         epochs=measured_epochs(training["epochs"]),
         classes=classes,
         majority=majority_of(classes) if classes else release["evaluation"]["majority"],

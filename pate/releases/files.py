@@ -31,26 +31,32 @@ from pate.errors import InvalidInput
 from pate.releases.records import RecordForm
 from pate.teachers.persist import RELEASABLE
 
-FORMAT = 3  # of release.json, and of the texts of the card and the page
+FORMAT = 4  # of release.json, and of the texts of the card and the page
 HEADER_FORMAT = 3  # of student.json
 SUMS, HEADER, STATEMENT, RELEASE = "SHA256SUMS", "student.json", "guarantee.json", "release.json"
-CARD, PAGE = "MODEL_CARD.md", "report.html"
+CARD, PAGE, DEPLOYMENT = "MODEL_CARD.md", "report.html", "deployment.yaml"
+HUB, HUB_CARD, CONFIG = "hf", "README.md", "config.json"  # the folder for hubs, and its own files
 STUDENT, ENCODER = "student", "encoder"
 GRAPH, TENSORS = "model.onnx", "model.safetensors"
 LABELS = ("asked.npy", "answered.npy", "labels.npy", "kept.npy", "kept_labels.npy")
+LABELS_CSV, CROISSANT = "labels.csv", "croissant.json"  # the same for others to read
 TABLE = ("noised.npy", "probabilities.npy", "confidence.npy")  # of record votes, beside them
 
 _MAY_LEAVE = re.compile(
     "|".join(
         [
-            *(re.escape(name) for name in (CARD, SUMS, STATEMENT, RELEASE, PAGE, HEADER)),
+            *map(re.escape, (CARD, SUMS, STATEMENT, RELEASE, PAGE, HEADER, DEPLOYMENT)),
+            # of a folder for hubs, alone or as part of a release
+            rf"({HUB}/)?({'|'.join(map(re.escape, (HUB_CARD, CONFIG, GRAPH, TENSORS)))})",
+            rf"{HUB}/({'|'.join(map(re.escape, (SUMS, STATEMENT, RELEASE, HEADER)))})",
+            rf"{HUB}/{ENCODER}/step-\d+\.(onnx|safetensors)",
             rf"{STUDENT}/({re.escape(GRAPH)}|{re.escape(TENSORS)})",
             rf"{ENCODER}/step-\d+\.(onnx|safetensors)",
             # of a student that needs code
             rf"{STUDENT}/(teacher\.json|model\.skops|arrays\.npz|own/([\w-]+/)*[\w.-]+\.({RELEASABLE}))",
             rf"{ENCODER}/(encoder\.json|weights-\d+\.safetensors)",
             rf"{ENCODER}/step-\d+/([\w-]+/)*[\w.-]+\.({RELEASABLE})",
-            rf"labels/({'|'.join(re.escape(name) for name in (*LABELS, *TABLE))})",
+            rf"labels/({'|'.join(map(re.escape, (*LABELS, *TABLE, LABELS_CSV, CROISSANT)))})",
         ]
     )
 )
@@ -58,9 +64,10 @@ _LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+(?:/[\w.-]+)*)")
 
 _MIB = 2**20
 # Bytes of a file that is read at all; a model of another kind may have 2 GiB, as ONNX allows.
-_LARGEST = {"": 10 * _MIB, ".json": 16 * _MIB, ".md": 16 * _MIB, ".html": 64 * _MIB}
+_LARGEST = {"": 10 * _MIB, ".json": 16 * _MIB, ".md": 16 * _MIB, ".html": 64 * _MIB, ".yaml": _MIB}
 _LARGEST_MODEL = 2048 * _MIB
 _MOST_FILES, _DEEPEST = 1000, 8
+_OF_HUBS = (".gitattributes", ".cache", ".git")  # that a hub or its program adds
 
 
 def may_leave(name: str) -> bool:
@@ -72,11 +79,18 @@ def may_leave(name: str) -> bool:
     return _MAY_LEAVE.fullmatch(name) is not None
 
 
+def is_hub(folder: Path) -> bool:
+    """Return whether a folder is one for hubs, which is a release of its own."""
+    return (folder / CONFIG).is_file() and not (folder / CARD).exists()
+
+
 def sizes(folder: Path) -> dict[str, int]:
     """Return the size of every file below a folder by its name; no file is opened.
 
-    Refuses a link, a device, a pipe, and a file that is larger than any of a release.
+    Refuses a link, a device, a pipe, and a file that is larger than any of a release. Files that
+    the hub itself adds to a folder are not part of it.
     """
+    beside = _OF_HUBS if is_hub(folder) else ()
     found: dict[str, int] = {}
     waiting = [(folder, "", 1)]
     while waiting:
@@ -84,6 +98,8 @@ def sizes(folder: Path) -> dict[str, int]:
         with os.scandir(place) as entries:
             for entry in entries:
                 name = prefix + entry.name
+                if name in beside:
+                    continue
                 state = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(state.st_mode) and depth < _DEEPEST:
                     waiting.append((Path(entry.path), f"{name}/", depth + 1))
@@ -458,7 +474,7 @@ class _Answers(_Part):
 
 
 class _Release(_Part):
-    format: Literal[2, 3]
+    format: Literal[2, 3, 4]
     what: str
     date: Day
     versions: dict[str, str]
@@ -469,6 +485,7 @@ class _Release(_Part):
     why_not: str | None
     evaluation: _Evaluation
     answers: _Answers
+    owner: dict[str, Any] | None = None  # the owner's answers, of format 4
     files: dict[str, str]
 
 
@@ -502,7 +519,7 @@ class _Training(_Part):
 
 
 class _TrainingRelease(_Part):
-    format: Literal[3]
+    format: Literal[3, 4]
     what: str
     date: Day
     versions: dict[str, str]
@@ -510,6 +527,7 @@ class _TrainingRelease(_Part):
     training: _Training
     notes: list[str]
     evaluation: _Evaluation
+    owner: dict[str, Any] | None = None
     files: dict[str, str]
 
 

@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate.datasets.columns import array_cells, encode_columns, is_frame, is_number
+from pate.datasets.columns import (
+    array_cells,
+    column_names,
+    encode_columns,
+    is_frame,
+    is_number,
+)
 from pate.datasets.table import Column
 from pate.errors import InvalidInput
 
@@ -64,8 +70,9 @@ class RecordForm:
                 f"array of shape (n, {', '.join(map(str, self.shape))}) in the order it learnt "
                 "from, such as X.to_numpy()"
             )
-        given = {str(name): name for name in frame.columns}
-        if len(given) < len(frame.columns):
+        columns = column_names(frame) or []
+        given = {str(name): name for name in columns}
+        if len(given) < len(columns):
             raise InvalidInput("X has two columns of one name; give each its own name")
         missing = [name for name in names if name not in given]
         if missing:
@@ -75,7 +82,8 @@ class RecordForm:
         unknown = [name for name in given if name not in names]
         if unknown:
             raise InvalidInput(
-                f"X has {_listed(unknown)}, which the student did not learn from; drop it: the "
+                f"X has {_listed(unknown)}, which the student did not learn from; drop "
+                f"{'it' if len(unknown) == 1 else 'them'}: the "
                 f"student takes {_listed(names)}"
             )
         return [np.asarray(frame[given[str(name)]]) for name in names]

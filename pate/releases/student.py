@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from pate.releases.files import (
     NetworkModel,
     OnnxModel,
     file_problems,
+    is_hub,
     read_header,
 )
 from pate.releases.onnx_graph import OnnxGraph, read_graph
@@ -85,8 +86,8 @@ class ReleasedStudent:
         The names of the columns of a table, in order; None where they are not known.
     """
 
-    model: Model
-    encoder: Predict  # fitted on public inputs
+    model: Model = field(repr=False)
+    encoder: Predict = field(repr=False)  # fitted on public inputs
     class_names: tuple[str, ...]
     form: RecordForm
 
@@ -170,6 +171,8 @@ def load_student(
 ) -> ReleasedStudent:
     """Load the student of a release (``pate release RUN OUT``), ready to predict.
 
+    Takes the folder for hubs (``--also hf``) as well, here or as it was downloaded.
+
     Parameters
     ----------
     path
@@ -199,7 +202,7 @@ def load_student(
         before it is loaded here. Files that differ from ``SHA256SUMS`` are refused.
     """
     folder = Path(path)
-    for changed in file_problems(folder, HEADER, STUDENT, ENCODER):
+    for changed in file_problems(folder, HEADER, STUDENT, ENCODER, GRAPH, TENSORS):
         raise InvalidInput(f"{folder}: {changed}; get the release again")
     header = read_header(folder)
     if isinstance(header.model, CodeModel):
@@ -291,7 +294,7 @@ def rows_of(shape: tuple[int, ...]) -> int:
 def _load_model(folder: Path, header: Header, encode: Predict) -> Model:
     """Return the model of a release, where it needs no code but ours."""
     classes = len(header.class_names)
-    place = folder / STUDENT
+    place = folder if is_hub(folder) else folder / STUDENT
     match header.model:
         case OnnxModel(classes=order):
             return _graph_model(read_graph(place / GRAPH), order=order, classes=classes)

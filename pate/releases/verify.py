@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,25 +23,35 @@ from pate.errors import InvalidInput
 from pate.mechanisms import Plan
 from pate.metrics import wilson
 from pate.pipeline.recipe import Recipe
+from pate.releases.conventions import digest_of_content, written_files
 from pate.releases.documents import (
     caps_analysis,
     caps_of,
     recipe_of,
-    render_card,
     render_release_page,
     training_recipe_of,
 )
 from pate.releases.files import (
     CARD,
+    CONFIG,
+    CROISSANT,
+    DEPLOYMENT,
+    GRAPH,
     HEADER,
+    HUB,
+    HUB_CARD,
     LABELS,
+    LABELS_CSV,
     PAGE,
     RELEASE,
     STATEMENT,
+    STUDENT,
     SUMS,
     TABLE,
+    TENSORS,
     CodeModel,
     file_problems,
+    is_hub,
     is_training,
     read_header,
     read_json,
@@ -58,7 +68,8 @@ from pate.releases.guarantee import (
 )
 from pate.releases.student import trial_problem
 
-_NEEDED = (CARD, HEADER, STATEMENT, RELEASE)
+_OF_LABELS = (LABELS_CSV, CROISSANT)
+_NEEDED = (HEADER, STATEMENT, RELEASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,18 +193,19 @@ def verify(
         parts += [
             (RELEASE, _training_settings),
             (RELEASE, _evaluated),
-            (CARD, _card),
+            (CARD, _texts),
             (PAGE, lambda given: _page(given, notes)),
         ]
     elif given.first_format:
         notes.append("its settings, card and labels were not checked: it is of format 1")
+        parts.append((CARD, _foreign))
     else:
         parts += [
             (RELEASE, _settings),
             (RELEASE, _evaluation),
             ("labels", _labels),
             ("labels", _table),
-            (CARD, _card),
+            (CARD, _texts),
             (PAGE, lambda given: _page(given, notes)),
         ]
     problems = [each for name, part in parts for each in _guarded(name, part, given)]
@@ -226,7 +238,8 @@ def _files(folder: Path) -> Iterator[str]:
     """Check that every file is there, unchanged and of a known kind; and nothing else is."""
     try:
         known = read_sums(folder)
-        yield from (f"{name} is missing" for name in _NEEDED if name not in known)
+        card = HUB_CARD if is_hub(folder) else CARD
+        yield from (f"{name} is missing" for name in (card, *_NEEDED) if name not in known)
         yield from file_problems(folder)
     except InvalidInput as error:
         yield str(error)
@@ -234,6 +247,8 @@ def _files(folder: Path) -> Iterator[str]:
     homes = {parent.as_posix() for name in known for parent in Path(name).parents}
     places = (each for each in folder.rglob("*") if each.is_dir())
     folders = {place.relative_to(folder).as_posix() for place in places}
+    if is_hub(folder):
+        folders = {name for name in folders if not name.startswith(".")}
     for name in sorted(folders - homes):
         yield f"{name} does not belong to the release"
 
@@ -454,12 +469,37 @@ def _within(values: Any, end: int) -> bool:
     return not len(values) or bool(values.min() >= 0 and values.max() < end)
 
 
-def _card(given: _Given) -> Iterator[str]:
-    """Render the card again from the JSON files, and compare."""
-    own = render_card(given.statement, given.header, given.release)
-    if own.encode() != (given.folder / CARD).read_bytes():
-        others = _other_versions(given.release, "pate")
-        yield f"{CARD} does not match the JSON files{others and f' ({others})'}"
+def _texts(given: _Given) -> Iterator[str]:
+    """Write the card, and what else follows from other files, again; and compare."""
+    release = {key: value for key, value in given.release.items() if key != "files"}
+    own = written_files(given.folder, given.statement, given.header, release)
+    known = read_sums(given.folder)
+    for name, content in own.items():
+        if name not in known:
+            yield f"{name} is missing"
+        elif digest_of_content(content) != known[name]:
+            others = _other_versions(given.release, "pate")
+            yield f"{name} does not match the JSON files{others and f' ({others})'}"
+    yield from _foreign(given, own)
+
+
+def _foreign(given: _Given, own: Collection[str] = ()) -> Iterator[str]:
+    """Yield texts that follow from nothing, and files of another model than the stated one."""
+    # A model of the first format has no kind: it is code.
+    kind = given.header["model"].get("kind", "code")
+    home = "" if is_hub(given.folder) else f"{STUDENT}/"
+    used = home + {"onnx": GRAPH}.get(kind, TENSORS)
+    texts = (DEPLOYMENT, HUB_CARD, CONFIG)
+    for name in sorted(read_sums(given.folder)):
+        text = name in texts or name.startswith(f"{HUB}/") or Path(name).name in _OF_LABELS
+        if text and name not in own:
+            yield f"{name} does not follow from the JSON files"
+        other = name in (GRAPH, TENSORS)
+        if kind != "code":
+            other |= name.startswith(f"{STUDENT}/")
+            other &= name != used or kind == "constant"
+        if other:
+            yield f"{name} is not the student of {HEADER}"
 
 
 def _page(given: _Given, notes: list[str]) -> Iterator[str]:

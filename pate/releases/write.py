@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,12 +27,13 @@ from pate.artifacts import digest_of
 from pate.dpsgd_runs import is_dpsgd_run
 from pate.errors import InvalidInput, PateError
 from pate.pipeline.ledger import naming_key
-from pate.releases.documents import render_card, render_release_page
+from pate.releases.conventions import as_text, require_exportable, written_files
+from pate.releases.documents import render_release_page
 from pate.releases.export import copy_labels, export_student
 from pate.releases.files import (
-    CARD,
     FORMAT,
     HEADER,
+    HUB,
     PAGE,
     RELEASE,
     STATEMENT,
@@ -54,6 +55,7 @@ from pate.releases.run import (
 )
 from pate.releases.training import training_content
 from pate.releases.verify import verify
+from pate.report.disclosure import OwnerAnswers
 from pate.report.facts import package_versions, without_paths
 
 _DRAFT = ".pate-release-"  # the beginning of a draft's name, beside the place of the release
@@ -106,6 +108,8 @@ def write_release(
     chosen_beforehand: bool = False,
     with_confusion: bool = False,
     column_names: bool = False,
+    also: Collection[str] = (),
+    owner: Mapping[str, Any] | str | Path | None = None,
     data_root: Path | None = None,
     plugin_path: Path | None = None,
 ) -> Release:
@@ -123,6 +127,10 @@ def write_release(
     """
     folder, out = Path(run), Path(out)
     _require_place(out, folder)
+    for form in also:
+        if form != HUB:
+            raise InvalidInput(f"also holds {str(form)[:40]!r}; a release is also written as {HUB}")
+    answers = None if owner is None else OwnerAnswers.read(owner)
     content = (training_content if is_dpsgd_run(folder) else pipeline_content)(
         folder,
         labels=labels,
@@ -132,20 +140,24 @@ def write_release(
         data_root=data_root,
         plugin_path=plugin_path,
     )
-    statement, record = content.statement, _release_record(content)
+    statement, record = content.statement, _release_record(content, answers)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(out.parent, drafts=f"{_DRAFT}*")
         with draft_folder(out.parent, prefix=_DRAFT) as draft:
             header = content.export(draft)
-            _write_json(draft / HEADER, header)
-            _write_json(draft / STATEMENT, statement)
+            if also:
+                require_exportable(header)
+            _write_text(draft / HEADER, as_text(header))
+            _write_text(draft / STATEMENT, as_text(statement))
             # As they will be read: what is rendered again must be the same to the last byte.
-            read = [json.loads(_as_text(each)) for each in (statement, header, record)]
-            for name, render in ((CARD, render_card), (PAGE, render_release_page)):
-                (draft / name).write_text(render(*read), encoding="utf-8")
-            _write_json(draft / RELEASE, record | {"files": digests(draft)})
-            (draft / SUMS).write_text(render_sums(digests(draft)), encoding="utf-8")
+            read = [json.loads(as_text(each)) for each in (statement, header, record)]
+            _write_text(draft / PAGE, render_release_page(*read))
+            for name, made in written_files(draft, *read, hub=HUB in also).items():
+                (draft / name).parent.mkdir(parents=True, exist_ok=True)
+                (draft / name).write_bytes(made.read_bytes() if isinstance(made, Path) else made)
+            _write_text(draft / RELEASE, as_text(record | {"files": digests(draft)}))
+            _write_text(draft / SUMS, render_sums(digests(draft)))
             for name in sizes(draft):
                 if not may_leave(name):
                     raise InvalidInput(
@@ -234,9 +246,11 @@ def pipeline_content(
     )
 
 
-def _release_record(content: Content) -> dict[str, Any]:
+def _release_record(content: Content, owner: OwnerAnswers | None) -> dict[str, Any]:
     """Return ``release.json``, but for the list of files."""
+    stated = None if owner is None else owner.model_dump(mode="json", exclude_defaults=True)
     return content.record | {
+        "owner": stated,
         "format": FORMAT,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": package_versions()
@@ -244,12 +258,8 @@ def _release_record(content: Content) -> dict[str, Any]:
     }
 
 
-def _as_text(value: Any) -> str:
-    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
-
-
-def _write_json(file: Path, value: Any) -> None:
-    file.write_text(f"{_as_text(value)}\n", encoding="utf-8")
+def _write_text(file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8")
 
 
 def _require_verified(draft: Path, content: Content) -> None:

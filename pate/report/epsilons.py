@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pate.accounting import Accountant, Conversion
+from pate.accounting.ledger.data_set import DataSetTotal
 from pate.artifacts.results import Costs, PrivateCosts
 from pate.pipeline.recipe import Recipe
 from pate.stages.caveats import sanitised_caveat
@@ -13,6 +14,8 @@ from pate.stages.caveats import sanitised_caveat
 WHEN = {
     "guarantee": "Quote this one: it follows from the plan alone, and holds whatever the data are.",
     "moments": "Matters beside other releases: ledgers add up log-moments, at one λ.",
+    "ledger": "Matters for the budget: all releases so far, added up at the one λ that the ledger "
+    "fixed before the first of them, at which one release may count more than its guarantee.",
     "labels": "Matters where the sanitised ε is kept back: the labels and the student alone.",
     "conversion": "Matters beside work that converts log-moments by this rule.",
     "advanced": "Matters beside work that composes by Dwork, Rothblum & Vadhan 2010.",
@@ -36,11 +39,18 @@ class Epsilon:
     when: str
 
 
-def every_epsilon(costs: Costs, private: PrivateCosts, recipe: Recipe) -> Iterator[Epsilon]:
-    """Yield every ε of a run, the guarantee first; some are PRIVATE, for the owner's screen."""
+def every_epsilon(
+    costs: Costs, private: PrivateCosts, recipe: Recipe, *, total: DataSetTotal
+) -> Iterator[Epsilon]:
+    """Yield every ε of a run, the guarantee first; some are PRIVATE, for the owner's screen.
+
+    ``total`` is what the data set has spent; left out if its δ is another one, or noise was seeded.
+    """
     conversion = Conversion(recipe.privacy.conversion).value
     own, plan = costs.guarantee.epsilon, costs.plan[conversion].epsilon
     yield Epsilon(name="the guarantee", epsilon=own, when=WHEN["guarantee"])
+    if total.delta == costs.guarantee.delta and not costs.seeded:
+        yield Epsilon(name="whole data set", epsilon=total.epsilon, when=WHEN["ledger"])
     if costs.guarantee.accountant != Accountant.MOMENTS:
         yield Epsilon(name="log-moments", epsilon=plan, when=WHEN["moments"])
     if costs.sanitised is not None and costs.sanitised.price:

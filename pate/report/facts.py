@@ -123,6 +123,7 @@ class Facts:
     written: date
     comparison: tuple[ComparedMethod, ...] = ()
     stated_apart: bool = False  # record votes are among all releases: each states its relation
+    warns_of_unlearnt: bool = True  # of classes without labels; releases of format 3 did not
     private: PrivateFacts | None = None
 
     @property
@@ -174,6 +175,13 @@ class Facts:
             yield weak_guarantee(self.guarantee, in_units(verdict, self.recipe.unit))
         unseen = [row.name for row in self.classes if row.records and not row.correct]
         yield from poor_accuracy("student", self.student, majority=self.majority, unseen=unseen)
+        unlearnt = [row.name for row in self.classes if not row.labels and row.name not in unseen]
+        # The released labels tell it, also where errors by class are left out.
+        if unlearnt and self.warns_of_unlearnt:
+            yield (
+                f"No released label is of {_named_classes(unlearnt)}: the student cannot find "
+                f"records of {'it' if len(unlearnt) == 1 else 'them'}."
+            )
 
     @property
     def no_better(self) -> tuple[ComparedMethod, ...]:
@@ -226,11 +234,13 @@ def poor_accuracy(
             f"majority class is right on {format_percent(majority)}."
         )
     if unseen:
-        more = f", and {len(unseen) - 5} more" if len(unseen) > 5 else ""
-        yield (
-            f"The {what} finds no test record of {'class' if len(unseen) == 1 else 'classes'} "
-            f"{', '.join(unseen[:5])}{more}: recall is zero."
-        )
+        yield f"The {what} finds no test record of {_named_classes(unseen)}: recall is zero."
+
+
+def _named_classes(names: Sequence[str]) -> str:
+    """Return "class a", or "classes a, b", with the first five of many."""
+    more = f", and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{'class' if len(names) == 1 else 'classes'} {', '.join(names[:5])}{more}"
 
 
 class ShownArtifacts:

@@ -36,6 +36,7 @@ from pate._format import (
 )
 from pate.pipeline.runner import PipelineRun
 from pate.report import plots
+from pate.report.disclosure import Disclosure, OwnerAnswers
 from pate.report.epsilons import WHEN, why_above
 from pate.report.facts import Facts, best_guess, gather_facts
 from pate.report.templates import template
@@ -75,17 +76,26 @@ def write_report(
 
         facts = replace(facts, private=gather_private(run))
     place = file or (run.folder / "private" / _NAME if private else run.folder / _NAME)
-    write_atomically(place, render_page(facts).encode(), mode=0o600 if private else 0o644)
+    page = render_page(facts, owner=None if facts.seeded else OwnerAnswers())
+    write_atomically(place, page.encode(), mode=0o600 if private else 0o644)
     return place
 
 
-def render_page(facts: Facts, *, package: str = "pate.report", name: str = "page.html.j2") -> str:
+def render_page(
+    facts: Facts,
+    *,
+    owner: OwnerAnswers | None = None,
+    package: str = "pate.report",
+    name: str = "page.html.j2",
+) -> str:
     """Return the page as HTML; the same facts give the same page, byte for byte.
 
+    ``owner`` holds the owner's answers in the evaluation, which earlier formats lack (None).
     Templates of another ``package`` are those of an earlier format, which had four digits of an ε.
     """
     return fill_page(
         facts,
+        owner=owner,
         package=package,
         name=name,
         css=("page.css",) if facts.private is None else ("page.css", "private.css"),
@@ -103,6 +113,7 @@ def fill_page(
     facts: Facts | TrainingFacts,
     *,
     name: str,
+    owner: OwnerAnswers | None = None,
     package: str = "pate.report",
     css: Sequence[str] = ("page.css",),
     **more: Any,
@@ -111,6 +122,7 @@ def fill_page(
     formats = {"epsilon": format_epsilon_fixed, "rounded_up": format_epsilon, **more}
     page = template(package, name).render(
         facts=facts,
+        answers=() if owner is None else Disclosure.of(facts).answers(owner),
         plots=plots,
         guess=_guess(best_guess(facts.guarantee.epsilon, facts.guarantee.delta)),
         number=format_number,

@@ -15,6 +15,7 @@ from pate.artifacts.results import ClassCount, StatedGuarantee
 from pate.dpsgd_runs import DpsgdRecipe, FinishedTraining, RunPlan
 from pate.metrics import Share
 from pate.report.curves import shown_queries
+from pate.report.disclosure import OwnerAnswers
 from pate.report.facts import (
     Cost,
     Digest,
@@ -177,9 +178,9 @@ def _publishable(guarantee: Guarantee) -> Cost:
     return publishable_cost(StatedGuarantee.of(guarantee))
 
 
-def render_training_page(facts: TrainingFacts) -> str:
+def render_training_page(facts: TrainingFacts, *, owner: OwnerAnswers | None = None) -> str:
     """Return the page as HTML; the same facts give the same page, byte for byte."""
-    return fill_page(facts, name="training.html.j2")
+    return fill_page(facts, name="training.html.j2", owner=owner)
 
 
 def write_training_report(
@@ -187,6 +188,7 @@ def write_training_report(
 ) -> Path:
     """Write the page of a finished run and return its path: ``report.html`` by default."""
     place = file or run.folder / _NAME
-    content = render_training_page(gather_training_facts(run, confusion=with_confusion)).encode()
-    write_atomically(place, content, mode=0o644)
+    facts = gather_training_facts(run, confusion=with_confusion)
+    page = render_training_page(facts, owner=None if facts.not_private else OwnerAnswers())
+    write_atomically(place, page.encode(), mode=0o644)
     return place

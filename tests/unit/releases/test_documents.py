@@ -19,6 +19,7 @@ from pate.releases.files import SUMS, digests, render_sums
 from pate.releases.verify import verify
 
 BEFORE = Path(__file__).parent / "format-2"  # made by the version before format 3
+THIRD = [Path(__file__).parent / name for name in ("format-3", "format-3-dpsgd")]
 
 
 def files(folder=BEFORE):
@@ -45,6 +46,32 @@ def test_a_release_of_the_format_before_verifies_and_loads():
     student = pate.load_student(BEFORE)
     assert student.predict(np.zeros((3, 8, 8))).shape == (3,)
     assert student.predict_proba(np.ones((2, 8, 8))).shape == (2, 10)
+
+
+@pytest.mark.parametrize("folder", THIRD, ids=lambda folder: folder.name)
+def test_releases_of_format_3_verify_and_load(folder, tmp_path):
+    checked = verify(folder)
+    assert checked.problems == ()
+    if importlib.metadata.version("matplotlib") == files(folder)[2]["versions"]["matplotlib"]:
+        assert checked.notes == ()
+    assert pate.load_student(folder).predict(np.zeros((3, 8, 8))).shape == (3,)
+    # Nor does a file of a later format belong to it.
+    shutil.copytree(folder, tmp_path / "forged")
+    (tmp_path / "forged" / "deployment.yaml").write_text("epsilon: 0.01\n")
+    sums_again(tmp_path / "forged")
+    assert (
+        "deployment.yaml does not follow from the JSON files"
+        in verify(tmp_path / "forged").problems
+    )
+
+
+def test_a_page_of_format_3_warns_of_no_class_without_labels():
+    """It was written without that sentence, and is compared byte for byte."""
+    statement, header, release = files(THIRD[0])
+    release["answers"]["by_class"][3] = 0
+    sentence = "No released label is of class 3"
+    assert sentence not in render_release_page(statement, header, release)
+    assert sentence in render_release_page(statement, header, release | {"format": 4})
 
 
 @pytest.mark.parametrize("name", ["MODEL_CARD.md", "report.html"])
@@ -78,7 +105,7 @@ def test_card_and_page_judge_an_epsilon_alike(epsilon):
     assert sentence in render_release_page(statement, header, release)
 
 
-@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("number", [2, 3, 4])
 def test_names_and_notes_are_text_in_both(number):
     statement, header, release = files()
     nasty = "<script>alert(1)</script> *b* [x](http://y) `c`"

@@ -66,6 +66,7 @@ def test_missing_values():
     [
         (FRAME.drop(columns=["age", "city"]), "X has no column 'age', 'city'; the student takes"),
         (FRAME.assign(patient=1), "X has 'patient', which the student did not learn from; drop it"),
+        (FRAME.assign(p=1, q=1), "X has 'p', 'q', which the student did not learn from; drop them"),
         (
             FRAME.assign(age=["old", 3]),
             "column .age. of X holds text, and the student",
