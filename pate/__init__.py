@@ -6,7 +6,10 @@ Names are loaded when they are first used, so that ``import pate`` stays light.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
+
+from pate._namesake import namesake_warning
 
 if TYPE_CHECKING:
     from pate.accounting import Guarantee as Guarantee
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from pate.mechanisms import InteractiveGnmax as InteractiveGnmax
     from pate.mechanisms import LaplaceCounts as LaplaceCounts
     from pate.mechanisms import LaplaceNoisyMax as LaplaceNoisyMax
+    from pate.pipeline.callbacks import Callback as Callback
     from pate.planner.plan import plan as plan
     from pate.randomness import secure_generator as secure_generator
     from pate.record_votes import RecordVotes as RecordVotes
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from pate.releases.student import load_student as load_student
     from pate.releases.verify import verify as verify
     from pate.students.count_smoothing import smooth_counts as smooth_counts
+    from pate.studies.compare import Comparison as Comparison
     from pate.votes import Votes as Votes
 
 __version__ = "0.1.0"
@@ -53,6 +58,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "AggregatedVotes": "pate.aggregation",
     "BudgetExceeded": "pate.errors",
+    "Callback": "pate.pipeline.callbacks",
+    "Comparison": "pate.studies.compare",
     "ConfidentGnmax": "pate.mechanisms",
     "Ensemble": "pate.ensemble",
     "GaussianCounts": "pate.mechanisms",
@@ -91,6 +98,9 @@ _HOMES = {
 }
 
 __all__ = ["__version__", *_HOMES]
+
+if (_message := namesake_warning()) is not None:
+    warnings.warn(_message, stacklevel=2)
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import platformdirs
 
-from pate.errors import StoreError
+from pate.errors import InvalidInput, StoreError
 
 DRAFT_PREFIX = ".draft-"
 _RANDOM = "[a-z0-9_]" * 8  # as tempfile ends a name
@@ -51,6 +51,17 @@ def error_reason(error: OSError) -> str:
     """
     # NumPy reports a short write without an errno.
     return os.strerror(error.errno).lower() if error.errno else "not all of it was written"
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file of the user's choice that must not exist."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise InvalidInput(f"{path} exists; choose another name") from None
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
 
 
 def write_atomically(

@@ -41,6 +41,13 @@ COMPOSITION_RULES = {
     "pld": "the plan's privacy loss distributions compose, rounded up (Koskela et al. 2020; "
     "Doroshenko et al. 2022)",
 }
+# The same for DP-SGD, by the accountant of a recipe or of a guarantee.
+TRAINING_RULES = {
+    "moments": "log-moments of all steps add up to this ε",
+    "abadi": "log-moments of all steps, as in Abadi et al. 2016, add up to this ε",
+    "gaussian": "this ε is exact for the Gaussian noise (Balle & Wang 2018)",
+    "pld": "the privacy loss distributions of all steps come to this ε",
+}
 SAME_AT_PUBLIC_RATE = (
     "the same ε holds for one record added or removed where the sample rate does not depend on the "
     "number of records"

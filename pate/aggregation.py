@@ -240,6 +240,11 @@ class AggregatedVotes:
     release: str
     drawn: bool
 
+    def _repr_html_(self) -> str:
+        answered = int((self.labels >= 0).sum())
+        rows = [("labels", f"{answered} of {len(self.labels)} queries"), ("charge", self.release)]
+        return self.guarantee.html("Released labels", rows)
+
 
 def aggregate_votes(
     votes: Votes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pate.dpsgd_runs import FinishedTraining
     from pate.engines import Progress
     from pate.forgetting import Forgetting
+    from pate.pipeline.callbacks import Callback
     from pate.pipeline.recipe import Recipe
     from pate.pipeline.runner import PipelineRun
     from pate.pipeline.stage import Options
@@ -146,6 +147,19 @@ class Run(_InFolder):
         private = ", NOT PRIVATE" if seeded else ""
         return f"<Run of {self.pipeline.recipe.asked} in {self.folder}{private}>"
 
+    def _repr_html_(self) -> str | None:
+        if not all(state.done for state in self.pipeline.states()):
+            return None  # it is not finished, and has nothing to show yet
+        labels, student = self.labels, self.evaluation.student
+        rows = [
+            ("labels", f"{len(labels.answered)} of {len(labels.asked)} queries"),
+            ("student", student.in_words()),
+            ("folder", str(self.folder)),
+        ]
+        protects = Costs.load(self.pipeline.artifact("account")).protects
+        title = f"Run: {self.pipeline.recipe.asked}"
+        return self.guarantee.html(title, rows, protects=protects)
+
     @property
     def guarantee(self) -> Guarantee:
         """The cost of the labels, data-independently, and between whom it holds.
@@ -254,6 +268,11 @@ class TrainedRun(_InFolder):
         private = "" if self.training.is_private else ", NOT PRIVATE"
         return f"<TrainedRun of {self.training.asked} in {self.folder}{private}>"
 
+    def _repr_html_(self) -> str:
+        rows = [("model", self.evaluation.student.in_words()), ("folder", str(self.folder))]
+        protects = self.training.protects
+        return self.guarantee.html(f"Run: {self.training.asked}", rows, protects=protects)
+
     @property
     def guarantee(self) -> Guarantee:
         """The cost of everything the run released, and between whom it holds.
@@ -342,6 +361,7 @@ def run(
     set: Settings = None,
     out: PathLike | None = None,
     until: str | None = None,
+    callbacks: Sequence[Callback] = (),
     **options: Unpack[RunOptions],
 ) -> Run:
     """Run a recipe from data to student; stages that are done are skipped.
@@ -356,6 +376,8 @@ def run(
         The run's folder. By default ``runs/NAME``. A run that was interrupted resumes there.
     until : str, optional
         The last stage to run. By default all.
+    callbacks : sequence of Callback
+        Trackers, which are given public and released values when the run is over.
     **options
         See :class:`RunOptions`.
 
@@ -393,6 +415,10 @@ def run(
         names = ", ".join(stage.name for stage in made.stages)
         raise InvalidInput(f"until is {until!r}; the stages are {names}")
     made.execute(until=until)
+    if callbacks:
+        from pate.pipeline.callbacks import call_back
+
+        call_back(made, callbacks, until=until)
     return Run(made)
 
 
@@ -577,7 +603,7 @@ def audit(
     shadows : int, optional
         Shadow models for each target, 0 for none; by default 16, where they are affordable.
     seed : int
-        Seeds samples, coins and throwaway trainings.
+        Seeds samples and shadow models; coins and noise of canaries are secret.
     data_root, plugin_path, insecure_seed
         As the run was made with.
     verbose : bool
@@ -775,6 +801,8 @@ def release(
     chosen_beforehand: bool = False,
     with_confusion: bool = False,
     column_names: bool = False,
+    also: Collection[str] = (),
+    owner: Mapping[str, Any] | PathLike | None = None,
     data_root: PathLike | None = None,
     plugin_path: PathLike | None = None,
 ) -> Release:
@@ -798,6 +826,13 @@ def release(
     column_names : bool
         Publish the names of a table's columns with the student, so that it takes DataFrames.
         Otherwise it takes arrays, with the columns in their order.
+    also : collection of str
+        Further forms: ``"hf"`` adds the folder ``hf``, ready for the Hugging Face hub. A student
+        that is not data alone is refused there.
+    owner : mapping, str or path, optional
+        What only the owner can state, or a TOML file with it: ``license``, ``publisher``,
+        ``publisher_type``, ``intended_use``, ``region``, ``sector``, ``authors``, and ``answers``
+        to the questions of NIST SP 800-226 by topic. Card, page and metadata repeat it.
     data_root, plugin_path : str or path, optional
         As the run was made with. Those of a :class:`Run` are taken from it.
 
@@ -834,6 +869,8 @@ def release(
         chosen_beforehand=chosen_beforehand,
         with_confusion=with_confusion,
         column_names=column_names,
+        also=also,
+        owner=owner if owner is None or isinstance(owner, Mapping) else Path(owner),
         data_root=None if data_root is None else Path(data_root),
         plugin_path=None if plugin_path is None else Path(plugin_path),
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pate._format import format_epsilon, printable
+from pate._namesake import require_own_package
 from pate.devices import is_out_of_memory
 from pate.errors import PateError
 from pate.untrusted import (
@@ -55,6 +56,7 @@ def run_command(
 
 def _run(name: str, command: Callable[[], object], when_interrupted: Callable[[], str]) -> int:
     try:
+        require_own_package()
         command()
     except BaseException as problem:
         line, code = _ending(problem, when_interrupted)

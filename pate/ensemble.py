@@ -24,6 +24,16 @@ from pate.accounting import Neighbours
 from pate.datasets.table import Table, record_ids
 from pate.engines.progress import terminal_progress
 from pate.errors import InvalidInput, PateError, TeacherError
+from pate.frames import (
+    Encoder,
+    align_columns,
+    as_array,
+    as_frame,
+    fitted_encoder,
+    is_frame,
+    rebuild_frame,
+    split_columns,
+)
 from pate.partition import PartitionSpec, partition
 from pate.record_votes import group_names
 from pate.students.spec import NETWORKS
@@ -124,6 +134,10 @@ class Ensemble:
         The relation between data sets under which one teacher changes, and no more.
     protects : str
         The same in words.
+    encoder : object, optional
+        The encoder that records and inputs go through, fitted on public inputs.
+    columns : tuple of str, optional
+        The names of the columns of a table.
     """
 
     teachers: tuple[Teacher | None, ...]
@@ -131,6 +145,8 @@ class Ensemble:
     seeds: tuple[int, ...]
     neighbours: Neighbours
     protects: str
+    encoder: Encoder | None = None
+    columns: tuple[Any, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.teachers)
@@ -148,6 +164,7 @@ def train_teachers(
     groups: Sequence[Any] | NDArray[Any] | None = None,
     classes: Sequence[Any] | NDArray[Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    encoder: Any = None,
     on_error: Literal["raise", "abstain"] = "raise",
     random_state: int | None = None,
     n_jobs: int | None = None,
@@ -161,20 +178,24 @@ def train_teachers(
         The teachers' model: a short name (``"ridge"``, ``"logistic"``, ``"small-cnn"``, ``"mlp"``),
         an import name ``"module:attr"``, a class or factory, or an object with ``fit`` and
         ``predict`` or a torch module, of which every teacher gets its own copy.
-    X : array-like of shape (n_records, …) or DataFrame
-        Private records. A DataFrame reaches scikit-learn estimators as a DataFrame.
-    y : array-like of shape (n_records,)
-        Their labels, numbers or strings.
+    X : array-like of shape (n_records, …) or table
+        Private records; a table is a DataFrame of pandas or polars, a table of pyarrow or a
+        ``datasets.Dataset``. It reaches scikit-learn estimators as a DataFrame of pandas.
+    y : array-like of shape (n_records,), or str
+        Their labels, numbers or strings; or the name of their column in a table.
     teachers : int
         The number of teachers, 2 or more.
-    groups : array-like of shape (n_records,), optional
-        The person each record belongs to. All records of a person go to one teacher, so that the
-        guarantee protects persons rather than records.
+    groups : array-like of shape (n_records,) or str, optional
+        The person each record belongs to, or the name of their column in a table. All records of a
+        person go to one teacher, so that the guarantee protects persons rather than records.
     classes : array-like, optional
         All labels that exist. None takes those that occur in ``y``, which is right only where
         that set is public knowledge.
     settings : mapping, optional
         Keys of a recipe's ``[teachers]``: ``params``, ``epochs``, ``batch_size``, ``lr``, ….
+    encoder : object with ``transform``, optional
+        Applied to each shard, and by :func:`vote` to inputs. It must have been fitted on PUBLIC
+        inputs, such as ``OneHotEncoder(handle_unknown="ignore").fit(public)``.
     on_error : {"raise", "abstain"}
         What happens to a teacher that cannot be trained: "raise" stops, "abstain" lets it cast no
         vote.
@@ -183,7 +204,7 @@ def train_teachers(
     n_jobs : int, optional
         Processes, as in joblib. None is one.
     verbose : bool
-        Show a progress bar on a terminal.
+        Show a progress bar, on a terminal or in a notebook.
 
     Returns
     -------
@@ -212,10 +233,12 @@ def train_teachers(
     """
     teachers = check_whole("teachers", teachers, least=2)
     made = Model.of(model, settings)
+    X, y, groups = split_columns(as_frame(X, exact=groups), y, groups)
     records = Records.of(X)
     names, labels = encode_labels(y, classes, records=len(records.array))
     owners = None if groups is None else group_names(groups, len(labels))
-    made = records.fitting(made)
+    encoder = fitted_encoder(encoder, template=records.template)
+    made = records.fitting(made) if encoder is None else made
     seed = secrets.randbits(32) if random_state is None else int(random_state)
     spec = PartitionSpec(
         key=secrets.token_hex(32) if random_state is None else f"random state {seed}",
@@ -225,11 +248,14 @@ def train_teachers(
     seeds = tuple(seed_for(own, number) for number in range(own.count))
     rows = [shards.order[a:b] for a, b in zip(shards.offsets, shards.offsets[1:], strict=False)]
 
+    def shard(own: NDArray[np.intp]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Encode no records of two shards together: rounding follows the shape of a batch."""
+        found = records.array[own]
+        return found if encoder is None else encoder.transform(found), labels[own]
+
     def jobs() -> Iterator[tuple[Any, ...]]:
         for group in _groups(own.count):
-            given = [
-                (records.array[rows[n]], labels[rows[n]]) if len(rows[n]) else None for n in group
-            ]
+            given = [shard(rows[n]) if len(rows[n]) else None for n in group]
             yield made, given, len(names), [seeds[n] for n in group]
 
     found: list[Teacher | PateError | None] = []
@@ -247,6 +273,8 @@ def train_teachers(
         seeds=seeds,
         neighbours=spec.neighbours,
         protects=spec.protects(named=False),
+        encoder=encoder,
+        columns=None if records.template is None else tuple(records.template.columns),
     )
 
 
@@ -266,8 +294,8 @@ def vote(
     ensemble : Ensemble or sequence
         What :func:`train_teachers` returned, or fitted objects whose ``predict`` returns labels
         0 … classes − 1.
-    inputs : array-like of shape (n_inputs, …) or DataFrame
-        Public inputs, with the columns of the private records.
+    inputs : array-like of shape (n_inputs, …) or table
+        Public inputs, with the columns of the private records, in any order.
     classes : int, optional
         How many classes there are; needed with a sequence.
     on_error : {"raise", "abstain"}
@@ -276,7 +304,7 @@ def vote(
     n_jobs : int, optional
         Processes, as in joblib. None is one.
     verbose : bool
-        Show a progress bar on a terminal.
+        Show a progress bar, on a terminal or in a notebook.
 
     Returns
     -------
@@ -302,6 +330,12 @@ def vote(
         if classes is None or classes < 2:
             raise InvalidInput("a sequence of teachers needs classes=, 2 or more")
         teachers, seeds, width = tuple(ensemble), tuple(range(len(ensemble))), classes
+    inputs = as_frame(inputs, where="inputs")
+    if isinstance(ensemble, Ensemble):
+        if ensemble.columns is not None and is_frame(inputs):
+            inputs = align_columns(inputs, ensemble.columns, where="inputs", others="X")
+        if ensemble.encoder is not None:
+            inputs = ensemble.encoder.transform(Records.of(inputs).array)
     array = Records.of(inputs).array
     counts = np.zeros((len(array), width), dtype=np.int64)
     groups = list(_groups(len(teachers)))
@@ -346,7 +380,7 @@ class Records:
     @classmethod
     def of(cls, X: Any) -> Records:
         """Take an array-like or a DataFrame, of which mixed columns become objects."""
-        array = np.asarray(X)
+        array = as_array(X)
         if array.ndim < 2:
             raise InvalidInput(
                 f"records have shape {array.shape}; give an array with a row for each record"
@@ -379,11 +413,6 @@ class Records:
         return model
 
 
-def is_frame(X: Any) -> bool:
-    """Return whether X is a pandas DataFrame, or behaves like one."""
-    return all(hasattr(X, name) for name in ("iloc", "columns", "dtypes"))
-
-
 class FrameEstimator:
     """An estimator that is given rows of a DataFrame as a DataFrame of the same columns."""
 
@@ -414,16 +443,7 @@ class FrameEstimator:
         return np.asarray(self.estimator.predict_proba(self._frame(X)), dtype=np.float64)
 
     def _frame(self, X: NDArray[Any]) -> Any:
-        """Return rows as a DataFrame: columns of numbers are doubles, all others objects."""
-        columns = self.template.columns
-        kinds = [np.float64 if is_number(kind) else object for kind in self.template.dtypes]
-        frame = type(self.template)(X, columns=columns)
-        return frame.astype(dict(zip(columns, kinds, strict=True)))
-
-
-def is_number(dtype: Any) -> bool:
-    """Return whether a column of this dtype holds numbers."""
-    return getattr(dtype, "kind", "O") in "biuf"
+        return rebuild_frame(X, self.template)
 
 
 def encode_labels(
@@ -465,14 +485,23 @@ def encode_labels(
 
 
 def _ids(array: NDArray[Any], labels: NDArray[np.int64]) -> list[str]:
-    """Return a name for each record by what it holds (:func:`pate.datasets.table.record_ids`)."""
+    """Return a name for each record by what it holds (:func:`pate.datasets.table.record_ids`).
+
+    Guarantees:
+        A record of numbers has the same name whether or not another one holds text.
+    """
     if array.dtype.kind != "O":
         return record_ids(Table(features=array, labels=labels))
     seen: Counter[str] = Counter()
     names = []
-    for row, label in zip(array, labels.tolist(), strict=True):
-        cells = [_cell(each) for each in row.ravel().tolist()]
-        name = hashlib.sha256(repr((cells, label)).encode()).hexdigest()
+    for at, label in enumerate(labels.tolist()):
+        row = array[at].ravel().tolist()
+        if all(isinstance(each, float) for each in row):
+            numbers = array[at : at + 1].astype(np.float64)
+            (name,) = record_ids(Table(features=numbers, labels=labels[at : at + 1]))
+        else:
+            cells = [_cell(each) for each in row]
+            name = hashlib.sha256(repr((cells, label)).encode()).hexdigest()
         names.append(f"{name}-{seen[name]}" if seen[name] else name)
         seen[name] += 1
     return names

@@ -30,12 +30,22 @@ from pate.ensemble import (
     Model,
     Records,
     encode_labels,
-    is_frame,
-    is_number,
     train_teachers,
     vote,
 )
 from pate.errors import InvalidInput
+from pate.frames import (
+    Encoder,
+    align_columns,
+    as_array,
+    as_frame,
+    encode_each,
+    fit_frame_encoder,
+    is_frame,
+    is_number,
+    require_same_kinds,
+    split_columns,
+)
 from pate.mechanisms import COUNT_MECHANISMS, BaseMechanism, CountMechanism, Mechanism, plan_table
 from pate.randomness import Randomness
 from pate.record_votes import (
@@ -49,6 +59,7 @@ from pate.record_votes import (
 from pate.students.count_smoothing import smooth_counts
 from pate.students.spec import StudentSpec
 from pate.students.train import METHODS, StudentData, train_student
+from pate.teachers.adapters import takes_missing
 from pate.teachers.protocol import predict_labels, probabilities
 
 if TYPE_CHECKING:
@@ -146,6 +157,11 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     noise : float, optional
         σ ("gnmax", "gaussian-counts") or scale (the others) in votes. By default the least noise
         with which ``queries`` fit ``epsilon``; without ``queries`` a fifth of the teachers.
+    encoder : list of str or dict, or transformer, optional
+        Turns records into features, for tables with text and gaps: steps as in a recipe's
+        ``[encoder]``, such as ``["one-hot", "impute", "standardise"]``, or a transformer of
+        scikit-learn. It is fitted on ``public`` alone; a category that no public input has is
+        unknown.
     classes : array-like, optional
         All labels that exist. By default those in ``y``; the guarantee then carries a caveat and
         is not publishable, because one record can add a class.
@@ -163,7 +179,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     insecure_seed : int, optional
         Seeds the noise, for tests: the result is NOT PRIVATE, and its guarantee carries a caveat.
     verbose : bool, default=False
-        Show progress bars on a terminal.
+        Show progress bars, on a terminal or in a notebook.
 
     Attributes
     ----------
@@ -180,8 +196,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The mechanism with the noise that was used.
     plan_ : Plan
         The most queries and answers, fixed before votes were counted.
+    encoder_ : object
+        The encoder, fitted on public inputs; None without one.
     student_ : object
-        The trained student; it predicts places in ``classes_``.
+        The trained student; it predicts places in ``classes_`` from features.
     table_ : NoisedCounts
         With ``votes="records"``, the noised counts; they may be published and used again.
     protects_ : str
@@ -225,6 +243,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         per_user: int = 1,
         queries: int | None = None,
         noise: float | None = None,
+        encoder: Any = None,
         classes: Any = None,
         teacher_params: Mapping[str, Any] | None = None,
         student_params: Mapping[str, Any] | None = None,
@@ -247,6 +266,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.per_user = per_user
         self.queries = queries
         self.noise = noise
+        self.encoder = encoder
         self.classes = classes
         self.teacher_params = teacher_params
         self.student_params = student_params
@@ -269,15 +289,18 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array-like of shape (n_records, n_features) or (n_records, …), or DataFrame
-            Private records.
-        y : array-like of shape (n_records,)
-            Their labels: whole numbers, booleans or strings.
-        public : array-like of shape (n_inputs, n_features) or DataFrame
-            Public inputs without labels. Required.
-        groups : array-like of shape (n_records,), optional
-            The person each record belongs to; the guarantee then protects persons. Releases in a
-            ledger add up for the same persons where this is a Series of the same name.
+        X : array-like of shape (n_records, n_features) or (n_records, …), or table
+            Private records. A table is a DataFrame of pandas or polars, a table of pyarrow or a
+            ``datasets.Dataset``.
+        y : array-like of shape (n_records,), or str
+            Their labels: whole numbers, booleans or strings; or the name of their column in X.
+        public : array-like of shape (n_inputs, n_features) or table
+            Public inputs without labels, with the columns of X. Required. Where labels and groups
+            are columns of X, those of public are not used.
+        groups : array-like of shape (n_records,) or str, optional
+            The person each record belongs to, or the name of their column in X; the guarantee then
+            protects persons. Releases in a ledger add up for the same persons where this is a
+            column of the same name.
         ledger : str, path or Ledger, optional
             The ledger of the private data set. It is charged before noise is drawn, and a charge
             past its budget is refused. A file that does not exist is created without a budget.
@@ -312,14 +335,17 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "insecure_seed= makes a release that is not private, and no ledger covers it; "
                 "leave one of the two out"
             )
+        self._named = [each for each in (y, groups) if isinstance(each, str)]
+        X, y, groups = split_columns(as_frame(X, exact=groups), y, groups)
         records, y = self._validated(X, y)
         check_classification_targets(y)
         names, _ = encode_labels(y, self.classes, records=len(y))
         inputs = self._compared(public, "public")
-        if is_frame(X) and is_frame(inputs) and _kinds(X) != _kinds(inputs):
-            raise InvalidInput(
-                "a column holds numbers in X or in public only; give each column one type in both"
-            )
+        if is_frame(X) and is_frame(inputs):
+            require_same_kinds(X, inputs)
+        self.encoder_: Encoder | None = None
+        if self.encoder is not None:
+            self.encoder_ = fit_frame_encoder(self.encoder, inputs)
         if not accept_overlap and (shared := _shared(records, inputs)):
             raise InvalidInput(
                 f"{shared} of {len(inputs)} public inputs are among the private records too; "
@@ -337,7 +363,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 stacklevel=2,
             )
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        student, spec = self._student(records, inputs, seed)
+        features = self._encoded(inputs)
+        student, spec = self._student(features, seed)
+        self._require_complete(features, Model.of(self.teacher, self.teacher_params), "teachers")
         mechanism, plan = plan_release(
             "gnmax" if self.mechanism is None else self.mechanism,  # type: ignore[arg-type]
             epsilon=self.epsilon,
@@ -359,6 +387,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             groups=groups,
             classes=names,
             settings=self.teacher_params,
+            encoder=self.encoder_,
             on_error=self.on_error,  # type: ignore[arg-type]
             random_state=seed,
             n_jobs=self.n_jobs,
@@ -396,7 +425,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "threshold of the mechanism"
             )
         data = StudentData(
-            inputs=np.asarray(inputs),
+            inputs=np.asarray(features),
             rows=self.labelled_,
             labels=drawn.labels,
             classes=len(names),
@@ -426,14 +455,17 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Self:
         """Fit where every record votes itself."""
         require_expected(self.cells, self.expected_records)
-        points, public = (Records.of(each).array for each in (records, inputs))
+        features = self._encoded(inputs)
+        if self.encoder_ is not None:
+            records = encode_each(self.encoder_, records)
+        points, public = (Records.of(each).array for each in (records, features))
         if points.dtype.kind != "f" or public.dtype.kind != "f":
             raise InvalidInput(
                 "a column does not hold numbers, and records vote by the distance of features; "
                 "encode it, or leave it out"
             )
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        student, spec = self._student(records, inputs, seed)
+        student, spec = self._student(features, seed)
         per_user = None if groups is None else self.per_user
         mechanism = self._count_mechanism(per_user)
         plan = plan_table(
@@ -486,7 +518,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.guarantee_ = self._stated(plan.guarantee, randomness, ledger)
         self.labels_, self.labelled_ = names[soft.labels], np.arange(len(public))
         data = StudentData(
-            inputs=np.asarray(inputs),
+            inputs=np.asarray(features),
             rows=self.labelled_,
             labels=soft.labels,
             classes=len(names),
@@ -523,8 +555,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array-like of shape (n_inputs, n_features) or DataFrame
-            Inputs.
+        X : array-like of shape (n_inputs, n_features) or table
+            Inputs; columns of a table are found by name.
 
         Returns
         -------
@@ -532,7 +564,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             One of ``classes_`` for each input.
         """
         check_is_fitted(self, "student_")
-        array = np.asarray(self._compared(X, "X"))
+        array = np.asarray(self._encoded(self._compared(X, "X")))
         places = predict_labels(self.student_, array, classes=len(self.classes_), private=False)
         return np.asarray(self.classes_[places])
 
@@ -542,8 +574,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array-like of shape (n_inputs, n_features) or DataFrame
-            Inputs.
+        X : array-like of shape (n_inputs, n_features) or table
+            Inputs; columns of a table are found by name.
 
         Returns
         -------
@@ -551,7 +583,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Probabilities, in the order of ``classes_``.
         """
         check_is_fitted(self, "student_")
-        array = np.asarray(self._compared(X, "X"))
+        array = np.asarray(self._encoded(self._compared(X, "X")))
         return probabilities(self.student_, array, classes=len(self.classes_))
 
     def report(self, file: str | os.PathLike[str]) -> Path:
@@ -584,23 +616,36 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _validated(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
         """Check the private records and remember their shape."""
-        if _is_mixed(X):
-            y = np.asarray(y)
+        if self._is_raw(X):
             validate_data(self, X, skip_check_array=True)
-            self._shape = (len(X.columns),)
-            return X, y.ravel()
-        array, labels = validate_data(self, X, y, allow_nd=True, dtype="numeric")
-        self._shape = array.shape[1:]
-        return (X if is_frame(X) else array), np.asarray(labels)
+            X = X if is_frame(X) else as_array(X)
+            self._shape = _record_shape(X)
+            return X, np.asarray(y).ravel()
+        try:
+            array, labels = validate_data(self, X, y, allow_nd=True, dtype="numeric")
+        except ValueError as error:
+            if "could not convert" not in str(error):
+                raise
+        else:
+            self._shape = array.shape[1:]
+            return (X if is_frame(X) else array), np.asarray(labels)
+        # Outside the handler: the message of the other quotes a private value.
+        raise InvalidInput("X holds text; give a table with encoder=, or numbers alone")
 
     def _compared(self, X: Any, name: str) -> Any:
         """Check inputs against the private records."""
-        if _is_mixed(X):
+        X = as_frame(X, where=name)
+        if is_frame(X) and hasattr(self, "feature_names_in_"):
+            (X, *_) = split_columns(X, *self._named, where=name, missing_ok=True)
+            others = "X" if name == "public" else "the table of fit"
+            X = align_columns(X, self.feature_names_in_, where=name, others=others)
+        if self._is_raw(X):
             validate_data(self, X, skip_check_array=True, reset=False)
-            if len(X.columns) != self._shape[0]:
+            X = X if is_frame(X) else as_array(X)
+            if _record_shape(X) != self._shape:
                 raise InvalidInput(
-                    f"{name} has {len(X.columns)} columns and the private records have "
-                    f"{self._shape[0]}; give the same columns in both"
+                    f"{name} has records of shape {_record_shape(X)}, and the private ones have "
+                    f"{self._shape}; give the same columns in both"
                 )
             return X
         if name == "public":
@@ -614,7 +659,15 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             array = validate_data(self, X, reset=False, allow_nd=True, dtype="numeric")
         return X if is_frame(X) else array
 
-    def _student(self, records: Any, inputs: Any, seed: int) -> tuple[Model, StudentSpec]:
+    def _is_raw(self, X: Any) -> bool:
+        """Return whether records are for the encoder, or hold columns that are not numbers."""
+        return self.encoder is not None or (is_frame(X) and not all(map(is_number, X.dtypes)))
+
+    def _encoded(self, inputs: Any) -> Any:
+        """Return what teachers and the student see of inputs."""
+        return inputs if self.encoder_ is None else self.encoder_.transform(inputs)
+
+    def _student(self, inputs: Any, seed: int) -> tuple[Model, StudentSpec]:
         """Return how to make the student and its section, checked before anything is charged."""
         given = dict(self.student_params or {})
         unknown = given.keys() - StudentSpec.model_fields.keys()
@@ -646,7 +699,21 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"student_params: {'.'.join(map(str, first['loc']))} {first['msg']}"
             ) from None
         made.build(classes=2, seed=seed)  # a model that cannot be made is found before it costs
+        if spec.method != "supervised":
+            self._require_complete(inputs, None, f"a {spec.method} student")
+        self._require_complete(inputs, made, "the student")
         return made, spec
+
+    def _require_complete(self, features: Any, model: Model | None, who: str) -> None:
+        """Refuse gaps in features that a model does not take, before anything is charged."""
+        if self.encoder_ is None or not np.isnan(features).any():
+            return
+        width = features.shape[1]
+        if model is None or not takes_missing(model.build(classes=2, seed=0), width=width):
+            raise InvalidInput(
+                f"features of public have missing values, and the model of {who} takes none; add "
+                "'impute' to encoder=, or choose a model that takes them"
+            )
 
 
 def _column(groups: Any, release: str) -> str | None:
@@ -654,14 +721,8 @@ def _column(groups: Any, release: str) -> str | None:
     return None if groups is None else column_name(groups) or unnamed_group(release)
 
 
-def _kinds(frame: Any) -> list[bool]:
-    """Return which columns hold numbers. Column types are the schema of a table, and public."""
-    return [is_number(kind) for kind in frame.dtypes]
-
-
-def _is_mixed(X: Any) -> bool:
-    """Return whether X is a DataFrame with columns that are not numbers."""
-    return is_frame(X) and not all(_kinds(X))
+def _record_shape(X: Any) -> tuple[int, ...]:
+    return (len(X.columns),) if is_frame(X) else X.shape[1:]
 
 
 def _page(clf: PATEClassifier) -> str:

@@ -9,6 +9,8 @@ from typing import Any, Self
 
 from scipy.special import ndtri
 
+from pate._format import format_percent
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
@@ -33,6 +35,15 @@ class Share:
         """
         low, high = wilson(right, records)
         return cls(accuracy=right / records, low=low, high=high, records=records)
+
+    def in_words(self) -> str:
+        """Return the share with its interval.
+
+        >>> Share.counted(90, 100).in_words().replace("\u202f", " ")
+        '90.0 % of 100 test records right (95 % interval 82.6 % to 94.5 %)'
+        """
+        share, low, high = map(format_percent, (self.accuracy, self.low, self.high))
+        return f"{share} of {self.records} test records right (95 % interval {low} to {high})"
 
 
 def no_better(low: float, majority: float) -> bool:

@@ -92,6 +92,7 @@ class Shards:
 
     order: NDArray[np.int64]  # records, shard after shard
     offsets: NDArray[np.int64]  # shard i is order[offsets[i] : offsets[i + 1]]
+    slices: NDArray[np.int64] | None = None  # the same of all slices, shard after shard
 
     @property
     def count(self) -> int:
@@ -102,15 +103,24 @@ class Shards:
 
 
 def partition(
-    ids: list[str], *, teachers: int, spec: PartitionSpec, groups: list[str] | None = None
+    ids: list[str],
+    *,
+    teachers: int,
+    spec: PartitionSpec,
+    groups: list[str] | None = None,
+    slices: int = 1,
 ) -> Shards:
-    """Split records into one shard for each teacher.
+    """Split records into one shard for each teacher, and a shard into ``slices``.
 
     Guarantees:
-        Every record is in exactly one shard. With ``hash``, a record's shard is a function of the
-        key and its own (or its group's) id alone; with ``shuffle``, of the key, the number of
-        records (or of groups) and its place among them. With ``hash`` a shard may be empty, and its
-        teacher abstains: to refuse would reveal of one record whether it is there.
+        Every record is in exactly one shard, and in one slice of it: it reaches one teacher. With
+        ``hash``, its shard and slice are functions of the key and its own (or its group's) id
+        alone; with ``shuffle``, of the key, the number of records and its place among them. With
+        ``hash`` a shard may be empty, and its teacher abstains: to refuse would reveal of one
+        record whether it is there.
+
+        No order within a shard follows from the number of a copy where that follows from records
+        in other shards: from a replaced record, or from those of another group.
 
     >>> spec = PartitionSpec()
     >>> shards = partition([str(i) for i in range(100)], teachers=4, spec=spec)
@@ -126,11 +136,12 @@ def partition(
         raise InvalidInput("partition.by is group, and the data has no group column")
     owners = groups if spec.by == "group" else None
     assign = _by_hash if spec.method == "hash" else _by_place
-    assigned, turn = assign(ids, owners, teachers=teachers, key=spec.key)
-    order = np.lexsort((turn, assigned))
-    sizes = np.bincount(assigned, minlength=teachers)
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return Shards(order=order.astype(np.int64), offsets=offsets)
+    assigned, part, turn = assign(ids, owners, teachers=teachers, key=spec.key)
+    cut = assigned * slices + (part % np.uint64(slices)).astype(np.int64)
+    order = np.lexsort((turn, cut))
+    sizes = np.bincount(cut, minlength=teachers * slices)
+    bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Shards(order=order.astype(np.int64), offsets=bounds[::slices], slices=bounds)
 
 
 RECORD_SHARDS = 32  # of records that vote themselves: they only share the work
@@ -156,7 +167,7 @@ def record_shards(
         ids of its group alone: other records influence none of them. The number of a copy is left
         out of a name by content: it would follow from other people's equal records.
     """
-    ids = [_COPY.sub(r"\1", name) if _COPY.fullmatch(name) else name for name in ids]
+    ids = _without_copies(ids)
     spec = spec.settled(grouped=groups is not None)
     owners = groups if spec.by == "group" else None
     if spec.by == "group" and owners is None:
@@ -174,13 +185,22 @@ def record_shards(
     return shards, places[shards.order]
 
 
-Assigned = tuple[NDArray[np.int64], NDArray[Any]]  # each record's teacher, and its turn there
+# Each record's teacher, a number that decides its slice, and its turn there.
+Assigned = tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[Any]]
+
+
+def _without_copies(ids: list[str]) -> list[str]:
+    return [_COPY.sub(r"\1", name) if _COPY.fullmatch(name) else name for name in ids]
 
 
 def _by_hash(ids: list[str], groups: list[str] | None, *, teachers: int, key: str) -> Assigned:
     """Assign records by their hashed ids; they stand in the order of these, not of the file."""
-    named = _hashed(ids if groups is None else groups, key)
-    return (named % np.uint64(teachers)).astype(np.int64), _hashed(ids, f"{key}/order")
+    if groups is None:  # equal records have their numbers among themselves
+        names, turns = ids, ids
+    else:
+        names, turns = groups, _without_copies(ids)
+    assigned = (_hashed(names, key) % np.uint64(teachers)).astype(np.int64)
+    return assigned, _hashed(names, f"{key}/slice"), _hashed(turns, f"{key}/order")
 
 
 def _by_place(ids: list[str], groups: list[str] | None, *, teachers: int, key: str) -> Assigned:
@@ -196,7 +216,8 @@ def _by_place(ids: list[str], groups: list[str] | None, *, teachers: int, key: s
     )
     seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
     turn = np.random.default_rng(seed).permutation(int(numbers.max()) + 1)[numbers]
-    return turn % teachers, turn
+    # Not by ids: those of later copies of a replaced record change.
+    return turn % teachers, (turn // teachers).astype(np.uint64), turn
 
 
 def _hashed(names: list[str], key: str) -> NDArray[np.uint64]:

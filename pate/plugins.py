@@ -25,6 +25,7 @@ from pate.vision import mend_torchvision
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _IN_EXTRA = {"lightgbm": "boosting", "xgboost": "boosting"}  # modules, and the extra with each
 _importing = threading.RLock()  # sys.path belongs to the whole process
+_LONGEST = 500  # characters of an import name: errors quote it
 _plugins: dict[str, Path] = {}  # top-level modules that came from a plug-in folder, and which
 
 
@@ -39,6 +40,8 @@ def resolve(entry: str, *, path: Path | None = None, group: str | None = None) -
     >>> resolve("pathlib:Path.home").__name__
     'home'
     """
+    if len(entry) > _LONGEST:
+        raise InvalidInput(f"an import name has {len(entry)} characters; it takes {_LONGEST}")
     module_name, colon, attribute = entry.partition(":")
     if not colon:
         return _from_entry_point(entry, group=group)
@@ -97,7 +100,8 @@ def _import(name: str, *, path: Path | None) -> ModuleType:
                 "the name"
             )
             if absent in _IN_EXTRA:
-                reason = f"{absent} is not installed; run: pip install 'pate[{_IN_EXTRA[absent]}]'"
+                extra = f"pate-privacy[{_IN_EXTRA[absent]}]"
+                reason = f"{absent} is not installed; run: pip install '{extra}'"
         raise InvalidInput(reason)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,6 @@ app = typer.Typer(
     name="dpsgd",
     help="DP-SGD that is exact.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: loading rich takes time
 )
@@ -36,17 +36,10 @@ def recipes() -> None:
 
 @app.command("new")
 def new(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> None:
-    """Write a recipe to start from."""
-    from pate.errors import InvalidInput
-    from pate.recipes.read import find_recipe
+    """Write a recipe to start from, and its JSON schema for editors beside it."""
+    from pate.recipes.schema import copy_recipe
 
-    if path.exists():
-        raise InvalidInput(f"{path} already exists; choose another name")
-    source = find_recipe(_TEMPLATE, kind="dpsgd")
-    try:
-        path.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
+    copy_recipe(path, _TEMPLATE, kind="dpsgd")
     typer.echo(f"wrote {path}; next: dpsgd train {path}")
 
 
@@ -54,7 +47,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        typer.echo(f"dpsgd {version('pate')}")  # the two are installed together
+        typer.echo(f"dpsgd {version('pate-privacy')}")  # the two are installed together
         raise typer.Exit
 
 
@@ -72,4 +65,4 @@ def _root(
 
 def main() -> None:
     """Run a command; a mistake is reported as one line and an exit code, never a traceback."""
-    run_command("dpsgd", app, when_interrupted=train.how_to_resume)
+    run_command("dpsgd", partial(app, prog_name="dpsgd"), when_interrupted=train.how_to_resume)

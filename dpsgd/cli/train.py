@@ -100,8 +100,20 @@ def how_to_resume() -> str:
     return "; run the same command again to resume" if _under_way else ""
 
 
+def _recipes(incomplete: str) -> list[str]:
+    """Return the shipped recipes that complete a word; a shell completes names of files itself."""
+    from pate.recipes.read import shipped_recipes
+
+    return [name for name in shipped_recipes("dpsgd") if name.startswith(incomplete)]
+
+
 def train(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe, or the path of a .toml file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A shipped recipe, or the path of a .toml file.", autocompletion=_recipes
+        ),
+    ],
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
     ] = None,

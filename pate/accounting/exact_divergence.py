@@ -213,8 +213,10 @@ def _distributions(
     size = classes + abstentions
     taken, given = found.taken[:, :size], found.given[:, :size]
     source, target = np.nonzero(~np.eye(size, dtype=bool))
-    moved = taken[:, source] * given[:, target]  # (queries, moves, nodes)
-    there = moved @ found.stay.transpose(0, 2, 1)
+    # For each class the sums over nodes of all moves are one product of matrices.
+    stay = found.stay[:, :, None] * taken[:, None]  # (queries, classes, sources, nodes)
+    all_moves = stay @ given.transpose(0, 2, 1)[:, None]
+    there = np.ascontiguousarray(all_moves[:, :, source, target].transpose(0, 2, 1))
     lost = found.lost @ given.transpose(0, 2, 1)
     won = found.won @ taken.transpose(0, 2, 1)
     moves = np.arange(len(source))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from pate._format import describe_neighbours, format_cost, strength
+from pate._html import block
 from pate._validate import check_delta, check_positive
 from pate.errors import InvalidInput
 
@@ -150,6 +153,34 @@ class Guarantee:
     def publishable(self) -> bool:
         """True if the ε reveals nothing private and every condition of its theorem is met."""
         return not (self.data_dependent or self.caveats)
+
+    def _repr_html_(self) -> str:
+        return self.html("Guarantee")
+
+    def html(
+        self, title: str, rows: Iterable[tuple[str, str]] = (), *, protects: str | None = None
+    ) -> str:
+        """Return the guarantee of something released, and more of it in ``rows``, for a notebook.
+
+        ``protects`` is between whom it holds, in the words of a run. An ε that was computed from
+        private votes is not shown: notebooks are shared.
+        """
+        cost = format_cost(self.epsilon, self.delta)
+        if self.data_dependent:
+            cost = "not shown: this ε was computed from private votes, and is private itself"
+        elif self.publishable:
+            cost += f" ({strength(self.epsilon)[0]})"
+        verdict = "may be published" if self.publishable else "do not publish"
+        if any("not private" in caveat for caveat in self.caveats):
+            verdict = "NOT PRIVATE"
+        if protects is None:
+            protects = describe_neighbours(self.neighbours.value)
+        return block(
+            title,
+            [("cost", cost), ("protects", protects), *rows],
+            verdict=(verdict, self.publishable),
+            notes=[f"{text[:1].upper()}{text[1:]}." for text in (*self.caveats, *self.notes)],
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the guarantee as plain values for a JSON file.

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pate._validate import check_choice, check_whole
 from pate.accounting import compose
-from pate.audits.findings import Finding
+from pate.audits.findings import LABELS, TABLE, Finding
 from pate.audits.statistics import OneRunBound, audit_one_run
 from pate.ensemble import train_teachers, vote
 from pate.errors import InvalidInput
@@ -141,7 +141,8 @@ def audit_pate(
     public : array-like, optional
         For record votes: public inputs that are cells beside the canaries' own.
     pool : pair of array-like, optional
-        Inputs and labels that canaries are made from; by default the private records.
+        Inputs and labels that canaries are made from, which are public; by default the private
+        records.
     model, teachers
         The teachers' model and number: :func:`pate.train_teachers`.
     student : callable, optional
@@ -190,17 +191,19 @@ def audit_pate(
 
     if isinstance(mechanism, CountMechanism):
         places = np.unique(looks, axis=0)
-        cells = make_cells(places if public is None else _joined(places, public))
+        cells = make_cells(places if public is None else np.concatenate([places, public]))
         known: dict[str, Any] = {"cells": cells, "classes": classes}
         own = (cells.nearest(looks)[:, 0], wrong)
         noised = mechanism.release(count_record_votes(records, targets, **known), rng=rng)
         others = count_record_votes(points, given, **known).counts[own]
-        found = noised.table.counts[own] / noised.table.units - others - copies / 2
+        # In whole numbers, so that no rounding depends on how many records are in a cell.
+        excess = noised.table.counts[own] - noised.table.units * others
+        found = excess / noised.table.units - copies / 2
         # Laplace noise lets nobody know more than on which side of the middle a count lies.
         exact = {"threshold": 0.0} | ({"guesses": guesses or canaries} if mechanism.pure else {})
         shown = bound(found, **exact)
         events = noised.events
-        target, knowledge = "noised table", "the noised table, and all other records"
+        target, knowledge = TABLE, "the noised table, and all other records"
     else:
         ensemble = train_teachers(
             model,
@@ -215,7 +218,7 @@ def audit_pate(
         if student is None:
             scores = np.zeros(canaries)
             scores[answer.answered] = np.where(answer.labels == wrong[answer.answered], 1.0, -1.0)
-            target, knowledge = "released labels", "released labels of the canaries' own inputs"
+            target, knowledge = LABELS, "released labels of the canaries' own inputs"
         else:
             scores = _confidences(student, looks, answer.answered, answer.labels, wrong)
             target, knowledge = "student", "the student's confidences in the canaries' labels"
@@ -237,11 +240,8 @@ def audit_pate(
             "right guesses": float(shown.right),
         },
         note="" if pool or kind != "mislabelled" else "Canaries are private inputs, mislabelled.",
+        publishable=target == TABLE and pool is not None and insecure_seed is None,
     )
-
-
-def _joined(looks: NDArray[np.float64], public: ArrayLike) -> NDArray[np.float64]:
-    return np.concatenate([looks, np.asarray(public, dtype=np.float64)])
 
 
 def _confidences(

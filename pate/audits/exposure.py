@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pate._validate import check_delta, check_whole
 from pate.accounting.composition import group
-from pate.audits.findings import Finding, FloatArray
+from pate.audits.findings import FIRM, Finding, FloatArray
 from pate.audits.roc import most_tpr
 from pate.audits.statistics import clopper_pearson
 from pate.errors import InvalidInput
@@ -170,11 +170,13 @@ def exposure_attack(
     bits = exposure_bits(ranks, candidates=candidates)
     place = max(1, candidates // 100) if within is None else within
     check_whole("within", place, least=1, most=candidates)
-    bounds: list[float | None] = [None, None]
+    bounds: list[float | None] = [None, None, None]
     if independent:
         check_delta(delta, allow_zero=True)
-        for number, hits in enumerate([int((ranks <= place).sum()), len(ranks)]):
-            low, _ = clopper_pearson(hits, len(ranks), error=1 - confidence)
+        hits = int((ranks <= place).sum())
+        tried = ((hits, confidence), (len(ranks), confidence), (hits, max(confidence, FIRM)))
+        for number, (found, sure) in enumerate(tried):
+            low, _ = clopper_pearson(found, len(ranks), error=1 - sure)
             excess = (float(low) - delta) * candidates / place
             bounds[number] = math.log(excess) if excess > 1 else 0.0
     return Finding(
@@ -186,6 +188,7 @@ def exposure_attack(
         delta=delta if independent else 0.0,
         confidence=confidence if independent else None,
         largest_possible=bounds[1],
+        firm_epsilon=bounds[2],
         values={
             "mean exposure in bits": float(bits.mean()),
             "largest exposure in bits": float(bits.max()),

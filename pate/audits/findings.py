@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
+
+LABELS, TABLE = "released labels", "noised table"  # targets
 
 FIRM = 0.9999
 """The confidence at which a claim is contradicted: sound code is, in one of 10 000 audits."""
@@ -36,8 +38,8 @@ class Finding:
     confidence : float or None
         The probability with which the bound holds; None where it is exact.
     firm_epsilon : float or None
-        The bound at a confidence of :data:`FIRM`, by which a claim is contradicted; None where
-        ``epsilon`` itself is as sure.
+        The bound at a confidence of :data:`FIRM`, by which a claim is contradicted where
+        ``epsilon`` is less sure.
     largest_possible : float or None
         The largest ε that an attack of this size could have shown.
     values : mapping of str to float
@@ -46,6 +48,8 @@ class Finding:
         False positive rates and true positive rates, of a ROC curve.
     note : str
         A sentence for the reader, where one is needed.
+    publishable : bool
+        Whether it follows from coins, secret noise and public settings, and from no private record.
     """
 
     attack: str
@@ -60,24 +64,17 @@ class Finding:
     values: Mapping[str, float] = field(default_factory=dict)
     curve: tuple[FloatArray, FloatArray] | None = None
     note: str = ""
+    publishable: bool = False
 
     def contradicts(self, claimed: float) -> bool:
         """Return whether the attack shows more than the claimed ε, at a confidence of FIRM."""
-        shown = self.epsilon if self.firm_epsilon is None else self.firm_epsilon
+        sure = self.confidence is None or self.confidence >= FIRM
+        shown = self.epsilon if sure else self.firm_epsilon
         return shown is not None and shown > claimed
 
     def as_json(self) -> dict[str, Any]:
         """Return everything but the curve, as plain values."""
-        return {
-            "attack": self.attack,
-            "target": self.target,
-            "knowledge": self.knowledge,
-            "source": self.source,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "confidence": self.confidence,
-            "firm_epsilon": self.firm_epsilon,
-            "largest_possible": self.largest_possible,
-            "values": dict(self.values),
-            "note": self.note,
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in plain.items() if name != "curve"} | {
+            "values": dict(self.values)
         }

@@ -26,7 +26,7 @@ from pate._files import write_atomically
 from pate.accounting import Conversion
 from pate.accounting.exact_divergence import renyi_divergences
 from pate.accounting.moments import DEFAULT_MOMENTS, epsilon_at
-from pate.audits.findings import Finding, FloatArray
+from pate.audits.findings import LABELS, Finding, FloatArray
 from pate.engines.progress import Progress, Silence
 from pate.errors import InvalidInput
 from pate.mechanisms import CountMechanism, Mechanism
@@ -48,7 +48,6 @@ _OF_LOSS = 1e-15  # of one loss, whose two logarithms are rounded; times one mor
 _FAINT = np.finfo(np.float64).tiny
 _ORDERS = DEFAULT_MOMENTS + 1
 _ATTACK = "leave-one-out, exact"
-_SOURCE = "exact divergence of noisy-max answers (this package)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,19 +85,16 @@ class Exposure:
         """The places of all, the most exposed first."""
         return np.lexsort((-self.changed, -self.epsilons)).astype(np.int64)
 
-    def finding(
-        self, *, claimed: float, target: str = "released labels", note: str = ""
-    ) -> Finding:
-        """Return the result as a finding; ``claimed`` is the ε that the release states."""
+    def finding(self, *, target: str = LABELS, note: str = "") -> Finding:
+        """Return the result as a finding."""
         found = self.epsilons
         return Finding(
             attack=_ATTACK,
             target=target,
             knowledge="all other records, all settings and the noise's distribution",
-            source=_SOURCE,
+            source="this package",
             epsilon=self.shown,
             delta=self.delta,
-            largest_possible=claimed,
             values={
                 "records": float(len(found)),
                 "records that change a vote": float((self.changed > 0).sum()),

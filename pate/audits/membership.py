@@ -34,7 +34,7 @@ from scipy.special import expit
 from scipy.stats import rankdata
 
 from pate._validate import check_choice, check_positive, check_whole
-from pate.audits.findings import Finding, FloatArray
+from pate.audits.findings import FIRM, Finding, FloatArray
 from pate.audits.predictions import (
     Labelled,
     as_probabilities,
@@ -191,6 +191,7 @@ def finding(
             included[order],
             delta=coins.delta,
             confidence=(1 + coins.confidence) / 2,
+            firm=(1 + FIRM) / 2,
             threshold=threshold,
         )
         for threshold in (None, 0.0)
@@ -200,6 +201,7 @@ def finding(
         epsilon=max(bound.epsilon for bound in bounds),
         delta=coins.delta,
         confidence=coins.confidence,
+        firm_epsilon=max(bound.firm_epsilon for bound in bounds),
         largest_possible=max(bound.largest_possible for bound in bounds),
     )
 
@@ -225,18 +227,12 @@ def shadow_attack(
 
     Parameters
     ----------
-    model : object or callable
-        The target: an object with ``predict_proba``, or that function.
-    members, others : pair of arrays
-        Records the model was and was not trained on, with labels.
     shadows : Shadows
         Shadow models of these records.
-    target : str
-        The name of the target in the finding.
-    coins : Coins, optional
-        Given where members were drawn by fair coins: the finding then bounds ε.
     seed : int
         Seeds the classifiers.
+    model, members, others, target, coins
+        As in :func:`threshold_attack`.
     """
     table = _judged(model, members, others, shadows)
     scores = shadow_scores(table, shadows, seed=seed)
@@ -310,18 +306,12 @@ def lira_attack(
 
     Parameters
     ----------
-    model : object or callable
-        The target: an object with ``predict_proba``, or that function.
-    members, others : pair of arrays
-        Records the model was and was not trained on, with labels.
     shadows : Shadows
         Shadow models of these records.
     online : bool
         Use shadows with the record and without it; otherwise only those without.
-    target : str
-        The name of the target in the finding.
-    coins : Coins, optional
-        Given where members were drawn by fair coins: the finding then bounds ε.
+    model, members, others, target, coins
+        As in :func:`threshold_attack`.
     """
     table = _judged(model, members, others, shadows)
     scores = lira_scores(table, shadows, online=online)
@@ -409,10 +399,6 @@ def rmia_attack(
 
     Parameters
     ----------
-    model : object or callable
-        The target: an object with ``predict_proba``, or that function.
-    members, others : pair of arrays
-        Records the model was and was not trained on, with labels.
     population : pair of arrays
         Further records it was not trained on, with which the shadows were made.
     shadows : Shadows
@@ -423,10 +409,8 @@ def rmia_attack(
         The ratio by which a record must exceed one of the population.
     scaling : float
         Offline, the a of P(x) ≈ ((1 + a) P_out(x) + 1 − a)/2, from 0 to 1.
-    target : str
-        The name of the target in the finding.
-    coins : Coins, optional
-        Given where members were drawn by fair coins: the finding then bounds ε.
+    model, members, others, target, coins
+        As in :func:`threshold_attack`.
     """
     tables = [_judged(model, members, others, shadows), confidences(model, *population)]
     scores = rmia_scores(
@@ -529,21 +513,15 @@ def robustness_attack(
 
     Parameters
     ----------
-    model : object or callable
-        The target: an object with ``predict`` or ``predict_proba``, or the latter function.
-    members, others : pair of arrays
-        Records the model was and was not trained on, with labels.
     perturb : callable or float
         Augments records: ``perturb(X, rng)``, such as :func:`shift_images`. A number is Gaussian
         noise of so many standard deviations of each feature.
     count : int
         Perturbed copies of each record.
-    target : str
-        The name of the target in the finding.
-    coins : Coins, optional
-        Given where members were drawn by fair coins: the finding then bounds ε.
     seed : int
         Seeds perturbations.
+    model, members, others, target, coins
+        As in :func:`threshold_attack`; ``predict`` will do.
     """
     check_whole("count", count, least=1)
     records, labels = _together(members, others)
@@ -611,20 +589,14 @@ def boundary_attack(
 
     Parameters
     ----------
-    model : object or callable
-        The target: an object with ``predict`` or ``predict_proba``, or the latter function.
-    members, others : pair of arrays
-        Records the model was and was not trained on, with labels.
     population : array-like
         Records of the attacker, at which the lines end; neither members nor others.
     neighbours : int
         Lines for each record.
     steps : int
         Halvings of each line.
-    target : str
-        The name of the target in the finding.
-    coins : Coins, optional
-        Given where members were drawn by fair coins: the finding then bounds ε.
+    model, members, others, target, coins
+        As in :func:`threshold_attack`; ``predict`` will do.
     """
     check_whole("neighbours", neighbours, least=1)
     check_whole("steps", steps, least=1)

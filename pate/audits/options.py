@@ -16,6 +16,7 @@ ATTACKS = ("leave-one-out", "membership", "canaries")
 
 _MOST_SECONDS = 120.0  # that shadow models of one target may take, unless their number is given
 _SHADOWS = 16
+_LEAST_CANARIES = 5  # all guesses of fewer are right by chance in more than 5 of 100 audits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class AuditOptions:
         Shadow models for each target; by default 16 where that takes no more than two minutes. None
         are trained for 0.
     seed : int
-        Seeds samples, coins and throwaway trainings.
+        Seeds samples and shadow models; coins and noise of canaries are secret.
     report : callable
         Receives a line before each part.
     progress : Show, optional
@@ -57,6 +58,11 @@ class AuditOptions:
             raise InvalidInput(f"no attacks are chosen; choose from {', '.join(ATTACKS)}")
         if self.records is not None:
             check_whole("records", self.records, least=1)
+        if self.canaries is not None and check_whole("canaries", self.canaries) < _LEAST_CANARIES:
+            raise InvalidInput(
+                f"{self.canaries} canaries can show no ε with a confidence of 95 %; use "
+                f"{_LEAST_CANARIES} or more"
+            )
         if self.shadows is not None and check_whole("shadows", self.shadows) in (1, 2, 3):
             raise InvalidInput(f"shadows is {self.shadows}; give 4 or more, or 0 for none")
 

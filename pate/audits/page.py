@@ -8,11 +8,9 @@ from pate import __version__
 from pate._format import format_epsilon, format_number, format_percent, format_remaining
 from pate.audits.plots import page_plots
 from pate.audits.results import Audit
-from pate.audits.roc import most_advantage, most_tpr
+from pate.audits.roc import LOW_RATES, most_advantage, most_tpr
 from pate.report.page import STAMP, page_frame
 from pate.report.templates import template
-
-_RATES = {"0.1 %": 0.001, "1 %": 0.01}
 
 
 def render_audit(audit: Audit) -> str:
@@ -21,7 +19,7 @@ def render_audit(audit: Audit) -> str:
     allowed: dict[str, float] = {}
     if claim is not None:
         given = {"epsilon": claim.epsilon, "delta": claim.delta}
-        allowed = {name: float(most_tpr(rate, **given)) for name, rate in _RATES.items()}
+        allowed = {name: float(most_tpr(rate, **given)) for name, rate in LOW_RATES.items()}
         allowed["advantage"] = most_advantage(**given)
     page = template("pate.audits", "audit.html.j2").render(
         audit=audit,

@@ -5,7 +5,7 @@ Each is drawn twice: as SVG in the page, coloured by its style, and as a PNG fil
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -90,13 +90,14 @@ def bounds_drawing(audit: Audit) -> Drawing | None:
     if not bounded or not audit.claims:
         return None
     claimed = {target: claim.epsilon for target, claim in audit.claims.items()}
+    limited = [place for place, each in enumerate(bounded) if each.largest_possible is not None]
 
     def draw(axes: Axes, colours: tuple[str, ...], narrow: bool) -> None:
         for place, each in enumerate(bounded):
             shown = each.epsilon or 0.0
             if each.largest_possible is not None:
                 axes.barh(place, each.largest_possible, height=0.62, color=colours[4], alpha=0.28,
-                          label="it could have shown" if not place else None)  # fmt: skip
+                          label="it could have shown" if place == limited[0] else None)  # fmt: skip
             axes.barh(place, shown, height=0.34, color=colours[0],
                       label="it shows" if not place else None)  # fmt: skip
             if each.target in claimed:
@@ -111,7 +112,8 @@ def bounds_drawing(audit: Audit) -> Drawing | None:
             axes.set_yticks(range(len(bounded)), names)
         axes.invert_yaxis()
         axes.set_xlim(
-            0, 1.08 * max(*claimed.values(), *((e.largest_possible or 0.0) for e in bounded))
+            0,
+            1.08 * max(*claimed.values(), *(e.largest_possible or e.epsilon or 0 for e in bounded)),
         )
         axes.set_xlabel("ε")
         axes.legend(
@@ -167,18 +169,22 @@ _TITLES = {
 
 def page_plots(audit: Audit) -> dict[str, Markup]:
     """Return the plots of the page by name, without those that there is nothing to show in."""
-    found = {}
+    return {
+        name: plot(
+            name,
+            partial(_on_page, draw),
+            title=_TITLES[name],
+            description=f"{_TITLES[name]}; the tables beside it hold the values.",
+            height=height,
+        )
+        for name, draw, height in _drawings(audit)
+    }
+
+
+def _drawings(audit: Audit) -> Iterator[tuple[str, Drawing, float]]:
     for name, (make, height) in _DRAWINGS.items():
-        draw = make(audit)
-        if draw is not None:
-            found[name] = plot(
-                name,
-                partial(_on_page, draw),
-                title=_TITLES[name],
-                description=f"{_TITLES[name]}; the tables beside it hold the values.",
-                height=height(audit),
-            )
-    return found
+        if (draw := make(audit)) is not None:
+            yield name, draw, height(audit)
 
 
 def _on_page(draw: Drawing, axes: Axes, narrow: bool) -> None:
@@ -188,11 +194,8 @@ def _on_page(draw: Drawing, axes: Axes, narrow: bool) -> None:
 def image_files(audit: Audit) -> dict[str, bytes]:
     """Return the plots as PNG files by name."""
     found = {}
-    for name, (make, height) in _DRAWINGS.items():
-        draw = make(audit)
-        if draw is not None:
-            with new_figure(height=4.6 * height(audit)) as figure:
-                axes = plain_axes(figure.subplots(), title=f"{_TITLES[name]} (PRIVATE)")
-                draw(axes, COLOURS, False)
-                found[f"audit-{name}.png"] = render_figure(figure, "png")
+    for name, draw, height in _drawings(audit):
+        with new_figure(height=4.6 * height) as figure:
+            draw(plain_axes(figure.subplots(), title=f"{_TITLES[name]} (PRIVATE)"), COLOURS, False)
+            found[f"audit-{name}.png"] = render_figure(figure, "png")
     return found

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from dpsgd import Trainer
 from pate._validate import check_whole
 from pate.accounting import compose
-from pate.audits.findings import Finding
+from pate.audits.findings import FIRM, Finding
 from pate.audits.gradients import canary_scores, toss
 from pate.audits.statistics import epsilon_at_least, likelihood_scores
 from pate.ensemble import train_teachers, vote
@@ -40,6 +40,7 @@ _KNOWLEDGE = (
 )
 _ATTACKS = ("back door", "final weights", "every step", "chosen gradient")
 _INSERTED = 500  # gradients of the attacker's own in one training
+_SURE = {"error": 1 - FIRM}
 
 
 def audit_poisoning(
@@ -140,6 +141,7 @@ def audit_poisoning(
                 epsilon=epsilon_at_least(one, other, **known),
                 delta=delta,
                 confidence=confidence,
+                firm_epsilon=epsilon_at_least(one, other, **known | _SURE),
                 largest_possible=_largest(len(one), **known),
                 values={"claimed ε": claimed, "runs": float(len(one))},
             )
@@ -317,6 +319,7 @@ def audit_poisoned_shard(
         epsilon=epsilon_at_least(*scores, **known),
         delta=delta,
         confidence=confidence,
+        firm_epsilon=epsilon_at_least(*scores, **known | _SURE),
         largest_possible=_largest(releases, **known),
         values={
             "claimed ε": compose(events).guarantee(delta=delta).epsilon,

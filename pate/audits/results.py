@@ -17,8 +17,6 @@ from pate.audits.findings import FIRM, Finding, FloatArray
 from pate.errors import InvalidInput
 
 FORMAT = 1
-_WITHOUT_RECORDS = ("noised table", "DP-SGD training")  # targets of canaries, seen alone
-
 _MODE = 0o600
 
 
@@ -148,17 +146,25 @@ class Audit:
         if self.methods:
             known = {name: audit.publishable for name, audit in self.methods.items()}
             return " ".join(f"{name}: {each}" for name, each in known.items() if each) or None
-        mine = [each for each in self.findings if each.target in _WITHOUT_RECORDS]
-        if not mine or self.claim is None or mine[0].epsilon is None:
+        found = next((e for e in self.findings if e.publishable and self.covers(e)), None)
+        if found is None or found.epsilon is None or self.claim is None:
             return None
-        found, least = mine[0], mine[0].largest_possible
-        shown = format_remaining(found.epsilon or 0.0)
-        could = "" if least is None else f"; it could have shown {format_remaining(least)}"
         return (
-            f"An audit with {found.values.get('canaries', 0):.0f} canaries, none a private record, "
-            f"in one training, shows ε ≥ {shown} at δ = {found.delta:g} with "
+            f"An audit with {found.values['canaries']:.0f} canaries, none a private record, in one "
+            f"training, shows ε ≥ {format_remaining(found.epsilon)} at δ = {found.delta:g} with "
             f"{100 * (found.confidence or 1):g} % confidence, where "
-            f"{format_epsilon(self.claim.epsilon)} is claimed{could}."
+            f"{format_epsilon(self.claim.epsilon)} is claimed{self._by_chance(found)}. It could "
+            f"have shown {format_remaining(found.largest_possible or 0.0)}."
+        )
+
+    def _by_chance(self, found: Finding) -> str:
+        """Return what belongs beside a bound above the claim that does not contradict it."""
+        above = (found.epsilon or 0.0) > self.claims[found.target].epsilon
+        if not above or found.firm_epsilon is None or found.confidence is None:
+            return ""
+        return (
+            f", as chance lets {100 * (1 - found.confidence):.0f} of 100 audits of sound code; at "
+            f"{100 * FIRM:g} % confidence it is {format_remaining(found.firm_epsilon)}"
         )
 
     @property
@@ -178,16 +184,9 @@ class Audit:
         found = self.best
         if found is None or found.epsilon is None:
             return f"No attack bounds ε from below; the claim of ε = {claimed} stands untested."
-        beyond = ""
-        if found.epsilon > self.claims[found.target].epsilon and found.firm_epsilon is not None:
-            beyond = (
-                f", as chance lets {100 * (1 - (found.confidence or 1)):.0f} of 100 audits of "
-                f"sound code; at {100 * FIRM:g} % confidence it is "
-                f"{format_remaining(found.firm_epsilon)}"
-            )
         return (
             f"Nothing contradicts the claimed ε = {claimed}; the largest lower bound is "
-            f"{format_remaining(found.epsilon)} ({found.attack}){beyond}."
+            f"{format_remaining(found.epsilon)} ({found.attack}){self._by_chance(found)}."
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -205,10 +204,7 @@ class Audit:
             "realised": None
             if self.realised is None
             else {"records": len(self.realised), "epsilons": np.round(self.realised, 9).tolist()},
-            "exposed": [
-                {"record": e.record, "label": e.label, "epsilon": e.epsilon, "changed": e.changed}
-                for e in self.exposed
-            ],
+            "exposed": [asdict(each) for each in self.exposed],
             "publishable": self.publishable,
             "skipped": list(self.skipped),
             "notes": list(self.notes),

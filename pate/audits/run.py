@@ -24,7 +24,7 @@ from pate._format import describe_neighbours
 from pate.accounting import Guarantee
 from pate.artifacts import fingerprint
 from pate.artifacts.results import Costs, Evaluation
-from pate.audits.findings import Finding
+from pate.audits.findings import LABELS, TABLE, Finding
 from pate.audits.leave_one_out import Exposure, record_exposure, teacher_exposure
 from pate.audits.options import AuditOptions, Results
 from pate.audits.predictions import Labelled, Predict
@@ -50,8 +50,6 @@ from pate.stages.encode import public_features
 from pate.teachers.adapters import make
 from pate.teachers.spec import model_for, seed_for
 
-LABELS, TABLE = "released labels", "noised table"
-
 _ALL_ALIKE = (
     "Every record that votes changes the table by one vote, and the noise does not depend on the "
     "counts: the realised ε is the same for all of them."
@@ -64,6 +62,7 @@ _ROUNDS = (
     "Answers decide what the next round asks: the realised ε of records adds up the queries that "
     "were asked, and does not weigh others; the bound is of the first round, which is fixed."
 )
+_SLICES = "teachers that learn slice by slice are not trained again here"
 _LEAST_DELTA = 1e-9  # of bounds on a pure ε, which holds at every δ
 _MOST_CANARIES = 10_000
 _SHOWN = 12  # most exposed records on the page
@@ -99,14 +98,12 @@ def audit_pate(run: PipelineRun, options: AuditOptions, *, pool: Pool | None = N
     claim = Claim(
         epsilon=costs.guarantee.epsilon, delta=costs.guarantee.delta, protects=costs.protects
     )
-    results = Results(options)
+    results, released = Results(options), TABLE if run.recipe.by_records else LABELS
     exposure, rows = None, np.empty(0, dtype=np.int64)
     if "leave-one-out" in options.attacks:
         with results.part("leave-one-out"):
             exposure, rows, note = _leave_one_out(again, claim, options)
-            results.findings.append(
-                exposure.finding(claimed=claim.epsilon, target=LABELS, note=note)
-            )
+            results.findings.append(exposure.finding(target=released, note=note))
     if "membership" in options.attacks:
         _pate_membership(again, results, pool or draw_pool(again, seed=options.seed))
     if "canaries" in options.attacks:
@@ -118,7 +115,7 @@ def audit_pate(run: PipelineRun, options: AuditOptions, *, pool: Pool | None = N
         results.notes.append("The noise of this run was seeded: its ε is claimed for tests only.")
     return Audit(
         subject=f"{run.recipe.data.name}: {run.recipe.asked}",
-        claims=dict.fromkeys((LABELS, TABLE, STUDENT), claim),
+        claims=dict.fromkeys((released, STUDENT), claim),
         findings=tuple(results.findings),
         realised=None if exposure is None else exposure.epsilons,
         exposed=() if exposure is None else _most_exposed(exposure, rows, labels, names),
@@ -207,6 +204,8 @@ def _leave_one_out(
             ids, spec=recipe.partition, groups=groups, per_user=recipe.per_user
         )
         return *_of_records(again, claim, shards.order, owners), _ALL_ALIKE
+    if recipe.teachers.slices > 1:
+        raise ConditionsFail(_SLICES)
     mechanism, plan = voting_mechanism(recipe.aggregate), again.labels.plan
     shards = partition(ids, teachers=recipe.teachers.count, spec=recipe.partition, groups=groups)
     always, notes = len(again.labels.asked), []
@@ -368,7 +367,7 @@ def _pate_membership(again: Retraining, results: Results, pool: Pool) -> None:
             target = Target(
                 name=STUDENT,
                 model=student.probabilities_of,
-                fit=fit_student if shadows else None,
+                fit=fit_student,
                 by_rows=lambda rows: student.probabilities_of(pool.records[rows]),
                 shadows=shadows,
                 **plain,
@@ -388,7 +387,7 @@ def _pate_membership(again: Retraining, results: Results, pool: Pool) -> None:
         target = Target(
             name=REFERENCE,
             model=lambda X: ask(again.as_student_sees(X)),
-            fit=fit_reference if shadows else None,
+            fit=fit_reference,
             by_rows=lambda rows: ask(views[rows]),
             shadows=shadows,
             **plain,
@@ -414,14 +413,17 @@ def _canaries(again: Retraining, claim: Claim, options: AuditOptions) -> Finding
         "classes": again.classes,
         "delta": claim.delta or _LEAST_DELTA,
         "pool": (seen, test[1]),
-        "insecure_seed": options.seed,
+        "insecure_seed": again.run.options.insecure_seed,  # a secure run's noise is drawn as in it
     }
     if recipe.by_records:
         given["mechanism"] = count_mechanism(recipe.aggregate)
         given["public"] = np.array(public_features(again.context))
+        most = len(test[1]) * (again.classes - 1)  # an input is one with each of its wrong labels
     else:
         if recipe.teachers.mix:
             raise ConditionsFail("teachers of several models are not trained again here")
+        if recipe.teachers.slices > 1:
+            raise ConditionsFail(_SLICES)
         if recipe.aggregate.in_rounds:
             raise ConditionsFail("earlier answers decide what is asked next")
         plan = again.labels.plan
@@ -434,17 +436,18 @@ def _canaries(again: Retraining, claim: Claim, options: AuditOptions) -> Finding
         )
         given["teachers"] = recipe.teachers.count
         most = min(plan.queries, len(test[1]))
-    if recipe.by_records:  # an input is a canary with each of its wrong labels
-        most = min(_MOST_CANARIES, len(test[1]) * (again.classes - 1))
     count = options.canaries or min(most, _MOST_CANARIES)
     found = audit_canaries(np.asarray(private), labels, canaries=count, **given)
+    claimed = found.values["claimed ε"]
     note = (
         f"{count} canaries, test records with wrong labels, each in or out of one throwaway "
         "training by a fair coin."
     )
-    if not recipe.by_records:
-        note += f" It answers {count} queries, for which ε = {found.values['claimed ε']:.3g}."
-    return replace(found, note=note)
+    if recipe.by_records:  # the run's own release, so its claim holds too
+        claimed = min(claimed, claim.epsilon)
+    else:
+        note += f" It answers {count} queries, for which ε = {claimed:.3g}."
+    return replace(found, note=note, values={**found.values, "claimed ε": claimed})
 
 
 @dataclass(frozen=True, slots=True)

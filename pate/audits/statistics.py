@@ -395,7 +395,7 @@ class OneRunBound:
     confidence : float
         The probability with which it holds.
     firm_epsilon : float
-        The bound at a confidence of :data:`~pate.audits.findings.FIRM`.
+        The bound at a confidence of ``firm``, by default :data:`~pate.audits.findings.FIRM`.
     largest_possible : float
         The bound if every guess had been right.
     canaries, guesses, right : int
@@ -423,6 +423,7 @@ def audit_one_run(
     outs: float = 0.5,
     family: str = "approximate",
     copies: int = 1,
+    firm: float = FIRM,
 ) -> OneRunBound:
     """Return the lower bound on ε from the scores of canaries in one run.
 
@@ -451,6 +452,8 @@ def audit_one_run(
         others are "in", for the largest.
     family, copies
         As in :func:`one_run_epsilon`.
+    firm : float
+        The confidence of ``firm_epsilon``.
 
     Returns
     -------
@@ -511,7 +514,7 @@ def audit_one_run(
         epsilon=epsilon,
         delta=delta,
         confidence=confidence,
-        firm_epsilon=best(max(confidence, FIRM))[0],
+        firm_epsilon=best(max(confidence, firm))[0],
         largest_possible=largest,
         canaries=canaries,
         guesses=number,

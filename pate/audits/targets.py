@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from pate.audits.attributes import worst_attribute
 from pate.audits.findings import Finding
 from pate.audits.membership import (
+    boundary_attack,
     lira_attack,
     rmia_attack,
     robustness_attack,
     shadow_attack,
+    shift_images,
     threshold_attack,
 )
 from pate.audits.predictions import Labelled, Predict
@@ -28,7 +30,9 @@ STUDENT, MODEL, REFERENCE = "student", "DP-SGD model", "model without privacy"
 
 _MOST_JUDGED = 2000  # members, and others, in a membership attack
 _MOST_COLUMNS = 100  # of a table whose attributes are guessed
-_COPIES = 8  # noisy copies of each record, for attacks by labels
+_COPIES = 8  # noisy copies of each record, or halvings of a line, for attacks by labels
+_NOISE = 0.5  # in standard deviations of a feature
+_LINES = 2  # from each record towards others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,7 +110,7 @@ def attributes(
     return {place: name or f"column {place}" for place, name in enumerate(names)}
 
 
-def attack_pool(target: Target, pool: Pool, *, seed: int) -> list[Finding]:
+def attack_pool(target: Target, pool: Pool, *, seed: int) -> Iterator[Finding]:
     """Return the findings of all membership attacks on records of a pool."""
     by_rows = (pool.rows(0), pool.rows(1), pool.rows(2)) if target.by_rows is not None else None
     return attack_membership(
@@ -122,8 +126,8 @@ def attack_membership(
     population: Labelled | None = None,
     rows: tuple[Labelled, Labelled, Labelled | None] | None = None,
     seed: int = 0,
-) -> list[Finding]:
-    """Return the findings of every membership attack that applies to a model. PRIVATE.
+) -> Iterator[Finding]:
+    """Make every membership attack that applies to a model. PRIVATE.
 
     Parameters
     ----------
@@ -138,32 +142,30 @@ def attack_membership(
     seed : int
         Seeds shadow models and perturbations.
     """
-    found = []
+    known: Any = {"members": members, "others": others, "target": target.name}
+    ends = None if population is None else np.asarray(population[0])
     if callable(target.model) or hasattr(target.model, "predict_proba"):
-        found = [
-            threshold_attack(target.model, members, others, score=score, target=target.name)
-            for score in ("loss", "confidence", "entropy")
-        ]
-        worst = worst_attribute(
-            target.model, members, others, columns=target.columns, target=target.name
-        )
-        found += [] if worst is None else [worst]
+        for score in ("loss", "confidence", "entropy"):
+            yield threshold_attack(target.model, **known, score=score)
+        worst = worst_attribute(target.model, **known, columns=target.columns)
+        if worst is not None:
+            yield worst
     if target.numeric and np.isfinite(np.asarray(members[0], dtype=np.float64)).all():
-        found.append(
-            robustness_attack(
-                target.model, members, others, count=_COPIES, seed=seed, target=target.name
+        change: Any = shift_images if np.ndim(members[0]) > 2 else _NOISE
+        yield robustness_attack(target.model, **known, perturb=change, count=_COPIES, seed=seed)
+        if ends is not None and len(ends):
+            yield boundary_attack(
+                target.model, **known, population=ends, neighbours=_LINES, steps=_COPIES
             )
-        )
     if not target.shadows or target.fit is None:
-        return found
+        return
     inside, outside, more = rows or (members, others, population)
     given: Any = {"members": inside, "others": outside, "target": target.name}
     ask: Any = target.by_rows or target.model
     trained = train_shadows(
         target.fit, inside, outside, population=more, count=target.shadows, seed=seed
     )
-    found.append(shadow_attack(ask, **given, shadows=trained, seed=seed))
-    found.append(lira_attack(ask, **given, shadows=trained))
+    yield shadow_attack(ask, **given, shadows=trained, seed=seed)
+    yield lira_attack(ask, **given, shadows=trained)
     if more is not None and len(np.asarray(more[1])):
-        found.append(rmia_attack(ask, **given, population=more, shadows=trained))
-    return found
+        yield rmia_attack(ask, **given, population=more, shadows=trained)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.accounting import Neighbours
 from pate.audits.findings import Finding
 from pate.audits.options import AuditOptions, Results
 from pate.audits.predictions import Predict
@@ -108,7 +107,7 @@ def _training_membership(
         target = Target(
             name=name,
             model=model.predict_proba,
-            fit=privately if shadows else None,
+            fit=privately,
             by_rows=lambda rows: model.predict_proba(pool.records[rows]),
             shadows=shadows,
             **plain,
@@ -137,7 +136,7 @@ def _training_membership(
         target = Target(
             name=REFERENCE,
             model=lambda X: reference(model.features(np.asarray(X))),
-            fit=_ByRows(kind, features) if shadows else None,
+            fit=_ByRows(kind, features),
             by_rows=lambda rows: reference(features[rows]),
             shadows=shadows,
             **plain,
@@ -207,9 +206,7 @@ def _gradient_canaries(
             "they are for steps of DP-SGD that protect single records by one clipping norm"
         )
     features = model.features(records)
-    # Seeded, lots would follow from the number of records, which is private if the rate is public.
-    secret = training.guarantee.neighbours is Neighbours.ADD_REMOVE
-    return audit_dpsgd(
+    found = audit_dpsgd(
         _fresh_network(training, features),
         features,
         labels,
@@ -219,5 +216,11 @@ def _gradient_canaries(
         max_grad_norm=recipe.clipping.max_norm[0],
         steps=plan.steps,
         delta=training.guarantee.delta,
-        insecure_seed=None if secret else options.seed,
+    )
+    # The plan is that of the run, so its claim holds too.
+    claimed = min(found.values["claimed ε"], training.guarantee.epsilon)
+    return replace(
+        found,
+        values={**found.values, "claimed ε": claimed},
+        publishable=found.publishable and training.is_private,
     )

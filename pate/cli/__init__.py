@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -26,6 +26,7 @@ _MODULES = {
     "epsilon": ("epsilon",),
     "ledger": ("ledger",),
     "data": ("data",),
+    "doctor": ("doctor",),
     "federation": ("federate", "party"),
 }
 _HOMES = {command: module for module, commands in _MODULES.items() for command in commands}
@@ -58,6 +59,7 @@ class _Group(TyperGroup):
 app = options.new_app(
     name="pate",
     cls=_Group,
+    add_completion=True,
     help="From private data to a publishable student, and an ε one can trust.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -88,4 +90,4 @@ def _root(
 
 def main() -> None:
     """Run a command; a mistake is one sentence and an exit code, never a traceback."""
-    run_command("pate", app, when_interrupted=options.resume_hint)
+    run_command("pate", partial(app, prog_name="pate"), when_interrupted=options.resume_hint)

@@ -13,7 +13,11 @@ from pate.cli import options
 app = options.new_app()
 
 Folder = Annotated[
-    Path, typer.Argument(help="A finished run of pate run, dpsgd train or pate compare.")
+    Path,
+    typer.Argument(
+        help="A finished run of pate run, dpsgd train or pate compare.",
+        autocompletion=options.runs,
+    ),
 ]
 Attacks = Annotated[
     str | None,
@@ -30,7 +34,7 @@ Shadows = Annotated[
         "--shadows", min=0, help="Shadow models for each target; default 16 if two minutes do."
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seeds samples, coins and trainings.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seeds samples and shadow models.")]
 
 
 @app.command()

@@ -122,6 +122,7 @@ def _show(comparison: Comparison, again: list[str]) -> None:
 
 def _cells(row: ComparisonRow) -> list[str]:
     from pate._format import format_epsilon
+    from pate.cli.stage_table import duration
 
     more, dependent = "" if row.whole else "≥ ", row.data_dependent
     return [
@@ -129,7 +130,7 @@ def _cells(row: ComparisonRow) -> list[str]:
         _NONE if row.epsilon is None else format_epsilon(row.epsilon),
         _accuracy(row.accuracy, row.spread, len(row.runs)),
         _NONE if row.labels is None else str(row.labels),
-        _NONE if row.seconds is None else f"{more}{_duration(row.seconds)}",
+        _NONE if row.seconds is None else f"{more}{duration(row.seconds)}",
         _NONE if row.peak_memory_mb is None else f"{row.peak_memory_mb:.0f} MB",
         row.neighbours or _NONE,
         _NONE if dependent is None else "yes" if dependent else "no",
@@ -146,12 +147,3 @@ def _accuracy(mean: float, spread: float | None, runs: int) -> str:
     if spread is None:
         return f"{100 * mean:.1f}"
     return f"{100 * mean:.1f} ± {100 * spread:.1f} ({runs})"
-
-
-def _duration(seconds: float) -> str:
-    """Return a time in words.
-
-    >>> _duration(0.42), _duration(59.96), _duration(3725)
-    ('0.4 s', '60.0 s', '62 min')
-    """
-    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

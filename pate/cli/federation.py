@@ -103,10 +103,6 @@ def join(
     key: Annotated[
         Path | None, typer.Option("--key", help="This party's private key, to be recognised by.")
     ] = None,
-    trusted: Annotated[
-        Path | None,
-        typer.Option("--trusted", help="Run only apps signed by these keys (YAML)."),
-    ] = None,
     port: Annotated[
         int, typer.Option("--port", help="A free port of this machine, on loopback.")
     ] = 9094,
@@ -117,7 +113,7 @@ def join(
     import os
 
     from pate.errors import InvalidInput
-    from pate.federated.party import Party
+    from pate.federated.party import FAILED, Party
     from pate.federated.processes import environment, supernode_command
 
     if insecure == (certificate is not None):
@@ -126,13 +122,13 @@ def join(
         raise InvalidInput(f"--insecure is for 127.0.0.1 only, not {superlink}; give --certificate")
     place = Path("runs") / recipe.stem if folder is None else folder
     Party.open(str(recipe), place)  # what is wrong with the recipe is reported here
+    (place / FAILED).unlink(missing_ok=True)
     words = supernode_command(
         recipe,
         place,
         superlink=superlink,
         authority=certificate,
         key=key,
-        trusted=trusted,
         port=port,
         engine=engine,
     )

@@ -28,7 +28,7 @@ SignedBy = Annotated[str | None, typer.Option("--signed-by", help="A name for th
 
 @app.command()
 def forget(
-    folder: Annotated[Path, typer.Argument(help="A run's folder.")],
+    folder: options.RunFolder,
     ids: Ids = None,
     queue: Queue = False,
     spend: Spend = False,

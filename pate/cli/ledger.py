@@ -26,7 +26,9 @@ def _root() -> None:
 
 @app.command()
 def show(
-    place: Annotated[Path, typer.Argument(help="A run's folder, or a ledger file.")],
+    place: Annotated[
+        Path, typer.Argument(help="A run's folder, or a ledger file.", autocompletion=options.runs)
+    ],
     data_root: options.DataRoot = None,
     json: options.Json = False,
 ) -> None:
@@ -34,13 +36,16 @@ def show(
     from pate.accounting import Ledger
     from pate.artifacts import Store
     from pate.datasets.catalogue import data_root as default_root
+    from pate.dpsgd_runs import is_dpsgd_run, open_training
     from pate.errors import InvalidInput
     from pate.pipeline.ledger import ledger_path
     from pate.pipeline.runner import find_data_root, read_resolved
     from pate.stages.exactly_once import require_paid_in
 
     path, one_teacher = place, None
-    if not place.is_file():
+    if place.is_dir() and is_dpsgd_run(place):
+        path = open_training(place, data_root=data_root).ledger_path
+    elif not place.is_file():
         recipe = read_resolved(place)
         root = default_root(data_root)
         if data_root is None:
@@ -62,7 +67,9 @@ def _report(ledger: Ledger, *, one_teacher: Neighbours | None) -> dict[str, Any]
 
     from pate.accounting import Neighbours, event_to_json
     from pate.accounting.ledger.data_ledger import ledger_report
+    from pate.accounting.ledger.data_set import shares_budget
     from pate.accounting.ledger.study_costs import total_study_costs
+    from pate.stages.caveats import charged_elsewhere
 
     charges = ledger.charges()
     studies = (
@@ -71,6 +78,7 @@ def _report(ledger: Ledger, *, one_teacher: Neighbours | None) -> dict[str, Any]
         else ()
     )
     return ledger_report(ledger) | {
+        "notes": charged_elsewhere(ledger) if shares_budget(ledger.path) else [],
         "charges": [
             {
                 "number": each.number,
@@ -108,6 +116,7 @@ def _show(ledger: Ledger, *, one_teacher: Neighbours | None) -> None:
     from pate._format import printable
     from pate.accounting.ledger.data_ledger import budget_line, data_set_line
     from pate.accounting.ledger.data_set import shares_budget
+    from pate.stages.caveats import charged_elsewhere
 
     charges = ledger.charges()
     console = wide_console(140)
@@ -116,6 +125,8 @@ def _show(ledger: Ledger, *, one_teacher: Neighbours | None) -> None:
     console.print(printable(budget_line(ledger, own=both)), soft_wrap=True)
     if both:
         console.print(printable(data_set_line(ledger)), soft_wrap=True)
+        for sentence in charged_elsewhere(ledger):
+            console.print(f"Note: {printable(sentence)}", soft_wrap=True)
     if any(charge.studies for charge in charges):
         for line in _studies(ledger, one_teacher):
             console.print(printable(line), soft_wrap=True)

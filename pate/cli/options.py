@@ -44,9 +44,24 @@ STAGES = (
 )
 
 
-def new_app(**settings: Any) -> typer.Typer:
+def new_app(*, add_completion: bool = False, **settings: Any) -> typer.Typer:
     """Return an empty command line; its help is plain, without the time that loading rich takes."""
-    return typer.Typer(add_completion=False, rich_markup_mode=None, **settings)
+    return typer.Typer(add_completion=add_completion, rich_markup_mode=None, **settings)
+
+
+def _recipes(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the shipped recipes that complete a word; a shell completes names of files itself."""
+    from pate.recipes.read import shipped_recipes
+
+    kind = "compare" if context.info_name == "compare" else "pate"
+    return [name for name in shipped_recipes(kind) if name.startswith(incomplete)]
+
+
+def runs(incomplete: str) -> list[str]:
+    """Return the folders in ``runs`` that complete a word."""
+    return [
+        name for name in map(str, sorted(Path("runs").glob("*/"))) if name.startswith(incomplete)
+    ]
 
 
 VotesFile = Annotated[
@@ -113,7 +128,12 @@ Json = Annotated[
 
 # --- of commands that run a recipe ------------------------------------------------------------
 
-RecipeName = Annotated[str, typer.Argument(help="A shipped recipe, or the path of a .toml file.")]
+RecipeName = Annotated[
+    str,
+    typer.Argument(help="A shipped recipe, or the path of a .toml file.", autocompletion=_recipes),
+]
+RunFolder = Annotated[Path, typer.Argument(help="A run's folder.", autocompletion=runs)]
+FinishedRun = Annotated[Path, typer.Argument(help="A finished run's folder.", autocompletion=runs)]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
 ]
@@ -141,7 +161,9 @@ Spend = Annotated[
 ]
 DryRun = Annotated[
     bool,
-    typer.Option("--dry-run", help="Print what would be charged, and to which ledger; stop there."),
+    typer.Option(
+        "--dry-run", help="Print what would run and be charged, and to which ledger; stop there."
+    ),
 ]
 WithConfusion = Annotated[
     bool,
@@ -155,6 +177,12 @@ Details = Annotated[
     bool, typer.Option("--details", help="Also print every other ε, and when it matters.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the result only.")]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", help="Also print why each stage runs and how long it took, in plain lines."
+    ),
+]
 JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Progress as JSON lines on stderr.")]
 
 _started = False  # decides what Ctrl-C prints

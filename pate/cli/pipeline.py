@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +14,20 @@ from pate.cli import options
 from pate.console import print_json, wide_console
 
 if TYPE_CHECKING:
+    from pate.accounting.ledger.data_set import DataSetTotal
     from pate.artifacts.results import Costs
     from pate.metrics import Share
     from pate.pipeline.runner import PipelineRun
 
 app = options.new_app()
+
+
+class StartName(StrEnum):
+    tabular = "tabular"
+    images = "images"
+    records = "records"
+    compare = "compare"
+    own_votes = "own-votes"
 
 
 def _command(until: str | None) -> Any:
@@ -34,10 +45,12 @@ def _command(until: str | None) -> Any:
         dry_run: options.DryRun = False,
         details: options.Details = False,
         quiet: options.Quiet = False,
+        verbose: options.Verbose = False,
         json_logs: options.JsonLogs = False,
         json: options.Json = False,
     ) -> None:
         from pate.api import Run, prepare_run
+        from pate.cli.stage_table import shown_stages
 
         given = options.make_options(
             data_root=data_root,
@@ -53,10 +66,12 @@ def _command(until: str | None) -> Any:
         if dry_run:
             from pate.stages.preview import preview
 
-            planned = preview(made)
+            planned = preview(made, until=until)
             print_json(planned.as_json()) if json else typer.echo(str(planned))
             return
-        ran = made.execute(until=until)
+        live = not (quiet or json or json_logs)
+        with shown_stages(made, until=until, live=live, verbose=verbose) as (shown, seconds):
+            ran = shown.execute(until=until)
         if json:
             results = {"folder": made.folder} if until is not None else Run(made).as_json()
             print_json({**results, "ran": ran})
@@ -65,7 +80,7 @@ def _command(until: str | None) -> Any:
             return
         if not ran:
             typer.echo(f"nothing to do: {made.folder} is complete")
-        show_summary(made, details=details)
+        show_summary(made, details=details, seconds=seconds)
 
     return command
 
@@ -79,7 +94,7 @@ for _stage in options.STAGES:
 
 @app.command()
 def status(
-    folder: Annotated[Path, typer.Argument(help="A run's folder.")],
+    folder: options.RunFolder,
     data_root: options.DataRoot = None,
     plugin_path: options.PluginPath = None,
     insecure_seed: options.InsecureSeed = None,
@@ -203,6 +218,14 @@ def schema(
 @app.command()
 def new(
     path: Annotated[Path, typer.Argument(help="The file to write.")],
+    start: Annotated[
+        StartName | None,
+        typer.Option(
+            "--from",
+            help="A kind of recipe, every key explained: teachers on a table or on images, record "
+            "votes, a comparison with DP-SGD, or a script for votes of your own teachers.",
+        ),
+    ] = None,
     csv: Annotated[
         Path | None, typer.Option("--csv", help="Your own table: a .csv or .tsv file.")
     ] = None,
@@ -228,21 +251,28 @@ def new(
         Path | None, typer.Option("--test", help="Test records in a file of their own.")
     ] = None,
 ) -> None:
-    """Write a recipe to start from: a shipped one, or one for your own data, which runs as it is.
+    """Write a recipe to start from: one for your own data, which runs as it is, or a shipped one.
 
-    Of your own data only column names, class names and counts are read; no value is printed.
+    Of your own data only column names, class names and counts are read; no value is printed. With
+    --from and no data, the recipe has names of files, columns and classes to replace. The JSON
+    schema is written beside it, and its first line refers editors to that.
     """
     from pate.errors import InvalidInput
-    from pate.recipes.read import find_recipe
 
+    own_votes = start is StartName.own_votes
     if not path.suffix:
-        path = path.with_suffix(".toml")
+        path = path.with_suffix(".sh" if own_votes else ".toml")
     given = [each for each in (csv, images, npz) if each is not None]
     if len(given) > 1:
         raise InvalidInput("--csv, --images and --npz exclude one another; give one of them")
-    if given:
-        from pate.planner.new_recipe import OwnFiles, write_recipe
+    wrong = {StartName.tabular: images, StartName.images: csv or npz, StartName.own_votes: given}
+    if start is not None and wrong.get(start):
+        raise InvalidInput(f"--from {start} does not go with the data given; omit one of them")
+    from pate.planner import new_recipe
 
+    notes: list[str] = []
+    kind = start or (StartName.tabular if images is None else StartName.images)
+    if given:
         if npz is not None and npz.suffix.lower() != ".npz":
             raise InvalidInput(f"{npz} is not a .npz file; save the arrays with numpy.savez")
         if csv is not None and label is None:
@@ -253,39 +283,44 @@ def new(
             raise InvalidInput(
                 f"{given[0]} is {'no' if images else 'a'} folder; --images takes one"
             )
-        files = OwnFiles(
+        files = new_recipe.OwnFiles(
             private=given[0], public=public, test=test, label=label, group=group, id=id_
         )
-        for note in write_recipe(path, files):
-            typer.echo(note)
-        typer.echo(f"wrote {path}; next: pate run {shlex.quote(str(path))}")
-        return
-    if any((label, group, id_, public, test)):
+        notes = new_recipe.write_recipe(path, files, start=kind.value)
+    elif any((label, group, id_, public, test)):
         raise InvalidInput("--label, --group, --id, --public and --test go with --csv, --npz "
                            "or --images")  # fmt: skip
-    if path.exists():
-        raise InvalidInput(f"{path} exists; choose another name")
-    try:
-        text = find_recipe("digits").read_text(encoding="utf-8")
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
-    typer.echo(f"wrote {path}; next: pate run {path}")
+    elif own_votes:
+        notes = new_recipe.write_votes_script(path)
+    elif start is not None:
+        notes = new_recipe.write_recipe(path, None, start=kind.value)
+    else:
+        from pate.recipes.schema import copy_recipe
+
+        copy_recipe(path, "digits")
+    for note in notes:
+        typer.echo(note)
+    command = "sh" if own_votes else f"pate {'compare' if start is StartName.compare else 'run'}"
+    typer.echo(f"wrote {path}; next: {command} {shlex.quote(str(path))}")
 
 
 # --- the summary ----------------------------------------------------------------------------------
 
 
-def show_summary(run: PipelineRun, *, details: bool = False) -> None:
+def show_summary(
+    run: PipelineRun, *, details: bool = False, seconds: Mapping[str, float] | None = None
+) -> None:
     """Print the summary of a run; its last line is the one to quote.
 
     With ``details`` every other ε is in it, some of them marked as not to be published.
+    ``seconds`` are those of the stages that ran.
     """
     from rich.table import Table
 
     from pate._format import in_units
     from pate.accounting.ledger.data_ledger import total_line
     from pate.artifacts.results import Costs, Evaluation, Labels, load_reference
+    from pate.cli.stage_table import duration
     from pate.pipeline.ledger import open_ledger
     from pate.stages.caveats import publish_line, tuning_caveats
 
@@ -315,22 +350,25 @@ def show_summary(run: PipelineRun, *, details: bool = False) -> None:
     console = wide_console()
     console.print(f"{run.folder}:", soft_wrap=True)
     console.print(table)
-    if details:
-        _show_epsilons(run, costs)
     with open_ledger(run.recipe, run.options) as ledger:
+        if details:
+            _show_epsilons(run, costs, ledger.data_set_total())
         for sentence in tuning_caveats(run, ledger):
             console.print(f"Note: {sentence}", soft_wrap=True)
         console.print(
             total_line(ledger, run.recipe.record_unit, user=run.recipe.unit), soft_wrap=True
         )
         publish = publish_line(run, ledger)
+    if seconds:
+        parts = ", ".join(f"{stage} {duration(each)}" for stage, each in seconds.items())
+        console.print(f"Time: {duration(sum(seconds.values()))} ({parts})", soft_wrap=True)
     console.print(f"Student: {run.artifact('distill').path}", soft_wrap=True)
     again = shlex.join([str(run.folder), *options.seed_words(run.options)])
     console.print(f"Next: pate status {again}", soft_wrap=True)
     console.print(publish, soft_wrap=True)
 
 
-def _show_epsilons(run: PipelineRun, costs: Costs) -> None:
+def _show_epsilons(run: PipelineRun, costs: Costs, total: DataSetTotal) -> None:
     """Print every ε of a run with a sentence on when it matters."""
     from rich.table import Table
 
@@ -342,7 +380,7 @@ def _show_epsilons(run: PipelineRun, costs: Costs) -> None:
     table = Table("ε", "", "when it matters", title_justify="left")
     table.title = f"Every ε at δ = {format_delta(costs.guarantee.delta)}"
     table.columns[1].justify = "right"
-    for each in every_epsilon(costs, private, run.recipe):
+    for each in every_epsilon(costs, private, run.recipe, total=total):
         value = "–" if each.epsilon is None else format_epsilon(each.epsilon)
         table.add_row(each.name, value, each.when)
     wide_console().print(table)

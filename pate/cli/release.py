@@ -25,7 +25,7 @@ _Trust = Annotated[
 
 @app.command()
 def release(
-    run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
+    run: options.FinishedRun,
     out: Annotated[Path, typer.Argument(help="The folder to write; new, or empty.")],
     labels: Annotated[bool, typer.Option("--labels", help="Include the released labels.")] = False,
     chosen_beforehand: Annotated[
@@ -45,6 +45,23 @@ def release(
             "DataFrames; otherwise it takes arrays, with the columns in their order.",
         ),
     ] = False,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--also",
+            metavar="hf",
+            help="Add a folder for the Hugging Face hub, hf: weights, configuration and a card "
+            "with metadata.",
+        ),
+    ] = None,
+    owner: Annotated[
+        Path | None,
+        typer.Option(
+            "--owner",
+            help="A TOML file with what only you can state: license, publisher, intended_use, "
+            "[answers] and more. Card, page and metadata repeat it.",
+        ),
+    ] = None,
     data_root: options.DataRoot = None,
     plugin_path: options.PluginPath = None,
 ) -> None:
@@ -60,6 +77,8 @@ def release(
         chosen_beforehand=chosen_beforehand,
         with_confusion=with_confusion,
         column_names=column_names,
+        also=also or (),
+        owner=owner,
         data_root=data_root,
         plugin_path=plugin_path,
     )

@@ -11,7 +11,6 @@ from pate.cli import options
 
 app = options.new_app()
 
-Folder = Annotated[Path, typer.Argument(help="A finished run's folder.")]
 File = Annotated[
     Path | None,
     typer.Option("--out", help="The page; default RUN/report.html, or RUN/private/report.html."),
@@ -29,7 +28,7 @@ Open = Annotated[bool, typer.Option("--open", help="Open it in a browser.")]
 
 @app.command()
 def report(
-    folder: Folder,
+    folder: options.FinishedRun,
     out: File = None,
     private: Private = False,
     with_confusion: options.WithConfusion = False,

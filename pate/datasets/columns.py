@@ -96,18 +96,42 @@ class CellReader:
 
 
 def is_frame(thing: Any) -> bool:
-    """Return whether an object is a table with named columns, such as a DataFrame of pandas."""
-    return hasattr(thing, "columns") and hasattr(thing, "__getitem__")
+    """Return whether an object is a table with named columns, of whichever library."""
+    return column_names(thing) is not None
+
+
+def column_names(table: Any) -> list[Any] | None:
+    """Return the names of a table's columns, each of which is ``table[name]``; None if it has none.
+
+    Tables of pyarrow and Hugging Face's datasets have ``column_names``, those of pandas and polars
+    ``columns``.
+    """
+    names = getattr(table, "column_names", None)
+    names = getattr(table, "columns", None) if names is None else names
+    if names is None or isinstance(names, Mapping) or not hasattr(table, "__getitem__"):
+        return None
+    return list(names)
+
+
+def column_values(table: Any, name: Any) -> Any:
+    """Return a column of a table; one of pyarrow that is coded by a dictionary as its values.
+
+    NumPy would read a missing value as the dictionary's last one, which other records decide.
+    """
+    column = table[name]
+    kind: Any = getattr(column, "type", None)
+    return column.cast(kind.value_type) if str(kind).startswith("dictionary<") else column
 
 
 def frame_cells(frame: Any, *, where: str) -> dict[str, Cells]:
-    """Return the cells of a DataFrame by the names of its columns."""
-    names = [str(name) for name in frame.columns]
+    """Return the cells of a table by the names of its columns."""
+    columns = column_names(frame) or []
+    names = [str(name) for name in columns]
     if len(set(names)) < len(names):
         raise InvalidInput(f"{where} has two columns of one name; give each its own name")
     found = {}
-    for name, column in zip(names, frame.columns, strict=True):
-        found[name] = array_cells(np.asarray(frame[column]), name=name, where=where)
+    for name, column in zip(names, columns, strict=True):
+        found[name] = array_cells(np.asarray(column_values(frame, column)), name=name, where=where)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.datasets.columns import frame_cells, is_frame
+from pate.datasets.columns import column_names, column_values, frame_cells, is_frame
 from pate.datasets.files import has_colour, read
 from pate.datasets.parts import (
     Part,
@@ -232,12 +232,13 @@ def _from_mapping(value: Mapping[Any, Any], where: str) -> Part:
         "groups": None if groups is None else to_names(groups, where=where, what="'groups'"),
     }
     if is_frame(value["X"]):
-        columns = frame_cells(value["X"], where=where)
+        frame = value["X"]
+        columns = frame_cells(frame, where=where)
         # The type of a column changes with one missing value or text in it, and with the type the
         # names of all records that have no ids. So there is one for all, unless all are float32.
-        kinds = {np.asarray(value["X"][name]).dtype for name in value["X"].columns}
-        if kinds == {np.dtype(np.float32)}:
-            return Part(features=X, columns=tuple(columns), **more)
+        arrays = [np.asarray(column_values(frame, name)) for name in column_names(frame) or ()]
+        if {each.dtype for each in arrays} == {np.dtype(np.float32)}:
+            return Part(features=np.column_stack(arrays), columns=tuple(columns), **more)
         return Part.of_cells(list(columns.values()), columns=tuple(columns), **more)
     return Part(features=to_numbers(X, where=where), **more)
 
@@ -261,8 +262,9 @@ def _from_dataset(dataset: Any, where: str) -> Part:
         features.append(record)
     if not features:
         raise InvalidInput(f"{where} holds no records")
-    if len({record.shape for record in features}) > 1:
-        raise InvalidInput(f"{where} returns records of several shapes; make them agree")
+    # One type, too: that of the whole array is part of the names of all records.
+    if len({(record.shape, record.dtype) for record in features}) > 1:
+        raise InvalidInput(f"{where} returns records of several shapes or types; make them agree")
     if labels and len(labels) != len(features):
         raise InvalidInput(f"{where} returns a label with some records only; label all or none")
     return Part(

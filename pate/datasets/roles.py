@@ -5,7 +5,7 @@ whoever is in a private record *and* in a public one only seems to be. So both a
 user's own data before anything is released, unless the recipe accepts the first.
 
 These checks look at private records: a refusal, and its number, are for the owner of the data
-(docs/sharp-edges.md).
+(docs/explanation/sharp-edges.md).
 """
 
 from __future__ import annotations

@@ -224,7 +224,14 @@ def divide(table: Table, amounts: Amounts, *, seed: int, where: str) -> dict[str
     left = np.arange(table.records)
     parts: dict[str, Table] = {}
     for role, amount in amounts:
-        taken = left if amount is None else _take(left, names, amount, role=role, seed=seed)
+        if amount is None:
+            taken = left
+        elif role == "private" and isinstance(amount, int):
+            # For one record replaced by another in its place: by places, whatever stands there.
+            places = np.arange(len(left))
+            taken = left[_take(places, list(map(str, places)), amount, role=role, seed=seed)]
+        else:
+            taken = _take(left, names, amount, role=role, seed=seed)
         if isinstance(amount, int) and len(taken) < amount:
             raise InvalidInput(
                 f"{role} asks for {amount} records and {where} has {len(left)} left for it "

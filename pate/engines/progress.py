@@ -1,4 +1,4 @@
-"""Progress of a stage: a bar on a terminal, JSON lines for a log, or nothing.
+"""Progress of a stage: a bar on a terminal or in a notebook, JSON lines for a log, or nothing.
 
 Guarantees:
     * Only the stage's name, counts and times are shown: no record, vote or prediction, and of no
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from html import escape
 from typing import TYPE_CHECKING, Protocol, TextIO, final
 
 if TYPE_CHECKING:
@@ -48,12 +49,12 @@ def terminal_progress(
     done: int = 0,
     slots: int | None = None,
 ) -> Iterator[Progress]:
-    """Show progress on stderr while the block runs.
+    """Show progress on stderr, or below the cell of a notebook, while the block runs.
 
-    If stderr is a terminal, a bar with the count, slots, the rate, the time left and retries; with
-    ``json_logs``, terminal or not, at most one JSON line a second and one at the end; nothing if
-    ``quiet``, or if stderr is no terminal. ``done`` counts what an earlier run has finished; it
-    does not count towards the rate. Without ``slots`` none are shown.
+    On a terminal, a bar with the count, slots, the rate, the time left and retries; in a notebook
+    one line that changes in place; with ``json_logs``, wherever it is, at most one JSON line a
+    second and one at the end; nothing if ``quiet``, or anywhere else. ``done`` counts what an
+    earlier run has finished; it does not count towards the rate. Without ``slots`` none are shown.
     """
     stream = sys.stderr
     if quiet or stream is None:
@@ -67,6 +68,12 @@ def terminal_progress(
     elif stream.isatty():
         with _rich_progress() as bar:
             yield _Bar(bar, title, total=total, done=done, slots=slots)
+    elif _in_notebook():
+        line = _NotebookLine(title, total, done=done, slots=slots)
+        try:
+            yield line
+        finally:
+            line.close()
     else:
         yield Silence()
 
@@ -80,12 +87,13 @@ class Silence:
     def retried(self, count: int) -> None: ...
 
 
-@final
-class _JsonLines:
-    def __init__(
-        self, title: str, total: int, *, done: int, slots: int | None, stream: TextIO
-    ) -> None:
-        self._title, self._total, self._slots, self._stream = title, total, slots, stream
+class _Written:
+    """Progress that is written now and then."""
+
+    every: float  # seconds
+
+    def __init__(self, title: str, total: int, *, done: int, slots: int | None) -> None:
+        self._title, self._total, self._slots = title, total, slots
         self._before = self._done = done
         self._retries = 0
         self._start = self._written = time.monotonic()
@@ -99,12 +107,75 @@ class _JsonLines:
         self._write_if_due()
 
     def _write_if_due(self) -> None:
-        if time.monotonic() - self._written >= _LOG_SECONDS:
+        if time.monotonic() - self._written >= self.every:
             self.write()
 
     def write(self) -> None:
         self._written = time.monotonic()
-        seconds = self._written - self._start
+        self._write(self._written - self._start)
+
+    def _write(self, seconds: float) -> None:
+        raise NotImplementedError
+
+
+@final
+class _NotebookLine(_Written):
+    """One output of a cell, replaced as work proceeds.
+
+    What stays in the notebook is the count: how long private stages took is not for its readers.
+    """
+
+    every = 0.25
+    _over = False
+
+    def __init__(self, title: str, total: int, *, done: int, slots: int | None) -> None:
+        from IPython.display import display
+
+        super().__init__(title, total, done=done, slots=slots)
+        self._handle = display(self, display_id=True)  # type: ignore[no-untyped-call]
+
+    def _write(self, seconds: float) -> None:
+        self._handle.update(self)
+
+    def close(self) -> None:
+        self._over = True
+        self.write()
+
+    def __repr__(self) -> str:
+        if self._over:
+            return f"{self._title} {self._done}/{self._total}"
+        seconds = time.monotonic() - self._start
+        parts = _pace_parts(
+            self._done - self._before,
+            left=self._total - self._done,
+            seconds=seconds,
+            slots=self._slots,
+            retries=self._retries,
+        )
+        return f"{self._title} {self._done}/{self._total} {parts}".rstrip()
+
+    def _repr_html_(self) -> str:
+        bar = f'<progress value="{self._done}" max="{max(self._total, 1)}"></progress>'
+        return f"{bar} <code>{escape(repr(self))}</code>"
+
+
+def _in_notebook() -> bool:
+    """Return whether this is the kernel of a notebook, which shows displays."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+@final
+class _JsonLines(_Written):
+    every = _LOG_SECONDS
+
+    def __init__(
+        self, title: str, total: int, *, done: int, slots: int | None, stream: TextIO
+    ) -> None:
+        super().__init__(title, total, done=done, slots=slots)
+        self._stream = stream
+
+    def _write(self, seconds: float) -> None:
         rate = (self._done - self._before) / seconds if seconds > 0 else 0.0
         left = self._total - self._done
         record = {
@@ -152,12 +223,14 @@ def _rich_progress() -> RichProgress:
         def render(self, task: Task) -> Text:
             done = int(task.completed - task.fields["before"])
             seconds = (task.finished_time if task.finished else task.elapsed) or 0.0
-            parts = (
-                _count(task.fields["slots"] or 0, "slot", "slots"),
-                pace(done, left=int(task.remaining or 0), seconds=seconds),
-                _count(task.fields["retries"], "retry", "retries"),
+            text = _pace_parts(
+                done,
+                left=int(task.remaining or 0),
+                seconds=seconds,
+                slots=task.fields["slots"],
+                retries=task.fields["retries"],
             )
-            return Text(", ".join(part for part in parts if part), no_wrap=True)
+            return Text(text, no_wrap=True)
 
     console = Console(stderr=True)
     return RichProgress(
@@ -168,6 +241,15 @@ def _rich_progress() -> RichProgress:
         console=console,
         redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),  # never out of a pipe
     )
+
+
+def _pace_parts(done: int, *, left: int, seconds: float, slots: int | None, retries: int) -> str:
+    parts = (
+        _count(slots or 0, "slot", "slots"),
+        pace(done, left=left, seconds=seconds),
+        _count(retries, "retry", "retries"),
+    )
+    return ", ".join(part for part in parts if part)
 
 
 def pace(done: int, *, left: int, seconds: float) -> str:

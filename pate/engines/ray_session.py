@@ -125,7 +125,7 @@ def _import_ray() -> ModuleType:
         import ray
     except ImportError:
         raise InvalidInput(
-            "the engine 'ray' needs Ray, which is not installed: pip install 'pate[ray]'"
+            "the engine 'ray' needs Ray, which is not installed: pip install 'pate-privacy[ray]'"
         ) from None
     return ray
 

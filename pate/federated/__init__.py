@@ -6,5 +6,5 @@
     coordinator: labels, student, ε                                                 (coordinator.py)
 
 Flower carries the messages: ``app.py`` holds the ClientApp and the ServerApp, ``processes.py``
-starts SuperNode and SuperLink. docs/federated.md has the threat model.
+starts SuperNode and SuperLink. docs/how-to/federated.md has the threat model.
 """

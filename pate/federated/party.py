@@ -49,6 +49,7 @@ from pate.stages.record_vote import CELLS, VOTE_RECORDS
 from pate.stages.teach import TEACH
 from pate.stages.vote import VOTE
 
+FAILED = "failed"  # a note in the folder of a party
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -134,8 +135,7 @@ def _require_terms(party: Party, question: Question) -> None:
 
 def count_votes(party: Party, question: Question) -> None:
     """Train this party's teachers and count their votes; what is done is not done again."""
-    made = _with_splits(party, question)
-    made.run.execute()
+    _counted(party, question)
 
 
 def noised_votes(party: Party, question: Question, *, run: int, session: str) -> NDArray[np.int64]:
@@ -149,8 +149,7 @@ def noised_votes(party: Party, question: Question, *, run: int, session: str) ->
         it. Another run draws anew, and is charged.
     """
     _require_terms(party, question)
-    made = _with_splits(party, question)
-    made.run.execute()  # all of it was done before
+    made = _counted(party, question)  # all of it was done before
     counts = made.run.artifact("vote").array("counts.npy")
     if max(question.rows) >= len(counts):
         raise InvalidInput("the coordinator asks about an input that it did not send")
@@ -204,23 +203,13 @@ def _with_splits(party: Party, question: Question) -> _Prepared:
         raise InvalidInput("the coordinator asks about inputs that it did not send")
     inputs = np.load(place, allow_pickle=False)
     recipe = party.recipe.as_recipe(question)
-    data = recipe.data
-    path = find_path(
-        str(data.private_path), folder=data.folder, elsewhere=[party.options.data_root]
-    )
-    private = read(path, Wanted(id=data.id, group=data.group))
-    if private.cells is not None or private.labels is None:
-        raise InvalidInput(f"{path} is not a .npz file of records X and their labels y")
-    where = "the coordinator's inputs"
-    sent = Part(where=where, features=inputs, labels=None)
-    tables, names = to_tables([private, sent], classes=list(question.classes))
-    nobody = Table(features=tables[1].features[:1], labels=np.zeros(1, dtype=np.int64))
-    splits = Splits(private=tables[0], public=tables[1], test=nobody, class_names=names)
-    check_splits(splits, where=data.name)
+    with _failing_once(party):
+        splits = _own_splits(party, recipe, inputs)
+    private, names = splits.private, splits.class_names
     digest = hashlib.sha256(question.inputs.encode())
-    for values in (tables[0].features, tables[0].labels):
+    for values in (private.features, private.labels):
         digest.update(np.ascontiguousarray(values).tobytes())
-    digest.update(repr((tables[0].ids, tables[0].groups, names)).encode())
+    digest.update(repr((private.ids, private.groups, names)).encode())
 
     def write(context: Context) -> None:
         write_splits(context, splits, equal={})
@@ -242,6 +231,47 @@ def _with_splits(party: Party, question: Question) -> _Prepared:
         options=party.options,
     )
     return _Prepared(run=run, recipe=recipe, splits=splits)
+
+
+def _counted(party: Party, question: Question) -> _Prepared:
+    made = _with_splits(party, question)
+    with _failing_once(party):
+        made.run.execute()
+    return made
+
+
+@contextmanager
+def _failing_once(party: Party) -> Iterator[None]:
+    """Once own records made a question fail, refuse all until the party joins again.
+
+    Guarantees:
+        Whether votes can be counted may depend on the records, and a coordinator may choose inputs
+        and classes for that. It learns one such bit, free of charge, whenever the party is joined.
+    """
+    note = party.folder / FAILED
+    if note.exists():
+        raise InvalidInput("an earlier question failed; see the log above, and join again")
+    try:
+        yield
+    except Exception:
+        write_atomically(note, b"", make_parents=True)
+        raise
+
+
+def _own_splits(party: Party, recipe: Recipe, inputs: NDArray[Any]) -> Splits:
+    data = recipe.data
+    path = find_path(
+        str(data.private_path), folder=data.folder, elsewhere=[party.options.data_root]
+    )
+    private = read(path, Wanted(id=data.id, group=data.group))
+    if private.cells is not None or private.labels is None:
+        raise InvalidInput(f"{path} is not a .npz file of records X and their labels y")
+    where = "the coordinator's inputs"
+    sent = Part(where=where, features=inputs, labels=None)
+    tables, names = to_tables([private, sent], classes=data.classes)
+    nobody = Table(features=tables[1].features[:1], labels=np.zeros(1, dtype=np.int64))
+    splits = Splits(private=tables[0], public=tables[1], test=nobody, class_names=names)
+    return check_splits(splits, where=data.name)
 
 
 def _charged(recipe: Recipe, question: Question) -> tuple[tuple[Event, ...], Neighbours]:

@@ -19,29 +19,10 @@ from typing import Any
 
 from pate.errors import InvalidInput
 from pate.federated.coordinator import FAILURE, RESULT
+from pate.federated.flower import APP
 from pate.recipes.read import to_toml
 
 _STARTING = 60.0  # seconds until a SuperLink must answer
-_APP = """\
-[project]
-name = "pate-federation"
-version = "1.0.0"
-description = "Sums the noised votes of several organisations."
-dependencies = []
-
-[tool.flwr.app]
-publisher = "pate"
-
-[tool.flwr.app.components]
-serverapp = "pate.federated.app:server"
-clientapp = "pate.federated.app:client"
-
-[tool.flwr.app.config]
-recipe = ""
-folder = ""
-wait = 600.0
-timeout = 120.0
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +40,7 @@ def program(name: str) -> str:
         version("flwr")
     except PackageNotFoundError:
         raise InvalidInput(
-            "a federation needs Flower; install it with pip install 'pate[federated]'"
+            "a federation needs Flower; install it with pip install 'pate-privacy[federated]'"
         ) from None
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
@@ -69,11 +50,22 @@ def program(name: str) -> str:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return the environment of Flower's programs: their own home, and no telemetry."""
+    """Return the environment of Flower's programs: their own home, and nobody else is called."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    own = {"FLWR_HOME": str(home.absolute()), "FLWR_TELEMETRY_ENABLED": "0", "PATH": path}
-    return os.environ | own
+    return os.environ | {
+        "FLWR_HOME": str(home.absolute()),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FORWARDED_ALLOW_IPS": "127.0.0.1",  # whose word on where a request comes from is taken
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    }
+
+
+def _restricted(name: str) -> list[str]:
+    """Return a command of :mod:`pate.federated.flower`; the folder it is in holds no modules."""
+    program(f"flower-{name}")
+    return [sys.executable, "-P", "-m", "pate.federated.flower", name]
 
 
 def supernode_command(
@@ -83,7 +75,6 @@ def supernode_command(
     superlink: str,
     authority: Path | None,
     key: Path | None = None,
-    trusted: Path | None = None,
     port: int = 9094,
     engine: str = "serial",
 ) -> list[str]:
@@ -93,12 +84,12 @@ def supernode_command(
         "folder": str(folder.absolute()),
         "engine": engine,
     }
-    words = [program("flower-supernode"), "--superlink", superlink]
+    words = [*_restricted("supernode"), "--superlink", superlink]
     words += ["--host", "127.0.0.1", "--port", str(port)]
     words += ["--node-config", " ".join(f"{k}={to_toml(v)}" for k, v in settings.items())]
     words += ["--insecure"] if authority is None else ["--root-certificates", str(authority)]
     words += [] if key is None else ["--auth-supernode-private-key", str(key)]
-    return words + ([] if trusted is None else ["--trusted-entities", str(trusted)])
+    return words
 
 
 def run_federation(
@@ -126,7 +117,7 @@ def run_federation(
     with _superlink(home, host, port, certificates, authenticate=bool(keys)):
         app = home / "app"
         app.mkdir(exist_ok=True)
-        (app / "pyproject.toml").write_text(_APP)
+        (app / "pyproject.toml").write_text(APP)
         connection: dict[str, Any] = {"address": f"{host}:{port}"}
         if certificates is None:
             connection["insecure"] = True
@@ -184,8 +175,8 @@ def _write_connection(home: Path, connection: Mapping[str, Any]) -> None:
 def _superlink(
     home: Path, host: str, port: int, certificates: Certificates | None, *, authenticate: bool
 ) -> Iterator[None]:
-    words = [program("flower-superlink"), "--host", host, "--port", str(port)]
-    words += ["--disable-runtime-dependency-installation", "--database", str(home / "state.db")]
+    words = [*_restricted("superlink"), "--host", host, "--port", str(port)]
+    words += ["--database", str(home / "state.db")]
     if certificates is None:
         words += ["--insecure"]
     else:
@@ -225,7 +216,7 @@ def _stop_leftover(note: Path) -> None:
     """Stop the SuperLink of a coordinator that was killed in this folder, and all it started."""
     with suppress(FileNotFoundError, ValueError, OSError):
         number = int(note.read_text())
-        if b"flower-superlink" in Path(f"/proc/{number}/cmdline").read_bytes():
+        if b"pate.federated.flower\0superlink" in Path(f"/proc/{number}/cmdline").read_bytes():
             _stop_group(number)
             time.sleep(1)
 

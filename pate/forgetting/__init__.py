@@ -1,7 +1,8 @@
 """Forgetting: the records of some people leave a run, and with them all that was made of them.
 
 Shards are disjoint and a record's shard follows from its own id, so only the shards that held the
-records are trained again (Bourtoule et al. 2021, "Machine unlearning", here without slices).
+records are trained again (Bourtoule et al. 2021, "Machine unlearning"); with slices, from the
+checkpoint before the first slice that held one of them.
 
 A forgetting is recorded in ``private/forgotten.json`` before anything is changed, and goes through
 steps that can each be repeated: make all that is private again without the records, switch over in
@@ -10,6 +11,7 @@ one write, remove what is left of the old, write the certificate. A killed one r
 Guarantees:
     * Every teacher is, to the last bit, that of a run which never had the records: of a shard that
       held none of them the very same file, of the others one trained by the recipe's own stages.
+      A checkpoint is named by the records behind it: one that a forgotten record reached goes.
     * What is RELEASED does not change, and nothing is drawn or charged without ``spend``: the
       forgotten records, like all others, are protected in it by the (ε, δ) that was paid.
     * Ids are kept as digests under the data set's key only.
@@ -43,6 +45,7 @@ from pate.stages.account import FORGOTTEN
 from pate.stages.caveats import LOOKS
 from pate.stages.data import own_data
 from pate.stages.exactly_once import releases_in_ledger
+from pate.stages.teach import CHECKPOINTS
 
 _PARTS = ("data-public", "data-columns", "data-answers", "data-test")  # beside the records
 _CONTENT_NAME = 64  # characters of a name by content; what follows is the number of a copy
@@ -387,8 +390,12 @@ def _remove_rest(run: PipelineRun) -> int:
         place = _found(run, name).path
         keep |= {place, place.parent.with_name(f"{name}-failures") / place.name}
     if not run.recipe.by_records:
-        teachers = [name for name in _found(run, "teach").json("teachers.json") if name]
+        teach = _found(run, "teach")
+        teachers = [name for name in teach.json("teachers.json") if name]
         keep |= {store.folder("teacher", Level.PRIVATE, name) for name in teachers}
+        if CHECKPOINTS in teach.manifest["files"]:
+            names = np.ravel(teach.json(CHECKPOINTS)).tolist()
+            keep |= {store.folder("checkpoint", Level.PRIVATE, name) for name in names}
     ledgers = [
         ledger_path(run.recipe, run.options.data_root, seeded=each) for each in (False, True)
     ]

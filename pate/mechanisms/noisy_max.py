@@ -37,7 +37,12 @@ _GAUSSIAN, _LAPLACE = 24, 16  # points of a quadrature: more change no mean by 1
 
 
 class NoisyMax(Mechanism):
-    """Answer every query with the class whose noised count is largest; no check comes first."""
+    """Answer every query with the class whose noised count is largest; no check comes first.
+
+    Guarantees:
+        Only the winning label leaves, neither counts nor noise. Which queries are answered (the
+        first ones) depends on public numbers alone.
+    """
 
     __slots__ = ()
 
@@ -87,12 +92,10 @@ class LaplaceNoisyMax(NoisyMax):
         The Laplace b, in votes. Public.
 
     Guarantees:
-        * A record reaches one teacher and a teacher casts one vote or none, so one record moves
-          two counts by at most one each; Lap(scale) on every count makes each answer
-          (2/scale)-DP (Papernot et al. 2017, Section 2; report-noisy-max, Dwork & Roth 2014,
-          Claim 3.9).
-        * Only the winning label leaves. Counts and noise do not.
-        * Which queries are answered (the first ones) depends on public numbers alone.
+        A record reaches one teacher and a teacher casts one vote or none, so one record moves two
+        counts by at most one each; Lap(scale) on every count makes each answer (2/scale)-DP
+        (Papernot et al. 2017, Section 2; report-noisy-max, Dwork & Roth 2014, Claim 3.9). What the
+        index alone costs is Theorem 3 of docs/proofs/noisy-argmax.md.
 
     Examples
     --------
@@ -169,11 +172,10 @@ class GaussianNoisyMax(NoisyMax):
         The standard deviation, in votes. Public.
 
     Guarantees:
-        * A record reaches one teacher and a teacher casts one vote or none, so one record moves
-          two counts by at most one each, √2 in L2; each answer is (α, α/sigma²)-RDP for every
-          order α (Papernot et al. 2018, Proposition 8).
-        * Only the winning label leaves. Counts and noise do not.
-        * Which queries are answered (the first ones) depends on public numbers alone.
+        A record reaches one teacher and a teacher casts one vote or none, so one record moves two
+        counts by at most one each, √2 in L2; each answer is (α, α/sigma²)-RDP for every order α
+        (Papernot et al. 2018, Proposition 8). What the index alone costs is Theorem 2 of
+        docs/proofs/noisy-argmax.md.
 
     Examples
     --------

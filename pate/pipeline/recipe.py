@@ -359,11 +359,19 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _the_guarantee_holds(self) -> Self:
-        """A fixed number of private records would let one that leaves pull another one in."""
+        """A fixed number of private records would let one that leaves pull another one in.
+
+        And of a share, chosen by what records hold, a replaced one would change the number.
+        """
         if self.partition.method == "hash" and isinstance(self.data.private, int):
             raise ValueError(
                 'data.private is a number of records, which holds for partition.method = "shuffle" '
                 "only; give a share between 0 and 1, or leave it out"
+            )
+        if self.partition.method == "shuffle" and isinstance(self.data.private, float):
+            raise ValueError(
+                'data.private is a share, which holds for partition.method = "hash" only; give a '
+                "number of records, or leave it out"
             )
         if self.data.unit and self.data.group and self.partition.by == "record":
             raise ValueError(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from pydantic import ValidationError
 
 from pate._files import shared_lock, write_atomically
 from pate._validate import LEAST_NOISE, MOST_NOISE
-from pate.artifacts import Artifact, Store, fingerprint
+from pate.artifacts import Artifact, Level, Store, fingerprint
 from pate.artifacts.manifest import MANIFEST
 from pate.datasets.catalogue import CATALOGUE
 from pate.datasets.loading import require_files
@@ -23,7 +25,7 @@ from pate.errors import InvalidInput, MissingFile, SpendNeeded
 from pate.pipeline.exclusions import Exclusions, names_of
 from pate.pipeline.ledger import key_path, naming_key
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.stage import Absent, Context, Options, Stage, producer
+from pate.pipeline.stage import Absent, Context, Options, Stage, StageEvent, producer
 from pate.recipes.paths import set_file
 
 _RESOLVED = "recipe.json"
@@ -52,6 +54,8 @@ class PipelineRun:
     options: Options
     # Results that count as those of their stages, whatever the files of the recipe are now.
     pinned: Mapping[str, Artifact] = field(default_factory=dict)
+    # Seconds of stages that ran and may not read private records; of others they are private.
+    durations: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     # What each stage is made from and its fingerprint, computed once while stages run.
     _origins: dict[str, tuple[dict[str, str], str]] = field(
         default_factory=dict, init=False, repr=False
@@ -74,12 +78,7 @@ class PipelineRun:
 
         If a file of the recipe is missing, nothing is run: the file may have changed since.
         """
-        names = [stage.name for stage in self.stages]
-        if until is not None and until not in names:
-            raise InvalidInput(
-                f"a recipe with votes.by = {self.recipe.votes.by!r} has no stage {until!r}; its "
-                f"stages are {', '.join(names)}"
-            )
+        self.names_until(until)
         self._require_forgotten()
         if not self.store.earlier(self.stages[0].name):
             require_accepted(self.recipe.data)  # of a new run, before any file is read
@@ -88,6 +87,18 @@ class PipelineRun:
         self._write_recipe()
         with self.kept():
             return self._run_stages(until)
+
+    def names_until(self, stage: str | None) -> list[str]:
+        """Return the names of the stages up to one of them, or of all."""
+        names = [each.name for each in self.stages]
+        if stage is None:
+            return names
+        if stage not in names:
+            raise InvalidInput(
+                f"a recipe with votes.by = {self.recipe.votes.by!r} has no stage {stage!r}; its "
+                f"stages are {', '.join(names)}"
+            )
+        return names[: names.index(stage) + 1]
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -117,16 +128,28 @@ class PipelineRun:
             if done is None:
                 for problem in self._missing.values():
                     raise problem
-                self.options.report(f"{stage.name}: running")
+                why = partial(self._what_changed, stage)
+                self._announce(StageEvent(stage=stage.name, state="running", why=why))
+                start = time.monotonic()
                 stage.run(self.context(stage.name))
+                seconds = time.monotonic() - start
+                if stage.clearance < Level.PRIVATE:
+                    self.durations[stage.name] = seconds
+                self._announce(StageEvent(stage=stage.name, state="done", seconds=seconds))
                 ran.append(stage.name)
             else:
-                self.options.report(f"{stage.name}: done before")
+                self._announce(StageEvent(stage=stage.name, state="done before"))
                 if not stage.needs:
                     self._mark_used(stage, done)
             if stage.name == until:
                 break
         return ran
+
+    def _announce(self, event: StageEvent) -> None:
+        if self.options.on_stage is not None:
+            self.options.on_stage(event)
+        elif event.state != "done":
+            self.options.report(f"{event.stage}: {event.state}")
 
     def _require_forgotten(self) -> None:
         exclusions = self.options.exclusions
@@ -259,7 +282,8 @@ class PipelineRun:
             Something PRIVATE counts by how it was made, not by what came out. Otherwise whether
             labels are drawn (and paid for) again after a change of settings would reveal whether
             the votes are the same, which nobody has paid for. (Labels drawn again reveal that
-            records changed: docs/sharp-edges.md.) All of it stays on the private side of the store.
+            records changed: docs/explanation/sharp-edges.md.) All of it stays on the private side
+            of the store.
         """
         if (pinned := self.pinned.get(stage.name)) is not None:
             return pinned.manifest["inputs"], pinned.manifest["made_from"]

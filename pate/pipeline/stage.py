@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pate.artifacts import Artifact, Draft, Level, Store
 from pate.engines import Engine, Show
@@ -14,6 +14,16 @@ from pate.errors import MissingFile
 from pate.pipeline.exclusions import Exclusions
 from pate.pipeline.recipe import Recipe
 from pate.recipes.paths import PluginsSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEvent:
+    """A stage of a run begins, has ended, or is skipped: its name and times, nothing private."""
+
+    stage: str
+    state: Literal["running", "done", "done before"]
+    seconds: float = 0.0  # that it took; for the person who runs it, and in no artifact
+    why: Callable[[], str] = str  # returns why it runs: what changed since an earlier result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +39,7 @@ class Options:
     study: str | None = None  # the tag of its study, on all that the run pays for
     report: Callable[[str], None] = print  # prints a line about progress
     progress: Show
+    on_stage: Callable[[StageEvent], None] | None = None  # in place of a line for each stage
     whole_folder: bool = False  # count all plug-ins in every cache key, as earlier versions did
     exclusions: Exclusions | None = None  # records to leave out; None: as the run's folder has them
 

@@ -58,6 +58,7 @@ class Budget:
     conversion: Conversion = Conversion.IMPROVED
     analysis: Analysis = Analysis.TIGHT
     by_moments: bool = False  # a ledger with a budget adds up log-moments
+    neighbours: Neighbours = Neighbours.REPLACE_ONE  # as the partition has it: no ε follows from it
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon < math.inf:
@@ -71,7 +72,7 @@ class Budget:
 
     def plan(self, spec: AggregateSpec, *, queries: int) -> Plan:
         """Return the caps of a setting within the budget, where there are so many public inputs."""
-        return plan_caps(
+        plan = plan_caps(
             voting_mechanism(spec),
             spec,
             epsilon=self.epsilon,
@@ -81,6 +82,7 @@ class Budget:
             analysis=self.analysis,
             by_moments=self.by_moments,
         )
+        return replace(plan, guarantee=replace(plan.guarantee, neighbours=self.neighbours))
 
     def least_noise(self, kind: type[Mechanism], answers: int) -> float:
         """Return the least noise of a mechanism with which so many answers fit.

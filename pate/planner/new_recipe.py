@@ -1,4 +1,4 @@
-"""A recipe for the user's own files, to start from: ``pate new --csv``, ``--images``, ``--npz``.
+"""A recipe to start from, for the user's own files or with names to replace: ``pate new``.
 
 Teachers and noise are chosen by the rounded number of private records and by public quantities, so
 that the recipe runs as it is; its comments state how to choose better.
@@ -15,7 +15,9 @@ from importlib import resources
 from pathlib import Path
 
 import jinja2
+import numpy as np
 
+from pate._files import write_new
 from pate.accounting import Event, Repeated
 from pate.accounting.calibrate import moments_epsilon, most, smallest_noise
 from pate.datasets.catalogue import CATALOGUE, data_root
@@ -26,7 +28,8 @@ from pate.mechanisms import voting_mechanism
 from pate.mechanisms.spec import AggregateSpec
 from pate.pipeline.ledger import ledger_path
 from pate.pipeline.recipe import Recipe
-from pate.recipes.read import printable, read_recipe, to_toml
+from pate.recipes.read import COMMANDS, printable, read_recipe, to_toml
+from pate.recipes.schema import recipe_models, schema_comment, write_schema
 
 _SHARE = 0.2  # of one file, for public inputs and for testing each
 _MOST_TEACHERS = 250
@@ -61,14 +64,19 @@ class _Choice:
     labels: int  # that ε has room for
 
 
-def write_recipe(path: Path, files: OwnFiles) -> list[str]:
+def write_recipe(path: Path, files: OwnFiles | None, *, start: str = "tabular") -> list[str]:
     """Write a commented recipe for the user's own files; return notes for the user.
 
     The private file is read for its layout alone: columns, class names, the numbers of records and
-    people. The numbers are rounded to one digit before anything is chosen by them.
+    people. The numbers are rounded to one digit before anything is chosen by them. Without files
+    the recipe has names of files, columns and classes to replace. ``start`` is what to begin with:
+    tabular or images (teachers), records (record votes) or compare.
     """
     if path.exists():
         raise InvalidInput(f"{path} exists; choose another name")
+    if files is None:
+        _write(path, *_example(path, images=start == "images"), start=start, name=_name(path))
+        return [f"Replace the names of files, columns and classes in [data] of {path} by yours."]
     if (files.public is None) != (files.test is None):
         given, missing = ("public", "test") if files.test is None else ("test", "public")
         raise InvalidInput(
@@ -81,17 +89,7 @@ def write_recipe(path: Path, files: OwnFiles) -> list[str]:
     else:
         found = preview_three([files.private, files.public, files.test], wanted)
     classes = _class_names(files, found)
-    text = _text(path, files, found, classes)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise InvalidInput(f"cannot write {path}: {error.strerror}") from error
-    try:
-        recipe = read_recipe(str(path), None, Recipe)[1]
-    except InvalidInput:
-        path.unlink()
-        raise
+    recipe = _write(path, files, found, classes, start=start, name=_name(files.private))
     notes = [f"The {len(classes)} class names in {path} are public: they are in the recipe."]
     if files.public is None:
         notes.append(
@@ -111,6 +109,51 @@ def write_recipe(path: Path, files: OwnFiles) -> list[str]:
             f"{printable(', '.join(layout.unusable))}."
         )
     return notes
+
+
+def write_votes_script(path: Path) -> list[str]:
+    """Write a shell script that aggregates the user's own votes; return notes for the user."""
+    write_new(path, resources.files("pate.planner").joinpath("own_votes.sh").read_text("utf-8"))
+    return [f"Replace the first lines of {path} by your own file of votes and settings."]
+
+
+def _write(
+    path: Path,
+    files: OwnFiles,
+    found: Sequence[Preview],
+    classes: tuple[str, ...],
+    *,
+    start: str,
+    name: str,
+) -> Recipe:
+    """Write the recipe and the schema beside it; return what is read back."""
+    text = _text(path, files, found, classes, start=start, name=name)
+    write_new(path, text)
+    try:
+        kind = "compare" if start == "compare" else "pate"
+        write_schema(path, kind)
+        recipe: Recipe = read_recipe(str(path), None, recipe_models()[COMMANDS[kind]])[1]  # type: ignore[assignment]
+    except InvalidInput:
+        path.unlink()
+        raise
+    return recipe
+
+
+def _example(path: Path, *, images: bool) -> tuple[OwnFiles, list[Preview], tuple[str, ...]]:
+    """Return made-up files: names to replace, and settings for some thousands of records."""
+    beside, suffix = path.parent, "" if images else ".csv"
+    files = OwnFiles(
+        private=beside / f"private{suffix}",
+        public=beside / f"public{suffix}",
+        test=beside / f"test{suffix}",
+        label=None if images else "outcome",
+    )
+    sides, classes = (32, 32) if images else None, ("no", "yes")
+    found = [
+        Preview(records=records, labels=np.array(classes), sides=sides, files=images)
+        for records in (5000, 1000, 1000)
+    ]
+    return files, found, classes
 
 
 def _class_names(files: OwnFiles, found: Sequence[Preview]) -> tuple[str, ...]:
@@ -171,7 +214,15 @@ def _chosen(units: int, public: int, *, classes: int) -> _Choice:
 # --- the text -------------------------------------------------------------------------------------
 
 
-def _text(path: Path, files: OwnFiles, found: Sequence[Preview], classes: tuple[str, ...]) -> str:
+def _text(
+    path: Path,
+    files: OwnFiles,
+    found: Sequence[Preview],
+    classes: tuple[str, ...],
+    *,
+    start: str,
+    name: str,
+) -> str:
     """Return the recipe."""
     private, one_file = found[0], len(found) == 1
     layout = found[0] if one_file else found[1]  # of public records, where they are apart
@@ -197,8 +248,12 @@ def _text(path: Path, files: OwnFiles, found: Sequence[Preview], classes: tuple[
     environment.filters["toml"] = to_toml
     template = resources.files("pate.planner").joinpath("recipe.toml.j2").read_text("utf-8")
     return environment.from_string(template).render(
+        schema=schema_comment("compare" if start == "compare" else "pate"),
+        start=start,
+        prefix="pate." if start == "compare" else "",
+        command="pate compare" if start == "compare" else "pate run",
         recipe=printable(path.name),
-        name=_name(files.private),
+        name=name,
         one_file=one_file,
         private=_place(files.private, path),
         public=_place(files.public or Path(), path),
@@ -212,22 +267,27 @@ def _text(path: Path, files: OwnFiles, found: Sequence[Preview], classes: tuple[
         classes=classes,
         resized=layout.resized,
         side=_SIDE,
-        steps=[*_steps(layout), "standardise"],
+        steps=_steps(layout, by_distance=start == "records"),
         prepared=bool(layout.text or layout.gaps),
         units=units,
         who=who,
         few=choice.labels < _ENOUGH_LABELS,
         choice=choice,
         model="ridge" if images else "logistic",
+        images=images and layout.files,
+        labelled=layout.labels is not None,
     )
 
 
-def _steps(layout: Preview) -> list[str]:
+def _steps(layout: Preview, *, by_distance: bool) -> list[str]:
     """Return the steps that turn inputs into numbers without gaps, or images into features."""
+    if by_distance and layout.sides is not None:
+        return ["scattering", "root", "normalise"] if layout.wavelets else ["normalise"]
     if layout.wavelets:
-        return ["scattering"]
+        return ["scattering", "standardise"]
     categories = ["one-hot"] if layout.text else []
-    return [*categories, "impute"] if layout.text or layout.gaps else []
+    gaps = [*categories, "impute"] if layout.text or layout.gaps else []
+    return [*gaps, "standardise"]
 
 
 def _features(files: OwnFiles, found: Sequence[Preview]) -> tuple[str, ...] | None:

@@ -59,7 +59,7 @@ def read_recipe(name: str, settings: list[str] | None, model: type[M]) -> tuple[
     """
     kind = kind_of_model(model)
     path = find_recipe(name, kind=kind)
-    text, content = _load(path)
+    text, content = load_toml(path)
     _check_kind(name, content, wanted=kind)
     set_by = {_apply(content, setting): printable(setting) for setting in settings or []}
     _make_absolute(content, "data_root", path.parent)
@@ -149,7 +149,7 @@ def shipped_recipes(kind: str | None = None) -> dict[str, Path]:
 
 def summary(path: Path) -> str:
     """Return the first line of a recipe's ``notes``, which describes it in a sentence."""
-    lines = str(_load(path)[1].get("notes", "")).strip().splitlines()
+    lines = str(load_toml(path)[1].get("notes", "")).strip().splitlines()
     return lines[0].strip() if lines else ""
 
 
@@ -215,7 +215,8 @@ def printable(text: str, *, longest: int = 200) -> str:
     return f"{shown[: longest - 1]}…" if cut else shown
 
 
-def _load(path: Path) -> tuple[str, dict[str, Any]]:
+def load_toml(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return a TOML file as text and as values; raise the line that is not TOML."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         return text, tomllib.loads(text)

@@ -60,7 +60,7 @@ def tuning_caveats(run: PipelineRun, ledger: Ledger) -> list[str]:
         )
     if seeded:  # then nothing is a guarantee in any case
         return found
-    return found + _of_other_method(ledger) + _elsewhere(ledger) + _compared(run, ledger)
+    return found + _of_other_method(ledger) + charged_elsewhere(ledger) + _compared(run, ledger)
 
 
 def training_caveats(ledger: Ledger, own: Sequence[str], *, data: DataSpec) -> list[str]:
@@ -83,7 +83,7 @@ def training_caveats(ledger: Ledger, own: Sequence[str], *, data: DataSpec) -> l
         f"what all of them cost: {study.describe()}."
         for study in studies_behind(ledger, own)
     ]
-    notes = _seeded(_seeded_releases(ledger)) + _of_other_method(ledger) + _elsewhere(ledger)
+    notes = _seeded(_seeded_releases(ledger)) + _of_other_method(ledger) + charged_elsewhere(ledger)
     return found + notes + compared
 
 
@@ -215,7 +215,7 @@ def _of_other_method(ledger: Ledger) -> list[str]:
     ]
 
 
-def _elsewhere(ledger: Ledger) -> list[str]:
+def charged_elsewhere(ledger: Ledger) -> list[str]:
     """Return the cost of the same records by other ledgers, under another name or data root."""
     found = []
     for path in other_ledgers(ledger.path):

@@ -159,7 +159,10 @@ def _partition_settings(recipe: Recipe, options: Options) -> Any:
     section = recipe.partition.model_dump()
     if recipe.by_records:
         return {"partition": section, "per_user": recipe.per_user}
-    return {"partition": section, "teachers": recipe.teachers.count}
+    spec = recipe.teachers
+    # Left out where they say nothing: then fingerprints are those of earlier versions.
+    slices = {"slices": spec.slices} if spec.slices > 1 else {}
+    return {"partition": section, "teachers": spec.count} | slices
 
 
 def _write_shards(context: Context) -> None:
@@ -172,8 +175,10 @@ def _write_shards(context: Context) -> None:
             ids, spec=recipe.partition, groups=groups, per_user=recipe.per_user
         )
     else:
-        teachers = recipe.teachers.count
-        shards = partition(ids, teachers=teachers, spec=recipe.partition, groups=groups)
+        own = recipe.teachers
+        shards = partition(
+            ids, teachers=own.count, spec=recipe.partition, groups=groups, slices=own.slices
+        )
     with context.draft(Level.PRIVATE) as draft:
         if places is not None:
             draft.save_array("places.npy", places)
@@ -181,8 +186,11 @@ def _write_shards(context: Context) -> None:
         draft.save_array("features.npy", sorted_features)
         draft.save_array("labels.npy", sorted_labels)
         draft.save_array("offsets.npy", shards.offsets)
-        digests = _shard_digests(shards, sorted_features, sorted_labels)
+        digests = _digests(shards.offsets, sorted_features, sorted_labels)
         draft.save_json("shards.json", digests)
+        if shards.slices is not None and len(shards.slices) > len(shards.offsets):
+            draft.save_array("slices.npy", shards.slices)
+            draft.save_json("slices.json", _digests(shards.slices, sorted_features, sorted_labels))
         equal = data.json(_EQUAL) if (data.path / _EQUAL).is_file() else {}
         report = _shard_report(shards, sorted_features, sorted_labels)
         draft.save_json("report.json", report | equal)
@@ -195,11 +203,11 @@ def _write_shards(context: Context) -> None:
     context.options.report(f"partition: sizes, coverage and duplicates are in {place}/report.json")
 
 
-def _shard_digests(shards: Shards, features: NDArray[Any], labels: NDArray[Any]) -> list[str]:
-    """Return a digest of each shard: a teacher is trained again only if its own changed."""
+def _digests(offsets: NDArray[np.int64], features: NDArray[Any], labels: NDArray[Any]) -> list[str]:
+    """Return a digest of each shard or slice: only for another one a teacher is trained again."""
     kind = repr((features.shape[1:], features.dtype.str)).encode()
     digests = []
-    for start, stop in pairwise(shards.offsets):
+    for start, stop in pairwise(offsets):
         total = hashlib.sha256(kind)
         total.update(np.ascontiguousarray(features[start:stop]).tobytes())
         total.update(np.ascontiguousarray(labels[start:stop]).tobytes())

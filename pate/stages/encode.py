@@ -87,10 +87,10 @@ def _encode_settings(recipe: Recipe, options: Options) -> Any:
 
 
 def _encode(context: Context) -> None:
-    """Encode one shard at a time, into a memory-mapped array.
+    """Encode one shard, or slice of a shard, at a time, into a memory-mapped array.
 
     Guarantees:
-        No batch holds records of two shards. So features of a shard are a function of that shard
+        No batch holds records of two shards (or slices). So features of one are a function of it
         alone, down to the last bit: sums in floating point may depend on a record's neighbours in
         a batch, and those are of its own shard. Steps of one's own are loaded afresh for every
         shard, so that they have seen no other; one that changes all the same is refused.
@@ -107,7 +107,7 @@ def _encode(context: Context) -> None:
         if context.recipe.by_records:
             _encode_by_place(context, chain, draft)
             return
-        records, offsets = shards.array(_FILE), shards.array("offsets.npy")
+        records, offsets = shards.array(_FILE), _bounds(shards)[0]
         out = draft.new_array(_FILE, dtype=np.float32, shape=(len(records), *chain.shape))
         known, fresh = _copy_known(context, draft, out), True
         with context.options.progress("encode", len(offsets) - 1, len(known)) as shown:
@@ -123,19 +123,26 @@ def _encode(context: Context) -> None:
         out.flush()  # type: ignore[attr-defined]
 
 
+def _bounds(shards: Artifact) -> tuple[NDArray[np.int64], list[str]]:
+    """Return where the parts to encode begin, and their digests: slices if there are, or shards."""
+    sliced = "slices.npy" in shards.manifest["files"]
+    names = ("slices.npy", "slices.json") if sliced else ("offsets.npy", _SHARDS)
+    return shards.array(names[0]), shards.json(names[1])
+
+
 def _copy_known(context: Context, draft: Draft, out: NDArray[Any]) -> set[int]:
     """Copy the features that an earlier result of this encoder holds of the same shards.
 
     Returns the numbers of these shards. Of records that vote themselves the places count, too.
     """
     shards = context.inputs["partition"]
-    offsets, places = shards.array("offsets.npy"), None
+    (offsets, digests), places = _bounds(shards), None
     if context.recipe.by_records:
         places = np.array(shards.array("places.npy"))
     spans = list(pairwise(offsets.tolist()))
     names = [
         fingerprint(digest, None if places is None else places[start:stop].tolist())
-        for digest, (start, stop) in zip(shards.json(_SHARDS), spans, strict=True)
+        for digest, (start, stop) in zip(digests, spans, strict=True)
     ]
     draft.save_json(_SHARDS, {"names": names, "offsets": offsets.tolist()})
     made = {name: context.provenance[name] for name in ("encoder", "plugin")}

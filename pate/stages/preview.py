@@ -1,9 +1,9 @@
-"""The charges that a run would make, before anything is trained, drawn or written."""
+"""The stages and charges of a run, before anything is trained, drawn or written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pate.accounting import Event, Ledger
@@ -17,7 +17,7 @@ from pate.errors import BudgetExceeded, SpendNeeded
 from pate.mechanisms import Plan
 from pate.pipeline.ledger import key_path, ledger_of, open_ledger
 from pate.pipeline.recipe import Recipe
-from pate.pipeline.runner import PipelineRun
+from pate.pipeline.runner import PipelineRun, State
 from pate.pipeline.stage import Options
 from pate.stages.account import order_of, sanitised_price
 from pate.stages.aggregate import events_to_pay
@@ -28,14 +28,34 @@ _PAID_BEFORE = (
     "this run has paid for labels of other teachers or records; new ones cost again: undo the "
     "change (`pate status` names it), or add --spend to pay for them"
 )
-_SAME_SETTINGS = (
+SAME_SETTINGS = (
     "labels with these settings were charged before; if records and plug-ins are the same, too, "
     "--spend will be needed"
 )
 
 
-def preview(run: PipelineRun) -> Preview:
-    """Return the charges that a run would make for its labels, and for a sanitised ε.
+@dataclass(frozen=True, kw_only=True)
+class RunPreview(Preview):
+    """The stages that are done and that would run, and the charges they would make."""
+
+    stages: tuple[State, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{state.stage}: {state.why}" for state in self.stages]
+        return "\n".join([*lines, super().__str__()])
+
+    def as_json(self) -> dict[str, Any]:
+        stages = [
+            {"stage": state.stage, "done": state.done, "why": state.why} for state in self.stages
+        ]
+        return {"stages": stages, **super().as_json()}
+
+
+def preview(run: PipelineRun, *, until: str | None = None) -> RunPreview:
+    """Return what a run up to a stage would do, and charge for labels and for a sanitised ε.
+
+    Data files are read, and refused as a run would refuse them. Nothing is trained, drawn or
+    written, and no teacher or vote is opened.
 
     Raises
     ------
@@ -48,9 +68,14 @@ def preview(run: PipelineRun) -> Preview:
     known = path.exists() and key.exists()
     states = {each.stage: each for each in run.states()} if known else {}
     done = {name for name, state in states.items() if state.done}
+    names = run.names_until(until)
+    stages = tuple(states.get(name) or _missing(name) for name in names)
     if {"aggregate", "account"} <= done:
-        return Preview(charges=(), notes=(_nothing(run),))
+        return RunPreview(stages=stages, charges=(), notes=(_nothing(run),))
     data = read_data(recipe.data, options)
+    if "aggregate" not in names:
+        later = ("nothing to charge: labels are released later, by `pate aggregate`",)
+        return RunPreview(stages=stages, charges=(), notes=later)
     plan = recipe.plan(inputs=len(data.public.features))
 
     def open_at(place: Any) -> Ledger:
@@ -67,12 +92,19 @@ def preview(run: PipelineRun) -> Preview:
             except SpendNeeded as error:
                 notes.append(str(error))
             else:
-                if not ready and _charged_elsewhere(run, ledger):
-                    notes.append(_SAME_SETTINGS)
-        charges = list(_charges(run, ledger, events, classes=data.classes, notes=notes))
+                if not ready and charged_elsewhere(run, ledger):
+                    notes.append(SAME_SETTINGS)
+        sanitised = "account" in names
+        charges = list(
+            _charges(run, ledger, events, classes=data.classes, notes=notes, sanitised=sanitised)
+        )
     if not charges:
         notes.append(_nothing(run))
-    return Preview(charges=tuple(charges), notes=tuple(notes))
+    return RunPreview(stages=stages, charges=tuple(charges), notes=tuple(notes))
+
+
+def _missing(stage: str) -> State:
+    return State(stage=stage, done=False, why="missing", made_from=None)
 
 
 def read_data(spec: DataSpec, options: Options) -> Splits:
@@ -109,7 +141,8 @@ def _labels(run: PipelineRun, ledger: Ledger, plan: Plan, *, ready: bool) -> tup
     return plan.events
 
 
-def _charged_elsewhere(run: PipelineRun, ledger: Ledger) -> bool:
+def charged_elsewhere(run: PipelineRun, ledger: Ledger) -> bool:
+    """Return whether a release with the settings of a run was charged, and --spend is not given."""
     digest = settings_of(run.recipe, run.options.data_root)
     return not run.options.spend and any(digest in each.settings for each in ledger.charges())
 
@@ -121,11 +154,14 @@ def _charges(
     *,
     classes: int,
     notes: list[str],
+    sanitised: bool,
 ) -> Iterator[PlannedCharge]:
     """Yield the charge of the labels, then that of a sanitised ε if one will be published."""
     relation = run.recipe.neighbours
     path = ledger_of(run.recipe, run.options).absolute()
-    price = sanitised_price(run.recipe, classes=classes, order=order_of(ledger))
+    price = (
+        sanitised_price(run.recipe, classes=classes, order=order_of(ledger)) if sanitised else ()
+    )
     if events:
         ledger.require_room(events, records=relation)
         charge = PlannedCharge.make(ledger, events, records=relation, path=path)

@@ -10,8 +10,8 @@ import numpy as np
 
 from pate.artifacts import Artifact, Level, fingerprint
 from pate.engines import Task
-from pate.engines.files import makes, rows
-from pate.errors import TeacherError
+from pate.engines.files import makes, reads, rows
+from pate.errors import InvalidInput, TeacherError
 from pate.pipeline.ledger import naming_key
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
@@ -26,9 +26,11 @@ from pate.stages.dispatch import (
 )
 from pate.stages.distill import require_student
 from pate.stages.encode import private_features_path, require_complete
-from pate.teachers.spec import NOT_IN_FINGERPRINT, model_for, seed_for
+from pate.teachers.adapters import is_torch_teacher, make
+from pate.teachers.spec import NOT_IN_FINGERPRINT, TeachersSpec, model_for, no_slices, seed_for
 
 _VERSION = 1
+CHECKPOINTS = "checkpoints.json"  # names of all that may be there, in a run with slices
 
 
 def _settings(recipe: Recipe, options: Options) -> Any:
@@ -47,21 +49,25 @@ def _run(context: Context) -> None:
     encoder = context.inputs["encoder"].digest
     # Under the data set's key: names of folders turn up in messages, and follow from records.
     key = naming_key(context.recipe, context.options.data_root)
-    made_from = [
-        fingerprint(
-            "teacher",
-            _VERSION,
-            key,
-            number,
-            digest,
-            encoder,
-            classes,
-            _one(context, number),
-            plugin,
-        )
-        for number, digest in enumerate(shards.json("shards.json"))
+
+    def name(kind: str, number: int, digest: Any, **more: int) -> str:
+        one = _one(context, number) | more
+        return fingerprint(kind, _VERSION, key, number, digest, encoder, classes, one, plugin)
+
+    spec, digests = context.recipe.teachers, shards.json("shards.json")
+    if spec.slices > 1:
+        require_slices(context, classes=classes)
+        flat = shards.json("slices.json")
+        digests = [flat[at : at + spec.slices] for at in range(0, len(flat), spec.slices)]
+    checkpoints = [
+        [
+            [name("checkpoint", n, each[:s], attempt=attempt) for s in range(1, spec.slices)]
+            for n, each in enumerate(digests)
+        ]
+        for attempt in range(_attempts(spec))
     ]
-    failed = _train_missing(context, shards, made_from)
+    made_from = [name("teacher", number, digest) for number, digest in enumerate(digests)]
+    failed = _train_missing(context, shards, made_from, checkpoints)
     if len(failed) == len(made_from):
         raise TeacherError(f"every teacher failed; teacher 0 because {failed[0]}")
     record_abstentions(context, failed)
@@ -69,6 +75,8 @@ def _run(context: Context) -> None:
         draft.save_json(
             "teachers.json", [None if n in failed else name for n, name in enumerate(made_from)]
         )
+        if spec.slices > 1:
+            draft.save_json(CHECKPOINTS, checkpoints)
         draft.facts.update(shards.facts)
 
 
@@ -87,10 +95,28 @@ def _one(context: Context, number: int) -> dict[str, Any]:
     """Return all that decides how one teacher is trained, except its shard."""
     spec = context.recipe.teachers
     model = model_for(spec, number).model_dump(mode="json", exclude={"weight"})
-    return {"model": model, "seed": seed_for(spec, number), "batched": spec.batched}
+    slices = {"slices": spec.slices} if spec.slices > 1 else {}
+    return {"model": model, "seed": seed_for(spec, number), "batched": spec.batched} | slices
 
 
-def _train_missing(context: Context, shards: Artifact, made_from: list[str]) -> dict[int, str]:
+def _attempts(spec: TeachersSpec) -> int:
+    return 1 + (spec.retries if spec.on_error == "retry" else 0)
+
+
+def require_slices(context: Context, *, classes: int) -> None:
+    """Refuse slices for models that cannot go on from a checkpoint."""
+    spec, plugins = context.recipe.teachers, context.options.plugin_path
+    for each in spec.mix or [model_for(spec, 0)]:
+        if not is_torch_teacher(make(each, classes=classes, seed=0, plugin_path=plugins)):
+            raise InvalidInput(no_slices(each.model))
+
+
+def _train_missing(
+    context: Context,
+    shards: Artifact,
+    made_from: list[str],
+    checkpoints: list[list[list[str]]],
+) -> dict[int, str]:
     """Train the missing teachers; return the ones that abstain, with reasons.
 
     Guarantees:
@@ -106,7 +132,7 @@ def _train_missing(context: Context, shards: Artifact, made_from: list[str]) -> 
         return [n for n in numbers if context.store.find("teacher", made_from[n]) is None]
 
     left = dict.fromkeys(missing(range(len(made_from))), "")
-    last = spec.retries if spec.on_error == "retry" else 0
+    last = _attempts(spec) - 1
     done, slots = len(made_from) - len(left), context.options.engine.slots
     with context.options.progress("teach", len(made_from), done, slots) as progress:
         for attempt in range(last + 1):
@@ -115,7 +141,14 @@ def _train_missing(context: Context, shards: Artifact, made_from: list[str]) -> 
                 engine=context.options.engine,
                 timeout=spec.timeout,
                 abstaining=spec.on_error == "abstain",
-                task=functools.partial(_task, context, shards, made_from, attempt),
+                task=functools.partial(
+                    _task,
+                    context,
+                    shards,
+                    made_from,
+                    checkpoints[attempt],
+                    attempt,
+                ),
                 weight=lambda work: float(sizes[work.wanted].sum()),
                 missing=lambda work: missing(work.wanted),
                 failures=lambda work, outcome: read_failures(outcome, work.wanted),
@@ -134,20 +167,36 @@ def _train_missing(context: Context, shards: Artifact, made_from: list[str]) -> 
 
 
 def _task(
-    context: Context, shards: Artifact, made_from: list[str], attempt: int, work: Work
+    context: Context,
+    shards: Artifact,
+    made_from: list[str],
+    checkpoints: list[list[str]],
+    attempt: int,
+    work: Work,
 ) -> Task:
     offsets, store = shards.array("offsets.npy"), context.store
+    slices = context.recipe.teachers.slices
+    bounds = shards.array("slices.npy") if slices > 1 else offsets
     records, labels = private_features_path(context), shards.path / "labels.npy"
 
     def member(number: int) -> dict[str, Any]:
         start, stop = offsets[number : number + 2]
+        steps = zip(checkpoints[number], bounds[number * slices + 1 :], strict=False)
         return {
             "made_from": made_from[number],
             "records": rows(records, start, stop),
             "labels": rows(labels, start, stop),
+            "checkpoints": [checkpoint(name, int(end)) for name, end in steps],
         }
 
+    def checkpoint(name: str, stop: int) -> dict[str, Any]:
+        there = store.find("checkpoint", name)
+        folder = None if there is None else reads(there.path)
+        return {"made_from": name, "stop": stop, "folder": folder}
+
     folders = [store.folder("teacher", Level.PRIVATE, made_from[n]) for n in work.wanted]
+    for n in work.wanted:
+        folders += [store.folder("checkpoint", Level.PRIVATE, name) for name in checkpoints[n]]
     names = [folder.relative_to(store.root).as_posix() for folder in folders]
     return group_task(
         context,
@@ -158,6 +207,7 @@ def _task(
         attempt=attempt,
         store=makes(store.root, names=names),
         classes=shards.facts["classes"],
+        slices=slices,
     )
 
 

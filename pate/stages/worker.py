@@ -4,7 +4,8 @@ Apart from the stages that dispatch the work, so that a worker loads no more tha
 group a teacher without ``made_from`` is not wanted; it keeps its place among the others. Files are
 named by references (:mod:`pate.engines.files`): a worker may be on another machine.
 
-A teacher whose shard is empty is kept as an artifact without files, and casts no vote.
+A teacher whose shard is empty is kept as an artifact without files, and casts no vote. The same
+holds for a checkpoint: from one without files a teacher begins.
 
 Guarantees:
     A record more or less makes a teacher vote that abstained, or the other way round: one count
@@ -24,13 +25,13 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from pate.artifacts import Artifact, Draft, Level, Store, StoreError, open_alone
-from pate.engines.files import load_rows, path_of
+from pate.engines.files import load_rows, path_of, reads
 from pate.errors import OutOfMemory, PateError
 from pate.record_votes import Cells, count_votes
-from pate.teachers.adapters import make
+from pate.teachers.adapters import is_torch_teacher, make
 from pate.teachers.persist import restore, save
 from pate.teachers.protocol import Teacher, group_families, predict_many_labels, train_many
-from pate.teachers.spec import ModelSpec
+from pate.teachers.spec import ModelSpec, epochs_of_step, seed_of_step
 from pate.untrusted import describe_error, is_own
 
 CHUNK = 4096  # inputs predicted at a time
@@ -38,15 +39,66 @@ ABSTAINS = -1
 
 
 def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Train some teachers; each reads its own slice of the records.
+    """Train some teachers; each reads its own rows of the records.
+
+    With slices there is a step for each: it goes on from the checkpoint of the step before, on the
+    records of all slices up to its own. Weights always come from the file, so that a teacher is the
+    same whether its checkpoints were there or are made now. An optimizer begins anew in each step.
 
     A model that cannot be made, a full disk or a device that is too small for one network is no
     teacher's failure: it stops the run.
     """
     store = Store(root=path_of(payload["store"]), reader="teach")
-    group = payload["teachers"]
+    failed: dict[int, str] = {}
+    for step in range(1, payload.get("slices", 1) + 1):
+        try:
+            group = [_at_step(store, each, step, failed) for each in payload["teachers"]]
+            done = _train_step(store, payload, group)
+        except StoreError as error:
+            done = {"failed": {}, "stop": str(error)}
+        failed |= done["failed"]
+        if done["stop"]:
+            return {"failed": failed, "stop": done["stop"]}
+    return {"failed": failed, "stop": None}
+
+
+def _at_step(
+    store: Store, each: Mapping[str, Any], step: int, failed: Iterable[int]
+) -> dict[str, Any]:
+    """Return what one teacher needs for a step; without ``made_from`` if it does not take it."""
+    found, checkpoints = {**each, "step": step}, each.get("checkpoints", [])
+    there = [at["folder"] or store.find("checkpoint", at["made_from"]) for at in checkpoints]
+    if each["number"] in failed or any(there[step - 1 :]):
+        found["made_from"] = None
+    elif checkpoints:
+        epochs = epochs_of_step(each["model"]["epochs"], len(checkpoints) + 1)
+        found["model"] = {**each["model"], "epochs": epochs}
+        if step > 1:
+            at = checkpoints[step - 2]
+            made = store.folder("checkpoint", Level.PRIVATE, at["made_from"])
+            found["before"] = _open({**at, "folder": at["folder"] or reads(made)}, "checkpoint")
+        if step <= len(checkpoints):
+            at = checkpoints[step - 1]
+            found |= {"made_from": at["made_from"], "stage": "checkpoint"}
+            found |= {name: {**each[name], "stop": at["stop"]} for name in ("records", "labels")}
+    return found
+
+
+def _continued(teacher: Teacher, each: Mapping[str, Any]) -> Teacher:
+    """Return a new teacher as it is before a step."""
+    if is_torch_teacher(teacher):  # the stage refuses slices for others
+        teacher.seed = seed_of_step(each["seed"], each["step"])
+    before = each.get("before")
+    return teacher if before is None or not before.holds_files else restore(teacher, before.path)
+
+
+def _train_step(
+    store: Store, payload: Mapping[str, Any], group: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     try:
-        teachers = [_make(payload, each) if each["made_from"] else None for each in group]
+        teachers = [
+            _continued(_make(payload, each), each) if each["made_from"] else None for each in group
+        ]
     except PateError as error:
         return {"failed": {}, "stop": str(error)}
     failed: dict[int, str] = {}
@@ -67,7 +119,8 @@ def train_group(payload: Mapping[str, Any]) -> dict[str, Any]:
                         raise failure
                     if teacher is not None:
                         with _draft(store, group[place]) as draft:
-                            save(teacher, draft.path, shard=shard, seed=seed)
+                            kept = None if group[place].get("checkpoints") else shard
+                            save(teacher, draft.path, shard=kept, seed=seed)
                 except (StoreError, OutOfMemory):
                     raise
                 except Exception as error:
@@ -192,7 +245,7 @@ def _families(
 
 def _seeds(group: Sequence[Mapping[str, Any]], family: Iterable[int]) -> list[int]:
     """Return one seed for each place, so that draws follow from the recipe alone."""
-    return [group[place]["seed"] for place in family]
+    return [seed_of_step(group[place]["seed"], group[place].get("step", 1)) for place in family]
 
 
 def _make(payload: Mapping[str, Any], each: Mapping[str, Any], seed: int | None = None) -> Teacher:
@@ -206,7 +259,8 @@ def _make(payload: Mapping[str, Any], each: Mapping[str, Any], seed: int | None 
 
 def _draft(store: Store, each: Mapping[str, Any]) -> AbstractContextManager[Draft]:
     """Open a teacher's artifact; it can be trained again, so nothing waits for the disk."""
-    return store.draft("teacher", each["made_from"], level=Level.PRIVATE, durable=False)
+    stage = each.get("stage", "teacher")
+    return store.draft(stage, each["made_from"], level=Level.PRIVATE, durable=False)
 
 
 def _shard(each: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -214,11 +268,11 @@ def _shard(each: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     return load_rows(each["records"]), load_rows(each["labels"])
 
 
-def _open(each: Mapping[str, Any]) -> Artifact:
-    """Open a teacher's artifact and verify its files."""
+def _open(each: Mapping[str, Any], stage: str = "teacher") -> Artifact:
+    """Open a teacher's artifact, or a checkpoint, and verify its files."""
     return open_alone(
         path_of(each["folder"]),
-        stage="teacher",
+        stage=stage,
         level=Level.PRIVATE,
         made_from=each["made_from"],
     )

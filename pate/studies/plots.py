@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pate._plots import COLOURS, MARKERS, new_figure, plain_axes, render_figure
+from pate._plots import COLOURS, MARKERS, new_figure, plain_axes, plot_style, render_figure
 from pate.recipes.read import as_setting
 from pate.studies.tables import (
     METHODS,
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 def save_figure(figure: Figure, folder: Path, stem: str) -> tuple[Path, Path]:
     """Write ``STEM.png`` and ``STEM.svg`` atomically, without a date."""
     files = folder / f"{stem}.png", folder / f"{stem}.svg"
-    write_private_file(files[0], render_figure(figure, "png"))
-    write_private_file(files[1], render_figure(figure, "svg"))
+    with plot_style():
+        write_private_file(files[0], render_figure(figure, "png"))
+        write_private_file(files[1], render_figure(figure, "svg"))
     return files
 
 
@@ -196,10 +197,8 @@ _COMPARED = {  # colour and marker, and place
 }
 
 
-def plot_comparison(
-    rows: Sequence[ComparisonRow], folder: Path, *, title: str, private: bool
-) -> None:
-    """Write ``compare.png`` and ``compare.svg``: all methods with 95 % intervals of the test.
+def plot_comparison(rows: Sequence[ComparisonRow], *, title: str, private: bool) -> Figure:
+    """Return a plot of all methods over ε, with 95 % intervals of the test.
 
     Repetitions are dots. A method that does not beat the majority class has a hollow marker.
     """
@@ -266,7 +265,7 @@ def plot_comparison(
         if not private:
             axes.text(0.5, 0.5, "NOT PRIVATE: seeded noise", transform=axes.transAxes, alpha=0.25,
                       fontsize=22, ha="center", va="center", rotation=20)  # fmt: skip
-        save_figure(figure, folder, "compare")
+        return figure
 
 
 def _tick_labels(targets: Sequence[float]) -> list[str]:

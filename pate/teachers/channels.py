@@ -10,6 +10,8 @@ import math
 
 from torch import Tensor, nn
 
+_STEPS = "the steps of [encoder] that turn images into rows"
+
 
 class ChannelsFirst(nn.Module):
     """A module that is given images with channels first; grey images get one channel.
@@ -39,7 +41,7 @@ def shape_problem(module: nn.Module, shape: tuple[int, ...]) -> str | None:
     got = f"the model got {_records(shape)}"
     if isinstance(module, ChannelsFirst):
         if len(shape) not in (2, 3):
-            return f'{got}, and channels = "first" is for images: drop it'
+            return f'{got}, and channels = "first" is for images: drop it, or {_STEPS}'
         shape = (1, *shape) if len(shape) == 2 else (shape[-1], *shape[:-1])
         got += f", as {_records(shape)}"
     layers = (each for each in module.modules() if isinstance(each, nn.Conv2d | nn.Linear))
@@ -57,6 +59,8 @@ def shape_problem(module: nn.Module, shape: tuple[int, ...]) -> str | None:
             remedies += ['add channels = "first"'] * (not first)
             noun = "channel" if wanted == 1 else "channels"
             return f"{got}, the first layer wants {wanted} {noun} first: {' and '.join(remedies)}"
+        case nn.Conv2d(in_channels=wanted) if wanted and len(shape) == 1:
+            return f"{got}, the first layer wants images of {wanted} channels: drop {_STEPS}"
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -59,11 +60,12 @@ class Training(BaseModel):
     )
 
     @model_serializer(mode="wrap")
-    def _without_channels(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Fingerprints of recipes without the key are as before there was one.
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Fingerprints of recipes without these keys are as before there were any.
         written: dict[str, Any] = handler(self)
-        if written.get("channels") is None:
-            written.pop("channels", None)
+        for key, default in (("channels", None), ("slices", 1)):
+            if written.get(key) == default:
+                written.pop(key, None)
         return written
 
 
@@ -83,7 +85,8 @@ class TeachersSpec(Training):
 
     Guarantees:
         The model and the seed of a teacher depend on this public section and its number alone,
-        never on data: one record still reaches one teacher.
+        never on data: one record still reaches one teacher, with slices as without, so that the
+        sensitivity of votes is the same.
     """
 
     count: int = Field(
@@ -116,6 +119,21 @@ class TeachersSpec(Training):
     batched: bool = Field(
         default=True, description="Train torch modules of one architecture as one program."
     )
+    slices: int = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        description="Parts of a shard that a teacher learns one after the other, with a private "
+        "checkpoint after each: `pate forget` then trains from the part of the forgotten record on "
+        "(torch modules). Step s learns from parts 1 … s, 2 epochs / (slices + 1) times.",
+    )
+
+    @model_validator(mode="after")
+    def _models_take_slices(self) -> TeachersSpec:
+        for model in (self.model, *(entry.model for entry in self.mix)):
+            if self.slices > 1 and model in ("ridge", "logistic"):
+                raise ValueError(no_slices(model))
+        return self
 
     @model_validator(mode="after")
     def _model_or_mix(self) -> TeachersSpec:
@@ -162,6 +180,39 @@ def seed_for(spec: TeachersSpec, teacher: int, *, attempt: int = 0) -> int:
     """
     text = f"teacher {teacher} attempt {attempt} seed {spec.seed}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+
+def no_slices(model: str) -> str:
+    """Return why a model is refused with slices."""
+    return (
+        f"slices are for models that go on with their training from a checkpoint, which {model!r} "
+        'cannot; torch modules can, model = "module:attr" or one of a mix; leave slices out'
+    )
+
+
+def seed_of_step(seed: int, step: int) -> int:
+    """Return the seed of a training step, counted from 1, by the teacher's own, which is the first.
+
+    >>> seed_of_step(7, 1), seed_of_step(7, 2)
+    (7, 749145707)
+    """
+    if step == 1:
+        return seed
+    return int.from_bytes(
+        hashlib.sha256(f"seed {seed} step {step}".encode()).digest()[:4], "little"
+    )
+
+
+def epochs_of_step(epochs: int, slices: int) -> int:
+    """Return the epochs of each training step, rounded up (Bourtoule et al. 2021, section V).
+
+    Step s sees s of S equal slices, so e epochs each are e (S + 1) / 2 epochs of all records: with
+    e = 2 epochs / (S + 1) the work is that of one training.
+
+    >>> [epochs_of_step(10, slices) for slices in (1, 3, 4)]
+    [10, 5, 4]
+    """
+    return math.ceil(2 * epochs / (slices + 1))
 
 
 def shares(weights: tuple[float, ...], count: int) -> list[int]:

@@ -164,12 +164,13 @@ class TorchTeacher:
     def _find_sizes(self, records: torch.Tensor) -> None:
         """Give lazy layers their sizes by one forward pass, before an optimizer is made.
 
-        On the module's own device: first weights do not depend on where it trains.
+        One whose weights were loaded becomes an ordinary layer. On the module's own device: first
+        weights do not depend on where it trains.
         """
         import torch
 
-        parameters = [*self.module.parameters(), *self.module.buffers()]
-        if any(torch.nn.parameter.is_lazy(parameter) for parameter in parameters):
+        lazy = torch.nn.modules.lazy.LazyModuleMixin
+        if any(isinstance(module, lazy) for module in self._modules()):
             self.module.eval()
             with torch.no_grad():
                 self.module(records[:1].to(device_of(self.module)))

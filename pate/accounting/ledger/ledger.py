@@ -126,12 +126,13 @@ class Ledger:
     terms
         The budget and the rule of composition, which never change.
 
-    >>> import tempfile
-    >>> from pate.accounting import Guarantee, LaplaceNoisyMaxAnswer, Repeated
+    >>> import numpy as np, pate, tempfile
     >>> folder = tempfile.TemporaryDirectory()
-    >>> with Ledger.open(folder.name + "/ledger.db", budget=Guarantee(epsilon=4, delta=1e-5)) as it:
-    ...     charge = it.charge([Repeated(LaplaceNoisyMaxAnswer(scale=50.0), 100)], release="first")
-    ...     round(it.spent().epsilon, 2)
+    >>> votes = pate.Votes.from_labels(np.zeros((250, 100), dtype=int), classes=2)
+    >>> budget = pate.Guarantee(epsilon=4, delta=1e-5)
+    >>> with pate.Ledger.open(folder.name + "/patients.ledger", budget=budget) as ledger:
+    ...     first = ledger.release(pate.LaplaceNoisyMax(scale=50), votes, name="labels-1")
+    ...     round(ledger.spent().epsilon, 2)
     1.85
     >>> folder.cleanup()
     """
@@ -274,8 +275,9 @@ class Ledger:
     ) -> Charge:
         """Pay for a release, durably, or raise and leave the ledger unchanged.
 
-        Charging the same release again for the same events is one charge, so that a crashed run can
-        be resumed.
+        :meth:`release` draws, charges and keeps labels of votes in one step; this pays for what
+        draws its own noise. Charging the same release again for the same events is one charge, so
+        that a crashed run can be resumed.
 
         Parameters
         ----------

@@ -164,11 +164,18 @@ def connect(place: Path, *, totals: Callable[[sqlite3.Connection], None]) -> sql
 def copy_charges(place: Path, target: Path) -> None:
     """Copy a ledger with all of its charges; some may be in its log only while others have it open.
 
-    The copy is to look at: it never takes the place of a ledger.
+    The copy is to look at: it never takes the place of a ledger. The ledger is left as it is, also
+    a log that a crash has left: whoever opens it next folds that in.
     """
+    # Closed by the last reader that may write, a log is folded in; one that may not leaves an empty
+    # log where there was none.
+    mode = "ro" if os.path.lexists(f"{place}-wal") else "rw"
+    address = f"{place.absolute().as_uri()}?mode={mode}"
     try:
         with (
-            contextlib.closing(sqlite3.connect(place, timeout=_PATIENCE_SECONDS)) as source,
+            contextlib.closing(
+                sqlite3.connect(address, uri=True, timeout=_PATIENCE_SECONDS)
+            ) as source,
             contextlib.closing(sqlite3.connect(target)) as copy,
         ):
             source.backup(copy)

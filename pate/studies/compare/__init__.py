@@ -19,12 +19,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpsgd.recipe import DpsgdRecipe
 from dpsgd.runs import CHECKPOINT, STAGE, TrainingOutcome, find_outcome, name_of_run, private_folder
 from dpsgd.runs import ledger_path as dpsgd_ledger_path
-from pate._format import format_delta
+from pate import _html
+from pate._format import format_delta, format_percent
+from pate._plots import render_figure
 from pate.accounting import Event, Guarantee, Ledger, Neighbours
 from pate.accounting.events import tally
 from pate.accounting.ledger.data_ledger import Preview
@@ -42,7 +44,7 @@ from pate.recipes.read import as_settings, read_recipe, remarks
 from pate.stages.catalogue import stages_of
 from pate.stages.data import require_own_ledger
 from pate.stages.exactly_once import releases_in_ledger, require_paid
-from pate.stages.preview import other_ledgers, read_data
+from pate.stages.preview import SAME_SETTINGS, charged_elsewhere, other_ledgers, read_data
 from pate.studies.compare.recipe import (
     MOST_SEEDS,
     ComparedModel,
@@ -52,7 +54,7 @@ from pate.studies.compare.recipe import (
     make_points,
 )
 from pate.studies.measure import Measures, warm_up
-from pate.studies.plots import plot_comparison
+from pate.studies.plots import plot_comparison, save_figure
 from pate.studies.study import (
     TwoLedgers,
     budget_in_words,
@@ -73,22 +75,107 @@ from pate.studies.tables import (
     write_table,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _FORMAT = 2
 _UNTIMED = ("account", "evaluate")  # a time is that from data to student
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The rows of a comparison, what they cost together, and notes for its readers."""
+    """The rows of a comparison, what they cost together, and notes for its readers.
+
+    A notebook shows it as a table, without what may not be published.
+
+    Parameters
+    ----------
+    name : str
+        The name of the recipe.
+    recipe : CompareRecipe
+        The recipe, with every default spelt out.
+    folder : Path
+        The folder, which is also that of a run.
+    rows : tuple of ComparisonRow
+        A method at one ε, or a baseline, each: ``name``, ``target``, ``epsilon``, ``accuracy``,
+        ``low``, ``high``, ``publishable`` and more.
+    runs : mapping
+        Of each method at the largest ε: its recipe or its folder.
+    cost : TotalStudyCost
+        The cost of all rows together; ``cost.together`` is a :class:`pate.Guarantee`.
+    notes : tuple of str
+        What a reader of the table needs to know.
+    seeded : bool
+        The noise was seeded: nothing here is private.
+    """
 
     name: str
     recipe: CompareRecipe
     folder: Path
     rows: tuple[ComparisonRow, ...]
-    runs: Mapping[str, Mapping[str, Any]]  # of each method at the largest ε: recipe or folder
+    runs: Mapping[str, Mapping[str, Any]]
     cost: TotalStudyCost
     notes: tuple[str, ...]
     seeded: bool
+
+    def __repr__(self) -> str:
+        private = ", NOT PRIVATE" if self.seeded else ""
+        return f"<Comparison {self.name} of {len(self.rows)} rows in {self.folder}{private}>"
+
+    def _repr_html_(self) -> str:
+        shown = self._publishable
+        hidden = [row.name for row in self.rows if row not in shown]
+        notes = [f"Not shown, because it may not be published: {', '.join(hidden)}."]
+        cost = f"All rows together, and whoever chooses by them: {self.cost.describe()}."
+        return _html.table(
+            self._title,
+            ("method", "ε at most", "accuracy", "95 % interval"),
+            [
+                (
+                    row.name,
+                    "–" if row.target is None else f"{row.target:g}",
+                    format_percent(row.accuracy),
+                    f"{format_percent(row.low)} to {format_percent(row.high)}",
+                )
+                for row in shown
+            ],
+            verdict=("NOT PRIVATE", False) if self.seeded else None,
+            notes=[*(notes if hidden else []), *([] if self.seeded else [cost])],
+            more=self.notes,
+        )
+
+    @property
+    def _publishable(self) -> tuple[ComparisonRow, ...]:
+        """The rows that a notebook may show; all of them where nothing is private anyway."""
+        return tuple(row for row in self.rows if row.publishable or self.seeded)
+
+    @property
+    def _title(self) -> str:
+        delta = format_delta(self.recipe.compare.delta)
+        most = "=" if self.recipe.record_votes is None else "≤"
+        return f"PATE and DP-SGD on {self.recipe.data.name}, δ {most} {delta}"
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return the rows as plain values, for a DataFrame: the content of ``compare.csv``.
+
+        Times, memory and rows that are not ``publishable`` are for the owner of the data alone.
+        """
+        rows = (row.as_json() | {"delta": row.runs[0].delta} for row in self.rows)
+        return [{key: row[key] for key in COMPARISON_COLUMNS} for row in rows]
+
+    def plot(self, *, private: bool = False) -> Figure:
+        """Return a plot of accuracy over ε.
+
+        Parameters
+        ----------
+        private : bool
+            Add what may not be published: the plot of ``compare.png``.
+        """
+        shown = self.rows if private else self._publishable
+        figure = plot_comparison(shown, title=self._title, private=not self.seeded)
+        # Notebooks show figures by themselves only where pyplot was imported.
+        setattr(figure, "_repr_png_", lambda: render_figure(figure, "png"))  # noqa: B010
+        return figure
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of ``compare.json``."""
@@ -113,12 +200,9 @@ class Comparison:
 
     def write(self) -> None:
         """Write ``compare.json``, ``.csv``, ``.png`` and ``.svg`` into the folder, mode 0600."""
-        cells = [row.as_json() | {"delta": row.runs[0].delta} for row in self.rows]
-        write_table(self.folder, "compare", self.as_json(), rows=cells, columns=COMPARISON_COLUMNS)
-        delta = format_delta(self.recipe.compare.delta)
-        most = "=" if self.recipe.record_votes is None else "≤"
-        title = f"PATE and DP-SGD on {self.recipe.data.name}, δ {most} {delta}"
-        plot_comparison(self.rows, self.folder, title=title, private=not self.seeded)
+        whole = self.as_json()
+        write_table(self.folder, "compare", whole, rows=self.table(), columns=COMPARISON_COLUMNS)
+        save_figure(self.plot(private=True), self.folder, "compare")
 
 
 def _cost_as_json(guarantee: Guarantee) -> dict[str, Any]:
@@ -279,15 +363,18 @@ class CompareRuns:
             groups=data.private.groups,
         )
         ledgers, votes = self._ledgers(points), _votes(points)
+        notes = other_ledgers(self.any_recipe, self.quiet)
         untrained = [model for each in points for model in each.models]
         if ledgers.pate.exists() and key_path(self.any_recipe, root).exists():
             with Ledger.open(ledgers.pate) as ledger:
                 votes = self._unpaid(points, ledger)
+                runs = [each for each in self._label_runs(points) if not is_paid(each, ledger)]
+                if any(charged_elsewhere(each, ledger) for each in runs):
+                    notes.append(SAME_SETTINGS)
             untrained = self._untrained(points, ledgers)
         self._check_models(untrained)
         steps = [each.plan.events for each in untrained]
         ledgers.require_room(votes, steps)
-        notes = other_ledgers(self.any_recipe, self.quiet)
         charges = tuple(ledgers.preview(votes, steps))
         if not charges:
             notes.append(f"nothing to charge: all releases in {self.folder} are paid for")

@@ -1,0 +1,134 @@
+"""Callbacks for experiment trackers: what may be known of a run, once it is over.
+
+A tracker is often shared with people who may not see private records. So no value reaches one that
+is not a :class:`Metric`, and a metric is PUBLIC or RELEASED by its type and by the artifact that it
+is read from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self, final, runtime_checkable
+
+from pate.artifacts import Artifact, Level, StoreError
+from pate.artifacts.results import Costs, Evaluation, Labels
+from pate.errors import InvalidInput
+from pate.pipeline.runner import PipelineRun
+
+StageState = Literal["done", "left out"]
+
+
+@runtime_checkable
+class Callback(Protocol):
+    """A tracker of runs: ``pate.run(..., callbacks=[tracker])``.
+
+    Guarantees:
+        Both methods are called when the run is over: the moment of a call within it would tell how
+        long private stages took. A run that fails calls nothing, since that may depend on private
+        records too.
+    """
+
+    def on_stage(self, name: str, state: StageState, seconds: float | None) -> None:
+        """Take the state of a stage.
+
+        Parameters
+        ----------
+        name : str
+            The name of the stage.
+        state : {"done", "left out"}
+            ``"left out"`` after ``until``. Whether a stage was done before is not told: it depends
+            on whether private records changed.
+        seconds : float or None
+            How long it took, of a stage that may not read private records; otherwise None.
+        """
+
+    def on_metric(self, name: str, value: float) -> None:
+        """Take a number that may be published.
+
+        Parameters
+        ----------
+        name : str
+            The name of the metric, such as ``"epsilon"`` or ``"student_accuracy"``.
+        value : float
+            Its value.
+        """
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number that a tracker may be given.
+
+    Guarantees:
+        Its level is PUBLIC or RELEASED; another one is an error to a type checker, and when it is
+        made.
+
+    >>> Metric("teachers", 250, Level.PUBLIC).value
+    250
+    """
+
+    name: str
+    value: float
+    level: Literal[Level.PUBLIC, Level.RELEASED]
+
+    def __post_init__(self) -> None:
+        if self.level not in (Level.PUBLIC, Level.RELEASED):
+            raise StoreError(f"{self.name} is {self.level.name}; no tracker may be given it")
+        if not math.isfinite(self.value):
+            raise InvalidInput(f"{self.name} is {self.value}, which is not a number to track")
+
+    @classmethod
+    def of(cls, artifact: Artifact, name: str, value: float) -> Self:
+        """Return a metric that was read from an artifact; refuse what is PRIVATE."""
+        # Any level: only here, since it is checked when made. Were it allowed, mypy would complain.
+        return cls(name, value, artifact.level)  # type: ignore[arg-type]
+
+
+def call_back(run: PipelineRun, callbacks: Sequence[Callback], *, until: str | None = None) -> None:
+    """Give trackers what may be known of a run that was executed."""
+    names = [stage.name for stage in run.stages]
+    last = len(names) if until is None else names.index(until) + 1
+    metrics = list(_metrics(run, set(names[:last])))
+    for callback in callbacks:
+        for at, name in enumerate(names):
+            state: StageState = "done" if at < last else "left out"
+            callback.on_stage(name, state, run.durations.get(name))
+        for metric in metrics:
+            callback.on_metric(metric.name, float(metric.value))
+
+
+def _metrics(run: PipelineRun, done: set[str]) -> Iterator[Metric]:
+    """Yield what is public or released of the stages that are done."""
+    recipe = run.recipe
+    if not recipe.by_records:
+        yield Metric("teachers", recipe.teachers.count, Level.PUBLIC)
+    if "aggregate" in done:
+        artifact = _released(run, "aggregate")
+        labels = Labels.load(artifact)
+        yield Metric.of(artifact, "planned_queries", labels.plan.queries)
+        yield Metric.of(artifact, "planned_answers", labels.plan.answers)
+        for name in ("asked", "answered", "kept"):
+            yield Metric.of(artifact, name, len(getattr(labels, name)))
+        yield Metric.of(artifact, "not_private", labels.seeded)
+    if "account" in done:
+        artifact = _released(run, "account")
+        costs = Costs.load(artifact)
+        if costs.guarantee.publishable and not costs.seeded:
+            yield Metric.of(artifact, "epsilon", costs.guarantee.epsilon)
+            yield Metric.of(artifact, "delta", costs.guarantee.delta)
+    if "evaluate" in done:
+        artifact = _released(run, "evaluate")
+        evaluation = Evaluation.load(artifact)
+        for name in ("student", "labels", "agreement"):
+            if (share := getattr(evaluation, name)) is not None:
+                yield Metric.of(artifact, f"{name}_accuracy", share.accuracy)
+
+
+def _released(run: PipelineRun, name: str) -> Artifact:
+    """Open an artifact as somebody who may read what is RELEASED, and nothing above."""
+    found = run.find(name)
+    if found is None:
+        raise InvalidInput(f"{name} of {run.folder} is not there; run the recipe again")
+    return run.store.cleared("tracker", Level.RELEASED).open(name, found.manifest["made_from"])
