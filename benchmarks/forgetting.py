@@ -1,6 +1,7 @@
 """The cost of forgetting records against making everything again: MNIST, ridge teachers.
 
     python benchmarks/forgetting.py [--teachers 250,1000] [--records 1,10,100] [--repeats 3]
+    python benchmarks/forgetting.py --teachers 10 --slices 5
 
 Seconds are CPU time of this process, on the serial engine.
 
@@ -9,6 +10,9 @@ Seconds are CPU time of this process, on the serial engine.
 * models: the work of all models: features of private records, training, and votes on public inputs;
 * all: everything. On one side `pate run` up to the votes (reading, shards, features, teachers,
   votes), on the other `pate.forget` with its files, its removals and its certificate.
+
+With ``--slices`` teachers are small networks on a tenth of the records, and one record of the first
+or of the last slice is forgotten.
 
 Nothing is released: no budget is spent.
 """
@@ -34,6 +38,7 @@ import pate.stages.worker as worker
 from pate.api import make_options, prepare_run
 from pate.datasets.catalogue import data_root
 from pate.encoders.chain import Chain
+from pate.partition import partition
 
 Seconds = dict[str, float]
 
@@ -99,6 +104,49 @@ def compare(recipe: str, teachers: int, records: list[int], *, repeats: int) -> 
             print(f"  forget {count}: {_seconds(middle)}; {', '.join(ratios)}", flush=True)
 
 
+def network(classes: int) -> Any:
+    """Return a small network."""
+    from torch import nn
+
+    return nn.Sequential(nn.LazyLinear(64), nn.ReLU(), nn.Linear(64, classes))
+
+
+def compare_slices(recipe: str, teachers: int, slices: int, *, repeats: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="pate-benchmark-") as folder:
+        root, copy = Path(folder) / "data", Path(folder) / "copy"
+        root.mkdir()
+        (root / "MNIST").symlink_to(data_root(None).absolute() / "MNIST")
+        here = Path(__file__).absolute()
+        options = make_options(data_root=root, engine="serial", plugin_path=here)
+        settings = {
+            "data.private": 0.1,
+            "teachers.count": teachers,
+            "teachers.model": f"{here.stem}:network",
+            "teachers.params": {},
+            "teachers.slices": slices,
+        }
+        run = prepare_run(recipe, set=settings, out=Path(folder) / "run", options=options)
+        with timed() as spent:
+            run.execute(until="vote")
+        ids = run.artifact("data").json("ids.json")
+        print(f"{teachers} networks, {len(ids)} records, {slices} slices", flush=True)
+        print(f"  from nothing: {_seconds(spent)}", flush=True)
+        spec = run.recipe.partition
+        shards = partition(ids, teachers=teachers, spec=spec, slices=slices)
+        assert shards.slices is not None
+        for number in (1, slices):
+            found: list[Seconds] = []
+            for teacher in range(repeats):
+                shutil.copytree(run.folder, copy)
+                record = ids[shards.order[shards.slices[teacher * slices + number - 1]]]
+                with timed() as spent:
+                    pate.forget(copy, [record], data_root=root, plugin_path=here)
+                found.append(dict(spent))
+                shutil.rmtree(copy)
+            middle = {name: median(each[name] for each in found) for name in found[0]}
+            print(f"  forget one of slice {number}: {_seconds(middle)}", flush=True)
+
+
 def _seconds(spent: Seconds) -> str:
     return ", ".join(f"{name} {seconds:.4f} s" for name, seconds in spent.items())
 
@@ -109,9 +157,13 @@ def main() -> None:
     parser.add_argument("--teachers", default="250,1000")
     parser.add_argument("--records", default="1,10,100")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--slices", type=int, default=1)
     given = parser.parse_args()
     records = [int(each) for each in given.records.split(",")]
     for teachers in given.teachers.split(","):
+        if given.slices > 1:
+            compare_slices(given.recipe, int(teachers), given.slices, repeats=given.repeats)
+            continue
         compare(given.recipe, int(teachers), records, repeats=given.repeats)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,14 +10,18 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
-import contextlib
-
 from federation import MARKER, Federation
+
+from pate.federated import flower
+from pate.federated.processes import environment, program
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PATIENCE = 900  # seconds: processes are many, and machines may be busy
@@ -114,18 +119,48 @@ def drawn(federation: Federation, number: int) -> list[np.ndarray]:
     return [np.array(json.loads(file.read_text())["counts"]) for file in found]
 
 
+def memory_of(groups: set[int]) -> Iterator[bytes]:
+    """Yield what the processes of some groups hold in memory and may write to."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            if os.getpgid(int(process.name)) not in groups:
+                continue
+            with (process / "mem").open("rb", buffering=0) as memory:
+                for line in (process / "maps").read_text().splitlines():
+                    span, rights = line.split()[:2]
+                    start, end = (int(each, 16) for each in span.split("-"))
+                    if rights.startswith("rw"):
+                        with contextlib.suppress(OSError, ValueError, OverflowError):
+                            memory.seek(start)
+                            yield memory.read(end - start)
+
+
 def test_five_parties_and_nothing_private_at_the_coordinator(tmp_path):
     federation = Federation(tmp_path / "f", parties=5, dropouts=1, colluding=1)
+    own = [np.load(federation.place(number) / "own.npz")["X"] for number in range(5)]
+    planted = [MARKER.encode(), *(row.tobytes() for part in own for row in part)]
+    public = np.load(federation.place(-1) / "public.npz")["X"][0].tobytes()
+    searched = found_public = 0
     with Processes(federation) as processes:
         processes.start_parties()
         processes.start(-1)
+        note = federation.place(-1) / "out" / "flower" / "superlink.pid"
+        while processes.running[-1].poll() is None:
+            time.sleep(1)
+            groups = {processes.running[-1].pid}
+            with contextlib.suppress(OSError, ValueError):
+                groups.add(int(note.read_text()))
+            for content in memory_of(groups):
+                searched += 1
+                found_public += public in content  # it can find what is there
+                assert not any(each in content for each in planted)
         results = processes.results()
+    assert searched
+    assert found_public
     assert results["parties"] == 5
     total = sum(drawn(federation, number)[0] for number in range(5))
     np.testing.assert_array_equal(stored(federation), total)
     assert [len(federation.charges(number)) for number in range(5)] == [1] * 5
-    own = [np.load(federation.place(number) / "own.npz")["X"] for number in range(5)]
-    planted = [MARKER.encode(), *(row.tobytes() for part in own for row in part)]
     planted += [drawn(federation, number)[0][:4].astype("<f8").tobytes() for number in range(5)]
     for file in federation.place(-1).rglob("*"):
         content = file.read_bytes() if file.is_file() else b""
@@ -161,6 +196,85 @@ def test_the_coordinator_is_killed_and_started_again(tmp_path):
         processes.start(-1)  # once more: nobody is asked
         assert processes.results() == results
     assert [len(federation.charges(number)) for number in range(3)] == charges
+
+
+def test_a_slow_party_is_left_out_of_one_round_and_takes_part_in_the_next(tmp_path):
+    federation = Federation(tmp_path / "f", parties=3)
+    with Processes(federation) as processes:
+        processes.start_parties()
+        processes.start(-1, "--timeout", "60")
+        processes.wait_for(1, "ROUND 1")
+        os.killpg(processes.running[1].pid, signal.SIGSTOP)
+        assert processes.results()["parties"] == 2
+        os.killpg(processes.running[1].pid, signal.SIGCONT)
+        time.sleep(3)
+        for number in range(3):  # they had joined the folder of the first round
+            processes.kill(number)
+            processes.start(number)
+        first = stored(federation)
+        np.testing.assert_array_equal(first, drawn(federation, 0)[0] + drawn(federation, 2)[0])
+        before = {number: drawn(federation, number) for number in range(3)}
+        processes.start(-1, "--out", "again")
+        assert processes.results()["parties"] == 3
+    total = np.zeros_like(first)
+    for number in range(3):
+        (new,) = [each for each in drawn(federation, number)
+                  if not any((each == old).all() for old in before[number])]  # fmt: skip
+        total += new
+        assert len(federation.charges(number)) == len(before[number]) + 1
+    second = np.load(federation.place(-1) / "again" / "sum.npz")["votes"]
+    np.testing.assert_array_equal(second, total)
+
+
+EVIL = """
+from pathlib import Path
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+Path({there!r}).touch()
+client = ClientApp()
+server = ServerApp()
+
+
+@server.main()
+def main(grid, context):
+    from flwr.app import Message, RecordDict
+    nodes = list(grid.get_node_ids())
+    asked = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]
+    list(grid.send_and_receive(asked, timeout=25))
+"""
+
+
+def test_strangers_start_nothing_and_a_party_runs_no_code_of_a_coordinator(tmp_path):
+    federation = Federation(tmp_path / "f", parties=3)
+    federation.write_party(1, parties=4)  # so that the coordinator's own run waits, and fails
+    with Processes(federation) as processes:
+        processes.start(-1)
+        home = federation.place(-1) / "out" / "flower"
+        until = time.monotonic() + PATIENCE
+        while not (home / "run.log").exists():  # the SuperLink answers by then
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        for path, source, refused in (("control/start-run", "127.0.0.2", True),
+                                      ("runtime/pull-task-input", "127.0.0.2", True),
+                                      ("control/start-run", "127.0.0.1", False),
+                                      ("fleet/pull-messages", "127.0.0.2", False)):  # fmt: skip
+            link = HTTPConnection("127.0.0.1", processes.port, source_address=(source, 0))
+            link.request("POST", f"/v1/{path}", body=b"")
+            assert (link.getresponse().status == 403) == refused, path
+            link.close()
+        processes.start(0)
+        processes.wait_for(0, "SuperNode ID")
+        app = tmp_path / "evil"
+        app.mkdir()
+        (app / "evil.py").write_text(EVIL.format(there=str(tmp_path / "ran")))
+        (app / "pyproject.toml").write_text(flower.APP.replace("pate.federated.app", "evil"))
+        command = [program("flwr"), "run", str(app), "here", "--stream"]
+        subprocess.run(command, env=environment(home), stdout=subprocess.DEVNULL,
+                       stderr=subprocess.DEVNULL, check=False, timeout=PATIENCE)  # fmt: skip
+        processes.wait_for(0, "an app that is not pate's")
+    assert "evil" not in processes.log(0)
+    assert (tmp_path / "ran").exists()  # at the coordinator, who sent it
+    assert not list(federation.place(0).rglob("evil*"))
 
 
 def write_certificates(folder) -> None:

@@ -1,4 +1,4 @@
-"""The built wheel, installed into an empty environment and used outside the repository."""
+"""The built wheel and sdist: complete, and the wheel works in an empty environment elsewhere."""
 
 from __future__ import annotations
 
@@ -6,35 +6,60 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# The notebook snippet of the README, and a shipped recipe.
+# Beside the notebook snippet of the README: the pipeline from Python, and its page.
 SNIPPET = """
 import pate
-from sklearn.datasets import load_digits
 
 assert "site-packages" in pate.__file__, pate.__file__
-X, y = load_digits(return_X_y=True)
-clf = pate.PATEClassifier(teachers=100, queries=100, epsilon=8.0, delta=1e-5, classes=range(10))
-clf.fit(X[:1200] / 16, y[:1200], public=X[1200:1500] / 16)
-assert clf.guarantee_.epsilon <= 8.0
-assert clf.score(X[1500:] / 16, y[1500:]) > 0.5
 run = pate.run("digits-teachers", set={"teachers.count": 20}, out="runs/d", data_root="data")
 assert run.evaluation is not None
 assert run.report().is_file()
 """
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The sdist, the wheel that is built from it, and the wheel that is built from the tree."""
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir"]
+    for words in ((folder, ROOT), (folder / "tree", "--wheel", ROOT)):
+        subprocess.run([*build, *map(str, words)], check=True, capture_output=True)
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    (direct,) = (folder / "tree").glob("*.whl")
+    return sdist, wheel, direct
+
+
 @pytest.mark.campaign
-def test_the_wheel_works_outside_the_repository(tmp_path):
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*build, "--wheel-dir", str(tmp_path), str(ROOT)], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
+def test_the_sdist_is_complete(built):
+    sdist, wheel, direct = built
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(direct) as other:
+        assert sorted(one.namelist()) == sorted(other.namelist())
+        assert {"pate/py.typed", "dpsgd/py.typed", "pate/pipelines/digits.toml"} <= set(
+            one.namelist()
+        )
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    hidden = {name for name in tracked if name.startswith(".")}
+    assert set(tracked) - hidden <= names
+    assert "CITATION.cff" in names
+    assert not any(name.startswith(("runs/", ".venv/", "site/")) for name in names)
+
+
+@pytest.mark.campaign
+def test_the_wheel_works_outside_the_repository(built, tmp_path):
+    wheel = built[1]
     venv.create(tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
@@ -45,9 +70,20 @@ def test_the_wheel_works_outside_the_repository(tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     outside = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    for words in (
-        ["python", "-c", SNIPPET], ["pate", "recipes"], ["dpsgd", "recipes"], ["pate", "--version"]
-    ):  # fmt: skip
+    outside["PATE_DATA"] = "data"
+
+    def run(*words: str | Path) -> str:
         command = [python.parent / words[0], *words[1:]]
         done = subprocess.run(command, cwd=work, env=outside, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    assert run("pate", "--version").startswith("pate ")
+    assert run("dpsgd", "--version").startswith("dpsgd ")
+    assert "digits " in run("pate", "recipes")
+    assert "digits-dpsgd" in run("dpsgd", "recipes")
+    assert f"in {site / 'pate'}" in run("pate", "doctor")
+    assert "Publish: ε = 1 at δ = 0" in run("pate", "run", "digits")
+    run("pate", "new", "mine", "--from", "tabular")
+    run("python", "-c", SNIPPET)
+    run("python", "-m", "doctest", ROOT / "README.md")

@@ -382,6 +382,6 @@ def test_the_check_leaves_no_trace():
 
 
 def test_the_page_on_own_teachers_is_true():
-    page = EXAMPLES.parents[1] / "docs" / "own-teacher.md"
+    page = EXAMPLES.parents[1] / "docs" / "how-to" / "own-teacher.md"
     failed, tried = doctest.testfile(str(page), module_relative=False)
     assert (failed, tried >= 8) == (0, True)

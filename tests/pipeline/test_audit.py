@@ -13,9 +13,8 @@ import pytest
 from harness import Project, open_project, tiny_records
 
 import pate
-from pate.errors import InvalidInput
 
-DOCUMENTED = Path(__file__).parents[2] / "docs" / "json.md"
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "reference" / "json.md"
 CANARIES = 20
 WORDS = ("--shadows", "4", "--canaries", str(CANARIES))
 
@@ -78,6 +77,7 @@ def test_an_audit_writes_private_files_and_changes_nothing_else(finished, plain_
     for target in ("student", "model without privacy"):
         assert ("threshold on the loss", target) in by_attack
         assert ("LiRA (online)", target) in by_attack
+        assert ("label-only, distance to the boundary", target) in by_attack
         assert any(attack.startswith("attribute inference (column ") for attack, on in by_attack
                    if on == target)  # fmt: skip
     assert "PRIVATE: do not publish" in said
@@ -151,8 +151,8 @@ def test_record_votes_and_what_may_be_published(tmp_path, plain_plots):
     assert exact["epsilon"] <= 2.0
     assert set(found["realised"]["epsilons"]) == {2.0}
     assert found["exposed"] == []
-    assert canaries["target"] == "noised table"
-    assert canaries["epsilon"] <= 2.0
+    assert canaries["target"] == exact["target"] == "noised table"
+    assert canaries["firm_epsilon"] <= 2.0  # of one in 10 000 audits, it is not
     assert found["publishable"].startswith("An audit with 60 canaries, none a private record")
 
 
@@ -196,7 +196,7 @@ def test_gradient_canaries_of_a_run_of_dpsgd(tmp_path, plain_plots):
     found = written(project)
     gradients = next(e for e in found["findings"] if e["attack"] == "gradient canaries")
     assert 0 < gradients["epsilon"] < gradients["largest_possible"]
-    assert gradients["epsilon"] <= gradients["values"]["claimed ε"]
+    assert gradients["firm_epsilon"] <= gradients["values"]["claimed ε"]
     assert found["publishable"].startswith("An audit with 100 canaries, none a private record")
     assert any("exact for PATE alone" in each for each in found["skipped"])
     assert "gradient canaries" in said
@@ -221,10 +221,11 @@ def test_mistakes_are_one_line(finished, tmp_path, case, plain_plots):
     elif case == "nothing":
         folder, expected = "runs/none", "there is no run in runs/none"
     else:
-        words, expected = ["--attacks", "canaries", "--canaries", "3"], "3 canaries can show no ε"
+        words, expected = ["--canaries", "3"], "3 canaries can show no ε"
     done = project.call("audit", folder, *words, code=2)
     assert expected in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("pate: ")
+    (line,) = done.stderr.splitlines()  # before any attack is made
+    assert line.startswith("pate: ")
     assert not (place / folder / "private" / "audit.json").exists()
     assert project.call("audit", "runs/tiny", "--attacks", "guess", code=2).stderr.startswith(
         "pate: attacks holds 'guess'; choose from leave-one-out, membership, canaries"
@@ -239,7 +240,8 @@ def test_a_student_without_confidences_takes_label_attacks_alone(tmp_path, plain
     project.run()
     audit(project, "--attacks", "membership", "--shadows", "0")
     found = written(project)
-    assert {each["attack"] for each in found["findings"]} == {"label-only, noisy copies"}
+    by_labels = {"label-only, noisy copies", "label-only, distance to the boundary"}
+    assert {each["attack"] for each in found["findings"]} == by_labels
     assert any("gives no probabilities" in each for each in found["skipped"])
 
 
@@ -257,23 +259,32 @@ def test_a_model_that_quotes_records_is_not_quoted(tmp_path, plain_plots):
     assert "odd row" not in done.stdout + done.stderr + kept
 
 
-def test_lots_of_gradient_canaries_are_secret_where_the_number_of_records_is(tmp_path, monkeypatch):
-    """Seeded, a published bound would depend on that number, which one could then look up."""
+def test_gradient_canaries_are_secret_and_held_against_the_claim_of_the_run(
+    tmp_path, monkeypatch, plain_plots
+):
+    """Seeded, a published bound would depend on the number of records, by the lots."""
     from pate.audits import gradients
+    from pate.audits.findings import Finding
 
-    given = []
+    given, shown = [], 1.01
 
-    def stop(*words, **named):
-        given.append(named["insecure_seed"])
-        raise InvalidInput("seen")
+    def found(*words, **named):
+        given.append(named.get("insecure_seed"))
+        return Finding(
+            attack="gradient canaries", target="DP-SGD training", knowledge="", source="",
+            epsilon=shown * claimed, firm_epsilon=shown * claimed, confidence=0.95,
+            values={"claimed ε": 9 * claimed, "canaries": 5.0}, publishable=True,
+        )  # fmt: skip
 
-    monkeypatch.setattr(gradients, "audit_dpsgd", stop)
-    for records in ("", "records = 300\n"):
-        folder = tmp_path / ("public" if records else "private")
-        folder.mkdir()
-        project, _ = trained(folder, records)
-        project.call("audit", "runs/tiny", "--attacks", "canaries", "--seed", "7", code=1)
-    assert given == [7, None]
+    monkeypatch.setattr(gradients, "audit_dpsgd", found)
+    project, _ = trained(tmp_path)
+    claimed = pate.open_run(tmp_path / "runs/tiny", data_root=tmp_path / "data").guarantee.epsilon
+    words = ("audit", "runs/tiny", "--attacks", "canaries", "--seed", "7")
+    assert "CONTRADICTED" in project.call(*words, code=1).stdout
+    assert written(project)["publishable"]
+    shown = 0.99
+    project.call(*words)
+    assert given == [None, None]
 
 
 def test_any_model_of_arrays():

@@ -155,7 +155,7 @@ def test_a_library_that_is_absent_is_named_with_its_extra(project: Any) -> None:
         text=True,
         check=True,
     )
-    assert "pip install 'pate[boosting]'" in done.stdout
+    assert "pip install 'pate-privacy[boosting]'" in done.stdout
 
 
 def test_boosters_are_loaded_only_where_they_are_named(project: Any) -> None:

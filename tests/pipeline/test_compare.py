@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from harness import as_written
 
+import pate
 from pate._format import format_epsilon
 from pate._format import format_epsilon_fixed as shown_epsilon
 from pate.accounting import Guarantee, Ledger, exact_divergence
@@ -71,7 +72,7 @@ pytestmark = pytest.mark.xdist_group("compare")  # one comparison for all of the
 @pytest.fixture(autouse=True)
 def _no_plots(monkeypatch):
     """Plotting takes half the time of what runs in this process; ``made`` has the plots."""
-    monkeypatch.setattr("pate.studies.compare.plot_comparison", lambda *_, **__: None)
+    monkeypatch.setattr("pate.studies.compare.save_figure", lambda *_, **__: None)
 
 
 WORDS = ("compare", "mine.toml", "--engine", "serial")
@@ -333,6 +334,20 @@ def test_files_are_for_their_owner_and_agree(made):
         assert json.loads(line["publishable"]) is row["publishable"]
         assert line["epsilon"] == ("" if row["epsilon"] is None else str(row["epsilon"]))
     assert stat.S_IMODE((made.place / "private").stat().st_mode) == 0o700
+
+
+def test_a_notebook_shows_what_may_be_published(made):
+    with contextlib.chdir(made.folder):
+        found = pate.compare("mine.toml", engine="serial", data_root="data")
+    shown = found._repr_html_()
+    table, _, notes = shown.partition("Not shown, because it may not be published: ")
+    assert "DP-SGD" in table
+    assert "without privacy" not in table  # the accuracy of a model on private records
+    assert notes.startswith("without privacy.")
+    assert "together" in notes.partition("<details>")[0]
+    assert [row["method"] for row in found.table()] == [row.method for row in found.rows]
+    assert found.plot()._repr_png_().startswith(b"\x89PNG")
+    assert repr(found) == f"<Comparison mine of {len(found.rows)} rows in runs/mine>"
 
 
 def test_running_it_again_costs_nothing_and_changes_nothing(made):
@@ -774,6 +789,10 @@ def test_other_commands_point_to_it(project):
 def test_a_dry_run_states_the_charges_of_both_methods(made, tmp_path, project_in):
     """Of a comparison that is done there are none; of a new one they are what it came to."""
     assert "nothing to charge" in made.call(*WORDS, "--dry-run").stdout
+    elsewhere = (*WORDS, "--out", "elsewhere", "--dry-run")
+    assert "--spend will be needed" in made.call(*elsewhere).stdout
+    assert "--spend will be needed" not in made.call(*elsewhere, "--spend").stdout
+    assert not (made.folder / "elsewhere").exists()
     new = write(project_in(tmp_path))
     planned = json.loads(new.call(*WORDS, "--dry-run", "--json").stdout)
     assert not (new.folder / "runs").exists()

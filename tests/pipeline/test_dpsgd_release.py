@@ -32,7 +32,7 @@ from pate.api import TrainedRun
 from pate.dpsgd_runs import open_training
 from pate.errors import InvalidInput
 from pate.metrics import Share
-from pate.releases.documents import render_card
+from pate.releases.conventions import written_files
 from pate.releases.files import RELEASE, SUMS, digests, render_sums
 from pate.releases.guarantee import (
     guarantee_of_ledger,
@@ -75,8 +75,8 @@ delta = 1e-3
 accountant = "moments"
 """
 pytestmark = pytest.mark.xdist_group("dpsgd release")  # one model for most of them
-NAMES = ("MODEL_CARD.md", "SHA256SUMS", "guarantee.json", "release.json", "report.html",
-         "student.json", "student/model.onnx", "encoder/step-0.onnx")  # fmt: skip
+NAMES = ("MODEL_CARD.md", "SHA256SUMS", "deployment.yaml", "guarantee.json", "release.json",
+         "report.html", "student.json", "student/model.onnx", "encoder/step-0.onnx")  # fmt: skip
 
 
 class Training(Project):
@@ -146,7 +146,8 @@ def fitted(out: Path) -> tuple[str, ...]:
     """Make texts and lists fit to the JSON files, as a forger would; return what is found."""
     parts = [json.loads((out / f"{name}.json").read_text()) for name in
              ("guarantee", "student", "release")]  # fmt: skip
-    (out / "MODEL_CARD.md").write_text(render_card(*parts))
+    for name, content in written_files(out, *parts).items():
+        (out / name).write_bytes(content)
     (out / "report.html").unlink()  # which may be missing, and takes long to render
     listed_again(out)
     return verify_release(out).problems
@@ -160,6 +161,7 @@ def listed_again(out: Path) -> None:
 
 def test_status_names_state_guarantee_and_ledger(trained: Training) -> None:
     said = trained.pate_of("status", "runs/tiny")
+    assert "tiny, by all ledgers: ε " in trained.pate_of("ledger", "show", "runs/tiny")
     assert "tiny by DP-SGD" in said
     assert "ε = 6 at δ = 0.001" in said
     assert "zero-out" in said

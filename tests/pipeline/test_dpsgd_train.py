@@ -609,7 +609,7 @@ def test_recipes_and_new(quick):
     assert "digits-dpsgd" in listed
     assert not {"digits", "tabular"} & set(listed)
     assert quick.dpsgd("new", "my.toml") == "wrote my.toml; next: dpsgd train my.toml\n"
-    assert "already exists" in quick.dpsgd("new", "my.toml", code=2)
+    assert "my.toml exists; choose another name" in quick.dpsgd("new", "my.toml", code=2)
     quick.dpsgd("train", "my.toml", "--set", "training.epochs=1", "--quiet")
 
 

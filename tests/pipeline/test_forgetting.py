@@ -16,6 +16,7 @@ from harness import Project, tiny_records
 import pate
 from pate._files import exclusive_lock
 from pate.errors import InvalidInput
+from pate.pipeline.exclusions import Exclusions
 
 RECORDS = 120
 MARK = np.float32(1234.5677)  # of the records to forget, in every form that a file may hold
@@ -182,6 +183,99 @@ def test_it_is_as_if_the_records_had_never_been_there(project, tmp_path):
     assert project.charges() == charges
 
 
+NETWORKS = """
+import torch
+from torch import nn
+
+
+class Together(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layers = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, classes))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Remembers(Together):  # the largest value it was trained on; so each is trained by itself
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.largest = torch.maximum(self.largest, x.max())
+        return super().forward(x)
+"""
+
+
+def sliced_project(folder, model):
+    project = new_project(folder)
+    project.plugin("networks", NETWORKS)
+    project.sections["teachers"] = {"count": 16, "model": model, "slices": 3, "epochs": 2}
+    project.write()
+    return project
+
+
+def saved_weights(project, stage):
+    place = project.run_folder / "private" / stage
+    return {n: held for n, held in contents(place).items() if n.endswith(".safetensors")}
+
+
+def written(project, stage):
+    place = project.run_folder / "private" / stage
+    return {name: (place / name).stat().st_mtime_ns for name in saved_weights(project, stage)}
+
+
+@pytest.mark.parametrize("model", ["networks:Together", "networks:Remembers"])
+def test_only_later_slices_are_trained_again(tmp_path, model):
+    project = sliced_project(tmp_path / "sliced", model)
+    project.call_run(stage="vote")
+    (features,) = (project.run_folder / "private").glob("encode/*/features.npy")
+    mark = np.load(features).max().tobytes()
+    stages = ("checkpoint", "teacher")
+    before = {stage: saved_weights(project, stage) for stage in stages}
+    times = {stage: written(project, stage) for stage in stages}
+
+    def marked(stage):
+        return [held for held in saved_weights(project, stage).values() if mark in held]
+
+    assert all((len(marked(stage)) > 0) == (model == "networks:Remembers") for stage in stages)
+    words = ("--ids", ids_file(project), "--plugin-path", "plugins")
+    project.call("forget", "runs/tiny", *words)
+    assert not any(map(marked, stages))
+    fresh = sliced_project(tmp_path / "fresh", model)
+    write_data(fresh, leave_out=MARKED)
+    engine = "processes:1" if model == "networks:Together" else "serial"
+    fresh.call_run("--engine", engine, stage="teach")
+    fresh.call_run(stage="vote")
+    assert made_of_records(project) == made_of_records(fresh)
+    kept = {}
+    for stage in stages:
+        after = saved_weights(project, stage)
+        assert sorted(after.values()) == sorted(saved_weights(fresh, stage).values())
+        kept[stage] = before[stage].items() & after.items()
+        assert before[stage].keys() & after.keys() == dict(kept[stage]).keys()
+        assert (
+            dict(kept[stage]).keys()
+            == dict(times[stage].items() & written(project, stage).items()).keys()
+        )
+    changed = certificate(project)["changed"]
+    assert len(kept["teacher"]) == 16 - len(changed)
+    # More than those of the other teachers: some were trained from a checkpoint of their own.
+    assert 2 * (16 - len(changed)) < len(kept["checkpoint"]) < 2 * 16
+    assert "teach: done before" in project.call_run(stage="vote").stdout
+
+
+@pytest.mark.parametrize("model", ["ridge", "neighbours:Neighbours"])
+def test_slices_are_refused_for_models_that_cannot_go_on(tmp_path, model):
+    project = sliced_project(tmp_path / "sliced", model)
+    said = project.call_run(code=2).stderr
+    assert repr(model) in said
+    assert "torch modules" in said
+    assert not (project.run_folder / "private" / "teacher").exists()
+
+
 def test_no_byte_of_the_records_is_left(project, monkeypatch):
     temporary = project.folder / "temporary"
     temporary.mkdir()
@@ -239,6 +333,25 @@ def test_new_labels_are_charged_once(project):
     words = ("forget", "runs/tiny", "--spend", "--plugin-path", "plugins")
     assert "nothing to forget" in project.pate(*words).stdout
     assert project.charges() == paid
+
+
+def test_new_labels_of_a_killed_forgetting_are_not_paid_twice(project, monkeypatch):
+    forget(project)
+    first = project.charges()
+    words = {"data_root": project.folder / "data", "plugin_path": project.folder / "plugins"}
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Exclusions, "save", killed)  # after the labels are drawn and paid
+        with pytest.raises(KeyboardInterrupt):
+            pate.forget(project.run_folder, spend=True, **words)
+    paid, labels = project.charges(), in_the_open(project)
+    assert len(paid) > len(first)
+    assert pate.forget(project.run_folder, spend=True, **words).released
+    assert project.charges() == paid
+    assert in_the_open(project) == labels
 
 
 def test_no_cost_is_worked_out_from_votes_that_labels_were_not_drawn_from(project):

@@ -13,7 +13,7 @@ from harness import open_project
 from pate import open_run
 from pate._format import format_epsilon
 
-PAGE = Path(__file__).parents[2] / "docs" / "json.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "json.md"
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,10 @@ def test_status_and_ledger(made: Any) -> None:
 def test_a_dry_run_and_a_stage(made: Any) -> None:
     planned = _object(made.call_run("--json", "--dry-run", "--set", "aggregate.queries=14"))
     assert [each["of"] for each in planned["charges"]] == ["the labels", "a sanitised ε"]
-    assert set(planned) == {"charges", "notes"}
+    assert set(planned) == {"stages", "charges", "notes"}
+    assert {each["stage"]: each["why"] for each in planned["stages"]}["aggregate"] == (
+        "stale: aggregate.queries changed"
+    )
     staged = _object(made.call_run("--json", stage="vote"))
     assert staged == {"folder": "runs/tiny", "ran": []}
 

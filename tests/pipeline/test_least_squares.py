@@ -354,7 +354,7 @@ intercept = 0.0
 
 
 def test_it_is_compared_where_the_recipe_has_its_section(project, monkeypatch):
-    monkeypatch.setattr("pate.studies.compare.plot_comparison", lambda *_, **__: None)
+    monkeypatch.setattr("pate.studies.compare.save_figure", lambda *_, **__: None)
     (project.folder / "mine.toml").write_text(COMPARISON)
     said = project.as_("pate", "compare", "mine.toml", "--engine", "serial", "--out", "cmp")
     assert "least squares, ε = 0.5, repetition 2 of 2" in said

@@ -77,7 +77,9 @@ def test_a_dry_run_charges_nothing(project: Any) -> None:
     assert not project.ledger.exists()
     assert not project.run_folder.exists()
     project.run()
-    assert "nothing to charge" in project.run("--dry-run").stdout
+    shown = project.run("--dry-run").stdout
+    assert "nothing to charge" in shown
+    assert "aggregate: done\n" in shown
     again = project.run("--dry-run", "--set", "teachers.count=5").stdout.splitlines()[-1]
     assert again.startswith("will charge ε 2.45 ")
     assert len(project.charges()) == 1
@@ -144,7 +146,7 @@ def test_a_dry_run_names_what_needs_consent(project: Any) -> None:
     elsewhere = project.run("--dry-run", "--out", "elsewhere").stdout
     assert "--spend will be needed\nwill charge" in elsewhere
     # More of the same answers needs none, and costs only what is new.
-    (more,) = project.run("--dry-run", "--set", "aggregate.queries=14").stdout.splitlines()
+    (more,) = _charged(project.run("--dry-run", "--set", "aggregate.queries=14").stdout)
     assert more == _charged(project.run("--set", "aggregate.queries=14").stdout)[0]
     assert len(project.charges()) == 2
 
@@ -195,6 +197,10 @@ def test_the_same_records_under_another_name_are_noticed(
     spent = project.call_run(*words, "--spend").stdout
     assert f"a ledger at {project.ledger}: charges there and here add up" in spent
     assert "add up\nwill charge" not in project.call_run(*words).stdout
+    shown = project.call("ledger", "show", "other").stdout
+    (note,) = json.loads(project.call("ledger", "show", "other", "--json").stdout)["notes"]
+    assert note.startswith("The same records were charged to another ledger, too: ε = 10.7 ")
+    assert f"Note: {note}" in shown
     key = _private_file(project)
     for file in (project.folder / "other").rglob("*"):
         assert file.is_dir() or key not in file.read_bytes()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -209,7 +213,97 @@ def test_a_ledger_of_the_same_name_is_pointed_out(folder: Path, elsewhere: Any) 
     assert f"A ledger of this name is at {ledger}: the run is charged to it." in told
 
 
+def explained(text: str) -> None:
+    """Every key of a recipe has a comment, beside it or above it."""
+    above = ""
+    for line in text.splitlines():
+        if " = " in line and not line.startswith("#"):
+            assert "  # " in line or above.startswith("#"), line
+        above = line
+
+
+STARTS = ("tabular", "images", "records", "compare")
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_recipe_without_data_explains_every_key_and_names_the_file_to_replace(
+    folder: Path, start: str
+) -> None:
+    project = Project(folder)
+    command = "compare" if start == "compare" else "run"
+    done = project.call("new", "my", "--from", start)
+    assert done.stdout.splitlines() == [
+        "Replace the names of files, columns and classes in [data] of my.toml by yours.",
+        f"wrote my.toml; next: pate {command} my.toml",
+    ]
+    text = (folder / "my.toml").read_text()
+    explained(text)
+    kind = "compare" if start == "compare" else "pate"
+    assert text.startswith(f"#:schema ./.{kind}.schema.json\n")
+    schema = json.loads((folder / f".{kind}.schema.json").read_text())
+    pytest.importorskip("jsonschema").Draft202012Validator(schema).validate(tomllib.loads(text))
+    missing = "private" if start == "images" else "private.csv"
+    told = project.call(command, "my.toml", code=2).stderr
+    assert told == f"pate: there is no file at {missing}\n"
+    assert not (folder / "data").exists()
+    again = project.call("new", "my", "--from", start, code=2).stderr
+    assert again == "pate: my.toml exists; choose another name\n"
+
+
+def test_record_votes_and_a_comparison_on_a_table(folder: Path, elsewhere: Any) -> None:
+    write_table(folder / "visits.csv", 900, sex="fm")
+    words = (
+        "--csv",
+        folder / "visits.csv",
+        "--label",
+        "outcome",
+        "--group",
+        "patient",
+        "--id",
+        "visit",
+    )
+    made, _ = new(elsewhere, folder / "mine.toml", *words, "--from", "records")
+    explained((folder / "mine.toml").read_text())
+    assert made["votes"] == {
+        "by": "records", "cells": "auto", "expected_records": 200, "per_user": 1
+    }  # fmt: skip
+    assert (
+        "at δ = 0, for all records of one person added or removed"
+        in elsewhere.call("run", folder / "mine.toml", "--engine", "serial").stdout
+    )
+    done = elsewhere.call("new", folder / "both.toml", *words, "--from", "compare")
+    assert f"next: pate compare {folder / 'both.toml'}" in done.stdout
+    explained((folder / "both.toml").read_text())
+    planned = elsewhere.call("compare", folder / "both.toml", "--dry-run").stdout
+    assert planned.count("will charge") == 2  # to the ledgers of votes and of DP-SGD
+
+
+def test_votes_of_ones_own(folder: Path) -> None:
+    project = Project(folder)
+    done = project.call("new", "votes", "--from", "own-votes")
+    assert "wrote votes.sh; next: sh votes.sh" in done.stdout
+    program = folder / "bin" / "pate"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pate "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", "votes.sh"], cwd=folder, env=project.environment() | {"PATH": path},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    assert run().stderr == "pate: there is no vote file at votes.npy\n"
+    np.save(folder / "votes.npy", np.tile(np.arange(20) % 10, (250, 1)))
+    assert "labels.npy: 20 labels of 20 queries" in run().stdout
+    assert (np.load(folder / "labels.npy") == np.arange(20) % 10).all()
+
+
 MISTAKES = (
+    (("--from", "images", "--csv", "visits.csv"), "--from images does not go with the data given"),
+    (("--from", "own-votes", "--csv", "visits.csv"), "--from own-votes does not go with"),
+    (("--from", "compare", "--label", "y"), "go with --csv"),
     (("--csv", "visits.csv"), "--csv needs --label"),
     (("--csv", "visits.csv", "--label", "outcom"), "did you mean 'outcome'?"),
     (("--csv", "visits.csv", "--label", "visit"), "differ in nearly every record"),

@@ -75,6 +75,7 @@ def test_every_epsilon_of_the_table_is_the_accountants(project: Any) -> None:
     assert len(rows) >= 4
     for row in rows:
         assert row["data_independent"]["epsilon"] == epsilon_of(row, 1e-4)
+        assert row["data_independent"]["neighbours"] == "add-remove"  # as `pate run` states it
         assert 7.9 < epsilon_of(row, 1e-4) <= 8
         assert row["predicted_data_dependent"] <= 8.0001
         assert row["predicted_plurality_accuracy"] >= row["predicted_teacher_accuracy"]

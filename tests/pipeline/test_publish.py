@@ -93,8 +93,12 @@ def test_details_have_a_sentence_for_every_epsilon(done: Any) -> None:
     for name in ("guarantee", "conversion", "advanced", "naive"):
         assert WHEN[name].replace("&", "&amp;") in page
         assert WHEN[name] in told
-    assert WHEN["dependent"] in told
-    assert WHEN["dependent"] not in page
+    for name in ("dependent", "ledger"):
+        assert WHEN[name] in told
+        assert WHEN[name] not in page
+    with Ledger.open(done.ledger) as ledger:
+        total = format_epsilon(ledger.data_set_total().epsilon)
+    assert f"whole data set {total} Matters for the budget" in told
     head, fold = page.split("<details><summary>Every other ε")
     stated = done.json("account", "guarantees.json")["guarantee"]
     assert f"ε = {format_epsilon(stated['epsilon'])}" in head

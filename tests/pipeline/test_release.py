@@ -22,7 +22,8 @@ from pate.accounting.ledger.terms import Terms
 from pate.artifacts import digest_of, fingerprint
 from pate.artifacts.manifest import write_sealed
 from pate.errors import InvalidInput
-from pate.releases.documents import render_card, render_release_page
+from pate.releases.conventions import written_files
+from pate.releases.documents import render_release_page
 from pate.releases.files import SUMS, digests, render_sums
 from pate.releases.guarantee import (
     guarantee_of_ledger,
@@ -105,11 +106,14 @@ def test_a_release_holds_what_it_should_and_is_verified_anywhere(
     assert files == {
         "MODEL_CARD.md",
         "SHA256SUMS",
+        "deployment.yaml",
         "guarantee.json",
         "release.json",
         "report.html",
         "student.json",
         "student/model.onnx",
+        "labels/labels.csv",
+        "labels/croissant.json",
         *(f"labels/{name}.npy" for name in arrays),
     }
     assert out.stat().st_mode & 0o777 == 0o755
@@ -813,7 +817,7 @@ def test_verify_ends_with_one_and_a_line_for_each_problem(given: Path, copied: A
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda c: c.update(format=4), "format is wrong"),
+        (lambda c: c.update(format=5), "format is wrong"),
         (lambda c: c.update(format=1), "student.json is of another format than release.json"),
         (lambda c: c.update(public_inputs=0), "public_inputs is wrong"),
         (lambda c: c["recipe"]["teachers"].update(count=0), "recipe.teachers.count is wrong"),
@@ -859,7 +863,8 @@ def again(out: Path) -> tuple[str, ...]:
         json.loads((out / name).read_text())
         for name in ("guarantee.json", "student.json", "release.json")
     )
-    (out / "MODEL_CARD.md").write_text(render_card(statement, header, release_told))
+    for name, content in written_files(out, statement, header, release_told).items():
+        (out / name).write_bytes(content)
     if (out / "report.html").exists():
         (out / "report.html").write_text(render_release_page(statement, header, release_told))
     sums_again(out)
@@ -918,7 +923,7 @@ def test_words_on_the_card_are_checked(forged: Path) -> None:
     assert verify_release(forged).problems == (says,)
     change(forged / "release.json", lambda content: content["versions"].update(pate="9.9"))
     sums_again(forged)
-    (problem,) = verify_release(forged).problems
+    problem, *_ = verify_release(forged).problems  # and other texts that name the version
     assert problem.startswith(f"{says} (made by pate 9.9; this is ")
 
 

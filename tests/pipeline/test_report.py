@@ -23,6 +23,7 @@ from pate.artifacts import StoreError
 from pate.datasets.spec import DataSpec
 from pate.metrics import Share
 from pate.report.curves import CostCurves, MomentProfile
+from pate.report.disclosure import OwnerAnswers
 from pate.report.facts import Cost, ShownArtifacts, gather_facts
 from pate.report.page import STAMP, render_page
 from pate.report.private import gather_private
@@ -95,7 +96,8 @@ def test_the_page_is_whole_and_orderly(page):
     for landmark in ("header", "nav", "main", "footer", "h1", "title"):
         assert len(outline.all(landmark)) >= 1, landmark
     assert [s["id"] for s in outline.all("section")] == [
-        "warnings", "guarantee", "run", "cost", "labels", "student", "provenance",
+        "warnings", "guarantee", "run", "cost", "labels", "student", "evaluation",
+        "provenance",
     ]  # fmt: skip
     levels = [int(name[1]) for name, _ in outline.elements if re.fullmatch(r"h[1-6]", name)]
     assert levels[0] == 1
@@ -357,6 +359,13 @@ def test_what_to_read_first(made):
     unseen = replace(facts.classes[1], correct=0)
     (warning,) = replace(fine, classes=(facts.classes[0], unseen, facts.classes[2])).warnings
     assert warning == f"The student finds no test record of class {unseen.name}: recall is zero."
+    # The released labels tell of a class that is missing where errors by class are left out.
+    unlearnt = tuple(replace(row, labels=0) for row in hidden[1:])
+    (warning,) = replace(fine, classes=(hidden[0], *unlearnt), confusion=()).warnings
+    names = f"{hidden[1].name}, {hidden[2].name}"
+    assert warning.startswith(f"No released label is of classes {names}: the student cannot find")
+    (warning,) = replace(fine, classes=(*found[:2], replace(unseen, labels=0))).warnings
+    assert "recall is zero" in warning  # once for one class
 
 
 def test_a_data_dependent_figure_above_the_guarantee_has_its_reason(made):
@@ -452,7 +461,8 @@ def test_a_page_can_be_built_from_facts(made, monkeypatch, page):
     """What a release puts beside the student."""
     monkeypatch.chdir(made.folder)
     run = open_run(Path("runs/tiny"), plugin_path=Path("plugins"))
-    assert render_page(gather_facts(run, confusion=True)) == page
+    facts = gather_facts(run, confusion=True)
+    assert render_page(facts, owner=OwnerAnswers()) == page
 
 
 def test_many_classes_and_a_tiny_epsilon(made, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import operator
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,9 @@ def test_a_released_student_knows_its_columns(table: Any) -> None:
     assert set(found) == {"ill", "well"}
     np.testing.assert_array_equal(student.predict(frame[sorted(frame)[::-1]]), found)
     np.testing.assert_array_equal(student.predict(frame.to_numpy()), found)
+    for library, convert in (("polars", "DataFrame"), ("datasets", "Dataset.from_pandas")):
+        other = operator.attrgetter(convert)(pytest.importorskip(library))(frame)
+        np.testing.assert_array_equal(student.predict(other), found)
     np.testing.assert_array_equal(np.array(["ill", "well"])[student.predict_labels(frame)], found)
     with contextlib.chdir(table.folder):
         own = pate.open_run(table.run_folder, data_root="data").student

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 
 import numpy as np
@@ -86,7 +87,7 @@ def write_table(path, owners, *, seed):
 def patients(tmp_path, monkeypatch):
     """A folder with private records of forty patients, one to five of each."""
     monkeypatch.setattr("dpsgd.training.write_curve", lambda *_: None)
-    monkeypatch.setattr("pate.studies.compare.plot_comparison", lambda *_, **__: None)
+    monkeypatch.setattr("pate.studies.compare.save_figure", lambda *_, **__: None)
     owners = [f"secret-{patient}" for patient in range(PATIENTS) for _ in range(1 + patient % 5)]
     write_table(tmp_path / "private.csv", owners, seed=1)
     for part, size, seed in (("public", 60, 2), ("test", 50, 3)):
@@ -205,13 +206,20 @@ def test_mistakes_are_refused_in_a_line_before_a_charge(patients, change):
 
 def test_patients_are_compared_with_patients(patients):
     project = Project(patients.folder)
-    project.call("compare", "both.toml", "--engine", "serial")
+    words = ("--engine", "serial", "--set", "data.unit=patient")
+    project.call("compare", "both.toml", *words)
     table = json.loads((patients.folder / "runs" / "both" / "compare.json").read_text())
     relations = {row["method"]: row["neighbours"] for row in table["rows"]}
     assert relations["pate"] == "user-add-remove"
     assert relations["dpsgd"] == "user-zero-out"
-    assert "where one user's contribution is removed, so the two ε can be" in table["notes"][0]
+    assert "where one patient's contribution is removed, so the two ε can be" in table["notes"][0]
     assert table["cost"]["together"]["neighbours"] == "user-zero-out"
+    project.call("report", "runs/both")
+    page = html.unescape((patients.folder / "runs" / "both" / "report.html").read_text())
+    section = page[page.index('id="comparison"') : page.index('id="guarantee"')]
+    assert ">all records of one patient added or removed<" in section
+    assert "for all contributions of one patient removed (zero-out; the number of pat" in section
+    assert "one user" not in section.split('id="warnings"')[0]
     charged, spent = steps_of(patients)
     assert spent.neighbours is Neighbours.USER_ZERO_OUT
     assert charged[0].event.per_user

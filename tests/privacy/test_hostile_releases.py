@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from pate.releases.files import SUMS, digests, render_sums
+from pate.releases.verify import verify
 
 ROOT = Path(__file__).parents[2]
 OLD = ROOT / "tests" / "unit" / "releases" / "format-1"
@@ -153,6 +154,18 @@ def test_a_tree_that_leads_nowhere_crashes_nothing(old: Path) -> None:
     student(old, skops_archive(tree, home="sklearn.tree"), "sklearn.tree:DecisionTreeClassifier")
     said, _ = opened(old)
     refused(said)
+
+
+@pytest.mark.parametrize("name", ["README.md", "config.json", "model.onnx", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["format-1", "format-3", "format-3-dpsgd"])
+def test_no_second_card_or_model_lies_beside_the_checked_one(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    """Names of the folder for hubs: outside it, nothing would compare what they claim."""
+    folder = Path(shutil.copytree(OLD.parent / kind, tmp_path / "given"))
+    (folder / name).write_text("ε = 0.01")
+    sealed(folder)
+    assert any(each.startswith(f"{name} ") for each in verify(folder).problems)
 
 
 @pytest.mark.campaign

@@ -94,6 +94,7 @@ def test_exact_divergences_and_the_bound_above_them(case):
     found = exact_divergence([case["votes"]], orders=orders, **noise, abstentions=bool(moved.sum()))
     assert np.all(found.forward[0] >= forward * (1 - 1e-8))  # the largest over all neighbours
     assert np.all(found.reverse[0] >= reverse * (1 - 1e-8))
+    assert np.all(found.largest[0] >= np.maximum(forward, reverse) * (1 - 1e-8))
     if len(moved) == 2 and not moved.sum() and case["votes"][0] == case["votes"][1]:
         np.testing.assert_allclose(found.forward[0], forward, rtol=1e-8)  # all moves are alike
         np.testing.assert_allclose(found.reverse[0], reverse, rtol=1e-8)

@@ -14,12 +14,12 @@ import pate
 from pate.errors import BudgetExceeded, InvalidInput
 
 EXPORTED = {
-    "AggregatedVotes", "BudgetExceeded", "ConfidentGnmax", "Ensemble", "GaussianCounts",
+    "AggregatedVotes", "BudgetExceeded", "Callback", "ConfidentGnmax", "Ensemble", "GaussianCounts",
     "GaussianNoisyMax", "LaplaceCounts", "RecordVotes", "count_record_votes", "make_cells",
     "audit", "smooth_counts",
     "Guarantee", "GumbelNoisyMax", "InteractiveGnmax", "InvalidInput", "LaplaceNoisyMax", "Ledger",
     "PATEClassifier", "PateError", "Run", "TrainedRun", "Votes", "aggregate_votes", "compare",
-    "compose", "forget",
+    "Comparison", "compose", "forget",
     "load_student", "open_run", "plan", "release", "run", "secure_generator", "sweep",
     "train_teachers", "verify", "vote",
 }  # fmt: skip
@@ -107,6 +107,32 @@ def settings(place):
 @pytest.fixture(scope="module")
 def done(settings):
     return pate.run("digits-teachers", **settings)
+
+
+def test_a_notebook_shows_a_guarantee_rounded_up_and_whether_it_may_be_published():
+    shown = pate.Guarantee(epsilon=1.0001, delta=1e-5)._repr_html_()
+    assert "ε = 1.01 at δ = 1e-5 (moderate)" in shown
+    assert "may be published" in shown
+    seeded = pate.Guarantee(
+        epsilon=1.0, delta=0, caveats=("seeded <noise>: not private",)
+    )._repr_html_()
+    assert "NOT PRIVATE" in seeded
+    assert "may be published" not in seeded
+    assert "&lt;noise&gt;" in seeded
+    owners = pate.Guarantee(epsilon=0.12345, delta=1e-5, data_dependent=True)._repr_html_()
+    assert "0.12" not in owners
+    assert "do not publish" in owners
+
+
+def test_a_notebook_shows_a_run(done, settings, place):
+    shown = done._repr_html_()
+    assert "may be published" in shown
+    assert "100 of 100 queries" in shown
+    assert "one record added" in shown
+    unfinished = pate.run(
+        "digits-teachers", **settings | {"out": place / "half"}, until="data", insecure_seed=0
+    )
+    assert unfinished._repr_html_() is None
 
 
 def test_a_run_has_what_was_released(done, place):

@@ -8,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from pate.datasets.table import Table, cap, record_ids
 from pate.errors import InvalidInput
 from pate.partition import PartitionSpec, partition
 
@@ -188,3 +189,73 @@ def test_shards_are_spread_like_a_hash():
     assert sizes.sum() == 60_000
     chi_square = ((sizes - 240) ** 2 / 240).sum()
     assert abs(chi_square - 249) < 6 * np.sqrt(2 * 249)
+
+
+@given(
+    count=st.integers(1, 60),
+    gone=st.integers(0, 59),
+    slices=st.integers(2, 5),
+    spec=st.sampled_from([HASH, USERS]),
+)
+def test_a_slice_follows_from_the_id_alone(count, gone, slices, spec):
+    """Of the record, or of its user; and shards are those without slices."""
+    ids = names(count)
+    users = [f"u{number // 3}" for number in range(count)] if spec is USERS else None
+
+    def slice_of(rows):
+        some = [ids[row] for row in rows]
+        owners = users and [users[row] for row in rows]
+        shards = partition(some, teachers=3, spec=spec, groups=owners, slices=slices)
+        assert len(shards.slices) == 3 * slices + 1
+        assert (shards.slices[::slices] == shards.offsets).all()
+        assert teacher_of(some, shards) == split(some, teachers=3, spec=spec, groups=owners)
+        number = np.repeat(np.arange(3 * slices), np.diff(shards.slices))
+        return {some[row]: int(each) for row, each in zip(shards.order, number, strict=True)}
+
+    found = slice_of(range(count))
+    kept = [row for row in range(count) if row != gone]
+    assert slice_of(kept).items() <= found.items()
+    if users:
+        assert len({(users[int(name[1:])], each) for name, each in found.items()}) == len(
+            set(users)
+        )
+
+
+@pytest.mark.parametrize("spec", [HASH, SHUFFLE, USERS])
+@pytest.mark.parametrize("slices", [1, 3])
+def test_equal_records_without_ids_reach_one_teacher(spec, slices):
+    """The numbers of copies follow from other records: they change nothing in other shards."""
+    rng = np.random.default_rng(0)
+    values, users = rng.integers(0, 6, 60), rng.integers(0, 15, 60)
+
+    def learnt(values, users):
+        table = Table(features=values[:, None].astype(float), labels=np.zeros(len(values), int))
+        owners = [f"u{user}" for user in users] if spec is USERS else None
+        shards = partition(record_ids(table), teachers=4, spec=spec, groups=owners, slices=slices)
+        slices_of = np.split(values[shards.order], shards.slices[1:-1])
+        return [[each.tolist() for each in slices_of[n * slices :][:slices]] for n in range(4)]
+
+    before = learnt(values, users)
+    for place in range(60):
+        kept = users != users[place] if spec is USERS else np.arange(60) != place
+        after = (
+            learnt(np.where(kept, values, 9), users)
+            if spec is SHUFFLE
+            else learnt(values[kept], users[kept])
+        )
+        assert sum(one != other for one, other in zip(before, after, strict=True)) == 1
+
+
+def test_a_number_of_private_records_is_drawn_by_their_places():
+    """By what they hold, a record replaced by one that is not drawn let another one in."""
+    values = np.arange(60.0)
+
+    def drawn(values):
+        table = Table(features=values[:, None], labels=np.zeros(60, int))
+        return cap(table, 40, role="private", seed=0, where="a file").features[:, 0]
+
+    before = drawn(values)
+    assert len(before) == 40
+    for place in range(60):
+        after = drawn(np.where(np.arange(60) == place, 99.5, values))
+        assert (before != after).sum() == (place in before)

@@ -76,6 +76,7 @@ def test_a_plugin_may_not_hide_a_loaded_module(write):
         ("a:b:c", "write it as 'module:attr'"),
         ("math.sqrt", "did you mean 'math:sqrt'"),
         ("tree", "'tree' is not known"),
+        ("x" * 5000, "an import name has 5000 characters; it takes 500"),
     ],
 )
 def test_what_is_not_there_is_named(entry, message):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import enum
 import inspect
+import os
+import re
 import resource
 import subprocess
 import sys
@@ -34,7 +36,7 @@ LAYERS = [
     ["pipeline"],
     ["queries"],
     ["ensemble"],
-    ["students", "testing"],
+    ["frames", "students", "testing"],
     ["partition", "teachers", "mechanisms", "encoders", "datasets", "plugin_source"],
     ["artifacts", "console", "engines", "plugins", "recipes", "record_votes", "votes"],
     [
@@ -47,9 +49,9 @@ LAYERS = [
         "untrusted",
         "vision",
     ],
-    ["_files", "_plots", "_validate", "silence"],
+    ["_files", "_namesake", "_plots", "_validate", "silence"],
     ["errors"],
-    ["_format"],
+    ["_format", "_html"],
 ]
 HEIGHT = {name: -level for level, names in enumerate(LAYERS) for name in names}
 OPEN_TO_DPSGD = {
@@ -148,6 +150,36 @@ def test_help_loads_nothing_heavy_and_is_quick():
     assert min(helps) < 3 * min(bases)
 
 
+def test_a_distribution_of_the_same_import_name_is_reported(tmp_path):
+    """The time-series metric PATE; not an install of ours from before it was pate-privacy."""
+
+    def imports(code="import pate; print(pate.Guarantee.__name__)"):
+        run = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
+            capture_output=True,
+            text=True,
+        )
+        return run.stdout, run.stderr
+
+    (tmp_path / "pate_privacy-0.1.0.dist-info").mkdir()
+    own = tmp_path / "pate-0.1.0.dist-info"
+    own.mkdir()
+    (own / "entry_points.txt").write_text("[console_scripts]\npate = pate.cli:main\n")
+    assert imports() == ("Guarantee\n", "")
+    (tmp_path / "PATE-0.1.1.dist-info").mkdir()
+    out, err = imports()
+    assert out == "Guarantee\n"
+    assert err.count("\n") == 1
+    assert "the time-series package PATE (PATE-0.1.1.dist-info) is installed, too" in err
+    replaced = "import pate, sys; del pate.__version__; from dpsgd.cli import main; main()"
+    out, err = imports(replaced)
+    assert out == ""
+    assert "dpsgd: pate/__init__.py is not that of pate-privacy" in err
+    assert err.splitlines()[-1].endswith("then reinstall pate-privacy (pip install "
+                                         "--force-reinstall)")  # fmt: skip
+
+
 def test_exports_are_there():
     for module in (pate, pate.accounting):
         for name in module.__all__:
@@ -178,7 +210,8 @@ def test_versions_agree_and_every_dependency_is_pinned():
     }
     extras = [name for names in project["optional-dependencies"].values() for name in names]
     for requirement in project["dependencies"] + extras:
-        assert requirement.split(">=")[0] in pins or requirement.startswith("pate["), requirement
+        name = re.split(r"[\[>]", requirement)[0]
+        assert name in pins | {"pate-privacy"}, requirement
 
 
 def test_torchvision_comes_through_one_door():

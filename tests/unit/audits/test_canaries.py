@@ -59,6 +59,23 @@ def test_public_inputs_are_cells_beside_the_canaries_own():
     assert found.epsilon == found.largest_possible < found.values["claimed ε"]
 
 
+@pytest.mark.parametrize("mechanism", [LaplaceCounts(scale=1.0), GaussianCounts(sigma=0.7)])
+def test_what_may_be_published_follows_from_no_private_record(mechanism):
+    """One seed, other private records: the same finding, to the last digit."""
+    pool, public = (RECORDS, LABELS), RECORDS[:9]
+    known = {"mechanism": mechanism, "canaries": 300, "pool": pool, "public": public, **KNOWN}
+    others = np.random.default_rng(5).normal(size=(7000, 4)).round(1)
+    found = [
+        audit_pate(points, np.resize(labels, len(points)), **known).as_json()
+        for points, labels in ((RECORDS, LABELS), (others, [1]), (RECORDS[:1].repeat(999, 0), [2]))
+    ]
+    assert found[0] == found[1] == found[2]
+    assert not found[0]["publishable"]  # for it is seeded
+    secret = known | {"insecure_seed": None}
+    assert audit_pate(RECORDS, LABELS, **secret).publishable
+    assert not audit_pate(RECORDS, LABELS, **secret | {"pool": None}).publishable
+
+
 def test_gaussian_noise_on_a_table():
     known = {"mechanism": GaussianCounts(sigma=0.7), "canaries": 2000, "kind": "noise", **KNOWN}
     found = audit_pate(RECORDS, LABELS, **known)

@@ -80,7 +80,8 @@ def test_the_bound_on_epsilon_needs_independent_trainings():
     assert found.epsilon == 0.0  # nothing is memorised
     losses[np.arange(200), secrets] -= 8.0
     found = exposure_attack(losses, secrets, independent=True, delta=1e-5)
-    assert 4 < found.epsilon <= found.largest_possible < math.log(100)
+    assert 4 < found.firm_epsilon < found.epsilon <= found.largest_possible < math.log(100)
+    assert found.contradicts(4.0)
     assert found.values["largest exposure in bits"] == pytest.approx(math.log2(500))
 
 

@@ -113,7 +113,7 @@ def test_realised_epsilon_is_that_of_refitting_everything(mechanism):
     claimed = compose(events).guarantee(delta=1e-3).epsilon
     assert np.all(at_delta.epsilons <= found.epsilons)
     assert 0 < at_delta.shown <= at_delta.epsilons.max() <= claimed
-    finding = at_delta.finding(claimed=claimed)
+    finding = at_delta.finding()
     assert not finding.contradicts(claimed)
     assert finding.contradicts(0.9 * at_delta.shown)
 

@@ -165,6 +165,7 @@ def test_coins_bound_epsilon_and_others_do_not():
     few = np.where(coins & (np.arange(1000) < 150), 9.0, rng.normal(size=1000))  # sure of some 75
     found = finding(few[coins], few[~coins], coins=Coins(delta=0.0), **words)
     assert found.epsilon > 2
+    assert found.contradicts(1.0)
     nothing = rng.normal(size=1000)
     found = finding(
         nothing[coins], nothing[~coins], coins=Coins(delta=0.0, confidence=0.999999), **words

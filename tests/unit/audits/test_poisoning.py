@@ -107,8 +107,9 @@ def test_a_poisoned_shard_shows_less_than_is_claimed(mechanism, poisoned):
         confidence=0.999,
         insecure_seed=3,
     )
-    assert 0 < found.epsilon < found.values["claimed ε"]
+    assert 0 < found.firm_epsilon < found.epsilon < found.values["claimed ε"]
     assert found.epsilon < found.largest_possible
+    assert found.contradicts(0.9 * found.firm_epsilon)
 
 
 def test_poison_must_match():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def audit(*findings, claimed=1.0, **given):
 
 
 def test_a_bound_above_the_claim_contradicts_only_what_the_claim_covers():
-    bound = finding(epsilon=1.2, confidence=0.95, largest_possible=4.0)
+    bound = finding(epsilon=1.4, confidence=0.95, firm_epsilon=1.2, largest_possible=4.0)
     assert audit(bound, claimed=1.3).contradictions == ()
     wrong = audit(bound, claimed=1.1)
     assert wrong.contradictions == (bound,)
@@ -34,6 +35,10 @@ def test_a_bound_above_the_claim_contradicts_only_what_the_claim_covers():
     elsewhere = finding(epsilon=9.0, target="model without privacy")
     assert audit(elsewhere, claimed=1.1).contradictions == ()
     assert "stands untested" in audit(elsewhere, claimed=1.1).verdict
+    # A bound of less than 99.99 % contradicts nothing.
+    for unsure in (finding(epsilon=9.0, confidence=0.95), finding(epsilon=9.0, confidence=0.999)):
+        assert audit(unsure, claimed=1.1).contradictions == ()
+    assert audit(finding(epsilon=9.0, confidence=0.9999), claimed=1.1).contradictions
     # A throwaway training of more queries has a claim of its own.
     own = finding(epsilon=1.2, values={"claimed ε": 1.5})
     assert audit(own, claimed=1.1).contradictions == ()
@@ -56,12 +61,18 @@ def test_only_canaries_that_see_no_record_may_be_published():
     assert audit(among_teachers).publishable is None
     alone = finding(
         epsilon=0.8734, target="noised table", delta=1e-5, confidence=0.95,
-        largest_possible=4.6, values={"canaries": 300.0},
+        largest_possible=4.6, values={"canaries": 300.0}, firm_epsilon=0.5,
     )  # fmt: skip
+    assert audit(alone).publishable is None  # its canaries were private inputs, or seeded
+    alone = replace(alone, publishable=True)
     assert audit(among_teachers, alone).publishable == (
         "An audit with 300 canaries, none a private record, in one training, shows ε ≥ 0.873 at "
-        "δ = 1e-05 with 95 % confidence, where 1 is claimed; it could have shown 4.6."
+        "δ = 1e-05 with 95 % confidence, where 1 is claimed. It could have shown 4.6."
     )
+    assert (
+        "where 0.8 is claimed, as chance lets 5 of 100 audits of sound code; at 99.99 % confidence "
+        "it is 0.5. It could"
+    ) in audit(alone, claimed=0.8).publishable
 
 
 def test_the_page_escapes_names_and_shows_every_finding(plain_plots, tmp_path):
@@ -120,6 +131,12 @@ def test_shadows_are_trained_where_they_are_affordable():
     with results.part("canaries"):
         refuse()
     assert results.skipped[-1] == "canaries: no."
-    for wrong in ({"attacks": ()}, {"attacks": ("x",)}, {"shadows": 3}, {"records": 0}):
+    for wrong in (
+        {"attacks": ()},
+        {"attacks": ("x",)},
+        {"shadows": 3},
+        {"records": 0},
+        {"canaries": 4},
+    ):
         with pytest.raises(InvalidInput):
             AuditOptions(**wrong)

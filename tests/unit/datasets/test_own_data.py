@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from pate.datasets.loading import load
-from pate.datasets.own import _from_mapping, _split_pool
+from pate.datasets.own import _from_dataset, _from_mapping, _split_pool
 from pate.datasets.parts import to_names
 from pate.datasets.spec import DataSpec
 from pate.datasets.table import record_ids
@@ -90,7 +90,7 @@ def test_three_csv_files_are_read_by_the_names_of_the_private_one(tmp_path):
     assert set(splits.test.labels.tolist()) == {0, 1, 2}
     assert splits.private.records == 30
     capped = three(tmp_path, private, public, test, private=20, public=1, **KEYS)
-    assert (capped.private.records, capped.public.records) == (21, 1)  # wards hold three each
+    assert (capped.private.records, capped.public.records) == (20, 1)  # single records, not wards
 
 
 def test_an_empty_label_column_is_allowed_in_public_only(tmp_path):
@@ -522,3 +522,9 @@ def test_one_private_cell_of_a_frame_moves_no_other_record(cell):
 def test_one_id_changes_no_name_of_another():
     assert to_names(np.array([1.0, 2.0, 3.5]), where="x", what="id") == ("1", "2", "3.5")
     assert to_names(np.array([1.0, 2.0, 3.0]), where="x", what="id") == ("1", "2", "3")
+
+
+def test_a_record_of_another_type_is_refused_since_it_would_rename_all_others():
+    records = [np.zeros(2, np.float32), np.zeros(2, np.int32)]
+    with pytest.raises(InvalidInput, match="several shapes or types"):
+        _from_dataset(records, "mine")

@@ -156,3 +156,20 @@ def test_without_any_stderr(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     with terminal_progress("teach", 1, quiet=False, json_logs=True) as log:
         log.advance()
+
+
+def test_no_time_stays_in_a_notebook(monkeypatch):
+    """A notebook is shared with its output, and how long private stages took is private."""
+    display = pytest.importorskip("IPython.display")
+    shown = []
+
+    class Handle:
+        def update(self, line):
+            shown.append(f"{line!r} {line._repr_html_()}")
+
+    monkeypatch.setattr(display, "display", lambda line, display_id: Handle())
+    monkeypatch.setattr(progress, "_in_notebook", lambda: True)
+    with terminal_progress("teach", 2, quiet=False, json_logs=False, slots=2) as bar:
+        bar.advance(2)
+    html = '<progress value="2" max="2"></progress> <code>teach 2/2</code>'
+    assert shown[-1] == f"teach 2/2 {html}"

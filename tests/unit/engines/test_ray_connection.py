@@ -231,7 +231,7 @@ def test_an_address_of_rays_client_is_told_what_to_write():
 
 def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InvalidInput, match=r"is not installed: pip install 'pate\[ray\]'$"):
+    with pytest.raises(InvalidInput, match=r"is not installed: pip install 'pate-privacy\[ray\]'$"):
         ray_session.connect(None)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import math
 import os
 import unittest.mock
+import zipfile
 from dataclasses import replace
 
 import numpy as np
@@ -19,8 +22,10 @@ from pate import forget
 from pate.accounting import Neighbours, event_from_json
 from pate.accounting.plan_guarantee import guarantee_of_plan
 from pate.errors import InvalidInput, ReleaseConflict
-from pate.federated.coordinator import Coordinator, coordinate
-from pate.federated.party import Party, keep_inputs, noised_votes
+from pate.federated import flower
+from pate.federated.coordinator import Coordinator, Opened, coordinate, finish
+from pate.federated.party import Party, count_votes, keep_inputs, noised_votes
+from pate.federated.processes import environment
 from pate.federated.recipes import FederationRecipe, Question
 from pate.federated.secure_sum import SumFailed
 from pate.recipes.read import read_recipe
@@ -105,6 +110,27 @@ def test_a_party_votes_as_the_same_teachers_do_in_one_process(finished, tmp_path
     project.call_run(stage="vote")
     (votes,) = (federation.place(1) / "runs" / "run").glob("private/vote/*/counts.npy")
     np.testing.assert_array_equal(np.load(votes), project.array("vote", "counts.npy"))
+
+
+def test_a_student_is_that_of_the_same_teachers_in_one_process(tmp_path):
+    """With little noise the labels are those of the plain sum of the parties' votes."""
+    aggregate = {"mechanism": "gnmax", "sigma": 0.5, "queries": 12}
+    federation = Federation(tmp_path / "f", aggregate=aggregate)
+    coordinator, results = run(federation, MemoryGrid.of(federation))
+    counts = sum(
+        np.load(next((federation.place(number) / "runs" / "run").glob("private/vote/*/counts.npy")))
+        for number in range(3)
+    )[np.array(coordinator.question.rows)]
+    assert (np.abs(opened(federation) - counts) < 8).all()
+    plain = finish(
+        replace(coordinator, folder=tmp_path), Opened(votes=counts, parties=3, teachers=12)
+    )
+    assert results == plain
+    students = [
+        {file.name: file.read_bytes() for file in (folder / "student").iterdir()}
+        for folder in (coordinator.folder, tmp_path)
+    ]
+    assert students[0] == students[1] != {}
 
 
 def test_nothing_private_reaches_the_coordinator(finished):
@@ -408,3 +434,73 @@ def test_charged_events_are_stored_as_events(finished):
     (file,) = place.glob("*.json")
     (text,) = json.loads(file.read_text())["events"]
     assert event_from_json(text).event == coordinator.question.events[0]
+
+
+def test_a_coordinator_learns_one_bit_from_questions_made_to_fail(tmp_path):
+    """Whether a party fails depends on its records, here on the labels that it has."""
+    federation = Federation(tmp_path / "f")
+    coordinator = Coordinator.open(str(federation.recipe(-1)), tmp_path / "out")
+    asked = coordinator.question
+    fewer = replace(asked, classes=("0", "1"))
+    party = Party.open(str(federation.recipe(0)), federation.place(0) / "runs")
+    keep_inputs(party, coordinator.inputs)
+    with pytest.raises(InvalidInput, match="not among the 2 classes"):
+        count_votes(party, fewer)
+    for question in (fewer, asked):
+        with pytest.raises(InvalidInput, match="join again"):
+            count_votes(party, question)
+        with pytest.raises(InvalidInput, match="join again"):
+            noised_votes(party, question, run=1, session="a")
+    assert federation.charges(0) == []
+
+
+def archive(**files: str) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as written:
+        for name, text in files.items():
+            written.writestr(name.replace("__", "."), text)
+    return made.getvalue()
+
+
+def test_a_party_takes_no_code_from_the_coordinator():
+    own = {"pyproject__toml": flower.APP}
+    assert flower.is_own_app(archive(**own))
+    assert flower.is_own_app(archive(**own, **{".info/CONTENT": "digests"}))
+    other = flower.APP.replace("pate.federated.app:client", "evil:client")
+    for name in ("evil__py", "pate/x__py", ".info/x__py", ".info/../evil__py"):
+        assert not flower.is_own_app(archive(**own, **{name: ""}))
+    for files in ({"pyproject__toml": other}, {}):
+        assert not flower.is_own_app(archive(**files))
+    assert not flower.is_own_app(b"no archive")
+
+
+@pytest.mark.parametrize(
+    ("path", "client", "admitted"),
+    [
+        ("/v1/fleet/pull-messages", "192.0.2.7", True),
+        ("/v1/control/start-run", "192.0.2.1", True),  # from this machine
+        ("/v1/control/start-run", "192.0.2.7", False),
+        ("/v1/control/register-node", "127.0.0.1", False),
+        ("/v1/runtime/pull-task-input", "192.0.2.7", False),
+        ("/v1/fleet/../control/start-run", "192.0.2.7", True),  # which is no route of Flower's
+    ],
+)
+def test_a_superlink_is_controlled_from_its_own_machine(path, client, admitted):
+    reached, sent = [], []
+
+    async def app(scope, receive, send):
+        reached.append(scope["path"])
+
+    async def send(message):
+        sent.append(message.get("status"))
+
+    scope = {"type": "http", "path": path, "client": (client, 5), "server": ("192.0.2.1", 9092)}
+    asyncio.run(flower.ControlledLocally(app)(scope, None, send))
+    assert (reached, sent[:1]) == (([path], []) if admitted else ([], [403]))
+
+
+def test_flower_s_programs_call_nobody(tmp_path):
+    found = environment(tmp_path / "home")
+    assert {found[name] for name in ("FLWR_DISABLE_UPDATE_CHECK",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION")} == {"1"}  # fmt: skip
+    assert found["FLWR_TELEMETRY_ENABLED"] == "0"

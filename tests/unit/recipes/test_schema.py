@@ -31,8 +31,8 @@ def test_every_key_and_every_section_is_described(command):
 
 
 def test_the_committed_page_is_current():
-    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    assert page == reference_page(), "run python -m pate.recipes.schema > docs/recipes.md"
+    page = (ROOT / "docs" / "reference" / "recipes.md").read_text(encoding="utf-8")
+    assert page == reference_page(), "run python -m pate.recipes.schema > docs/reference/recipes.md"
 
 
 def test_the_module_prints_the_page():

@@ -45,7 +45,9 @@ def encoded(records, places, tmp_path, *, own_steps=False):
     )
     context = SimpleNamespace(
         inputs={
-            "partition": SimpleNamespace(array=files.get, json=lambda name: ["digest"]),
+            "partition": SimpleNamespace(
+                array=files.get, json=lambda name: ["digest"], manifest={"files": files}
+            ),
             "data-public": SimpleNamespace(array={"features.npy": PUBLIC}.get),
         },
         recipe=SimpleNamespace(by_records=True, encoder=SimpleNamespace(runs_user_code=own_steps)),
