@@ -32,7 +32,8 @@ from pate.engines.task import Outcome, Pending, Report, RetryPolicy, Task
 from pate.errors import InvalidInput
 from pate.untrusted import contained, describe_error, forbid_core_dumps, locate
 
-READY = b"ready\n"  # the first line a worker writes
+READY = b"ready"  # the first line a worker writes
+BEGUN = b"begun"  # before each report: the modules of the task are loaded
 THREADS = 1  # of a worker's libraries from the start: there are as many workers as cores
 _WATCH_SECONDS = 0.2
 _REMOVALS = 5  # of a folder in which the task may still be writing
@@ -90,11 +91,16 @@ def _outcome(pending: Pending, policy: RetryPolicy) -> Outcome:
             return pending.outcome(report)
 
 
-def attempt(request: bytes, *, started_with: int | None = None) -> bytes:
+def attempt(
+    request: bytes,
+    *,
+    started_with: int | None = None,
+    begin: Callable[[], object] = lambda: None,
+) -> bytes:
     """Run an encoded task once and return an encoded report; an exception becomes a report too.
 
-    ``started_with`` is the number of threads in this process's environment, if known. Ctrl-C passes
-    through.
+    ``started_with`` is the number of threads in this process's environment, if known; ``begin`` is
+    called when the modules of the task are loaded. Ctrl-C passes through.
 
     >>> Report.decode(attempt(b'{"function": "builtins:dict", "payload": {"n": 1}}')).result
     {'n': 1}
@@ -109,6 +115,7 @@ def attempt(request: bytes, *, started_with: int | None = None) -> bytes:
     try:
         task = json.loads(request)
         function = _resolve(task["function"])
+        begin()
         start = time.perf_counter()  # without the time to load modules
         threads = _limited_threads(task.get("threads", 1), started_with=started_with)
         with threads, contained(silent=False):
@@ -234,10 +241,13 @@ def main(descriptor: int) -> None:
     threading.Thread(target=_die_with, args=(driver,), daemon=True).start()
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as requests:
         try:
-            connection.sendall(READY)
+            connection.sendall(READY + b"\n")
             for request in requests:
                 _folder = json.loads(request).get("folder")
-                connection.sendall(attempt(request, started_with=THREADS) + b"\n")
+                report = attempt(
+                    request, started_with=THREADS, begin=lambda: connection.sendall(BEGUN + b"\n")
+                )
+                connection.sendall(report + b"\n")
         except OSError:  # the driver is gone
             return
 

@@ -4,8 +4,8 @@ Devices are named as in :mod:`pate.devices`. ``cpu`` is one too: ``gpus:cpu,cpu`
 way, so that a plan can be tried without a GPU.
 
 A task that ends its worker (a crash in native code, no memory left) costs that worker only: another
-takes its place. A timeout counts from the moment a running worker receives the task and ends the
-worker; it is checked whenever the next outcome is asked for.
+takes its place. A timeout counts from the moment a worker has loaded the modules of the task and
+ends the worker; it is checked whenever the next outcome is asked for.
 
 Guarantees:
     * When the iterator is closed, raises or is dropped, its workers are killed, with whatever their
@@ -32,11 +32,13 @@ from typing import ClassVar, final
 from pate._validate import check_whole
 from pate.devices import Device, parse_device, pinned
 from pate.engines.task import Outcome, Pending, Report, RetryPolicy, Task, TaskQueue, outcomes
-from pate.engines.worker import READY, THREADS, thread_variables, usable_cores
+from pate.engines.worker import BEGUN, READY, THREADS, thread_variables, usable_cores
 from pate.errors import InvalidInput, PateError
 
 _CHECK_SECONDS = 1.0
+_CHUNK = 1 << 20  # bytes of reports read at once
 _EXIT_SECONDS = 2.0
+_LOAD_SECONDS = 120.0  # beyond a timeout, for a worker that has yet to load modules
 _MAX_FAILED_STARTS = 3
 _MAX_WORKERS = 4096  # more than a machine can start
 
@@ -206,6 +208,7 @@ class WorkerPool:
                 pending = queue.take()
                 pending.attempts += 1
                 worker.pending, worker.since = pending, time.monotonic()
+                worker.begun = False
                 # If the worker has died meanwhile, collect finds its closed socket.
                 worker.send(pending.task.encode())
 
@@ -214,32 +217,35 @@ class WorkerPool:
         ended = []
         for key, _ in self._selector.select(self._wait_seconds()):
             worker: _Worker = key.data
-            line = worker.receive()
-            if line is None:
+            lines = worker.receive()
+            if lines is None:
                 ended += self._lost(worker)
-            elif worker.pending is None:
-                worker.started = worker.started or line == READY
-                self._failed_starts = 0
-            else:
-                ended.append((worker.pending, Report.decode(line)))
-                worker.pending = None
+            for line in lines or ():
+                if worker.pending is None:
+                    worker.started = worker.started or line == READY
+                    self._failed_starts = 0
+                elif line == BEGUN:
+                    worker.begun, worker.since = True, time.monotonic()
+                else:
+                    ended.append((worker.pending, Report.decode(line)))
+                    worker.pending = None
         return ended + self._timed_out() + self._exited()
 
     def _wait_seconds(self) -> float:
         if self.timeout is None:
             return _CHECK_SECONDS
-        now = time.monotonic()
-        left = [w.since + self.timeout - now for w in self._workers if w.pending is not None]
+        left = [self.timeout - worker.spent() for worker in self._workers if worker.pending]
         return max(0.0, min([_CHECK_SECONDS, *left]))
 
     def _timed_out(self) -> list[tuple[Pending, Report]]:
         if self.timeout is None:
             return []
-        now, ended = time.monotonic(), []
+        ended = []
         for worker in list(self._workers):
-            if worker.pending is not None and now - worker.since >= self.timeout:
+            if worker.pending is not None and worker.spent() >= self.timeout:
                 error = f"TimedOut: no result within {self.timeout:g} seconds"
-                ended.append((worker.pending, Report(error=error, seconds=now - worker.since)))
+                seconds = time.monotonic() - worker.since
+                ended.append((worker.pending, Report(error=error, seconds=seconds)))
                 self._remove(worker)
         return ended
 
@@ -308,7 +314,8 @@ class _Worker:
         self.slot = slot  # the index of its device
         self.started = False
         self.pending: Pending | None = None
-        self.since = 0.0  # when it received the task
+        self.begun = False  # has loaded the modules of the task
+        self.since = 0.0  # when it received the task, then when it began it
         settings = {**os.environ, **thread_variables(THREADS), **pinned(device, sharers=sharers)}
         ours, theirs = socket.socketpair()
         path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
@@ -327,7 +334,12 @@ class _Worker:
             ours.close()
             raise
         self._connection = ours
-        self._reports = ours.makefile("rb")
+        self._partial = b""  # of a line
+
+    def spent(self) -> float:
+        """Return the seconds of a task's timeout that have passed; below zero while loading."""
+        allowance = 0.0 if self.begun else _LOAD_SECONDS
+        return time.monotonic() - self.since - allowance
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when there is a report or the worker is gone."""
@@ -338,13 +350,14 @@ class _Worker:
         with contextlib.suppress(OSError):
             self._connection.sendall(request + b"\n")
 
-    def receive(self) -> bytes | None:
-        """Return the next complete line; None if the worker is gone."""
+    def receive(self) -> list[bytes] | None:
+        """Return the lines that have arrived, perhaps none; None if the worker is gone."""
         try:
-            line = self._reports.readline()
+            arrived = self._connection.recv(_CHUNK)
         except OSError:
             return None
-        return line if line.endswith(b"\n") else None
+        *lines, self._partial = (self._partial + arrived).split(b"\n")
+        return lines if arrived else None
 
     def exited(self) -> bool:
         """Return whether the process has ended, even if a process it started holds the socket."""
@@ -366,7 +379,6 @@ class _Worker:
         """Kill what is left of the worker and return how it ended: ``"by signal SIGKILL"``."""
         self.kill()
         code = self._process.wait()
-        self._reports.close()
         self._connection.close()
         return f"with exit code {code}" if code >= 0 else f"by signal {_signal_name(-code)}"
 

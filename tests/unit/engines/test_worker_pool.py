@@ -78,3 +78,30 @@ def test_a_module_in_the_working_folder_does_not_break_a_worker(monkeypatch, tmp
     (tmp_path / "json.py").write_text("raise SystemExit(9)\n")
     monkeypatch.chdir(tmp_path)
     assert [o.error for o in make_engine("processes:1").run(tasks(1))] == [None]
+
+
+def test_a_timeout_does_not_count_the_loading_of_modules(tmp_path, monkeypatch):
+    (tmp_path / "slow_module.py").write_text(
+        "import time\ntime.sleep(2)\n\ndef nap(payload):\n    time.sleep(payload['seconds'])\n"
+        "    return {}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    naps = [
+        Task(key=key, function="slow_module:nap", payload={"seconds": seconds})
+        for key, seconds in (("short", 0), ("long", 60))
+    ]
+    outcomes = {outcome.key: outcome for outcome in make_engine("processes:2").run(naps, timeout=1)}
+    assert outcomes["short"].error is None
+    assert outcomes["long"].error == "TimedOut: no result within 1 seconds"
+    assert outcomes["long"].seconds < 2
+
+
+def test_a_module_that_never_loads_times_out(tmp_path, monkeypatch):
+    from pate.engines import worker_pool
+
+    monkeypatch.setattr(worker_pool, "_LOAD_SECONDS", 1.0)
+    (tmp_path / "stuck_module.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    task = Task(key="stuck", function="stuck_module:nap", payload={})
+    (outcome,) = make_engine("processes:1").run([task], timeout=1)
+    assert outcome.error == "TimedOut: no result within 1 seconds"
