@@ -380,7 +380,7 @@ def test_a_charge_is_printed_before_it_is_made(quick):
     for words in (("--out", "b"), ("--epsilon", "3")):
         note, planned = quick.train(*words, "--dry-run").splitlines()
         assert "add --spend" in note
-        assert planned.startswith("will charge ε ")
+        assert planned.startswith("will bring the data set's ε to ")
     (planned,) = json.loads(quick.train("--epsilon", "3", "--spend", "--dry-run", "--json"))[
         "charges"
     ]
@@ -390,10 +390,10 @@ def test_a_charge_is_printed_before_it_is_made(quick):
         clause = "; the whole data set's ε = "
         assert clause in told.splitlines()[-1]
         assert told.splitlines()[-1].endswith("led to the choice of these settings.")
-    assert f"will charge ε {format_epsilon(planned['epsilon'])} " in done
+    assert f"; its increment of {format_epsilon(planned['epsilon'])} is not " in done
     refused = quick.train("--dry-run", "--epsilon", "9", "--out", "c", code=3)
     assert "past the budget of 10" in refused
-    assert "will charge" not in quick.train("--epsilon", "9", "--out", "c", code=3)
+    assert "will bring" not in quick.train("--epsilon", "9", "--out", "c", code=3)
     assert len(quick.charges()) == 2
 
 

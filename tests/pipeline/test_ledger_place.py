@@ -62,12 +62,16 @@ def test_every_charge_is_printed_before_it_is_made(project: Any) -> None:
     assert "will charge ε 10.7 (δ 0.001) to " in first.stdout
     line = next(each for each in first.stdout.splitlines() if each.startswith("will charge"))
     assert line.endswith(f"{project.ledger}; 19.3 of 30 left after it")
-    assert "will charge" not in project.run().stdout
+    assert not _charged(project.run().stdout)
     second = project.run("--spend", "--set", "teachers.count=5").stdout
-    assert "; 16.8 of 30 left after it" in second
+    (line,) = _charged(second)
+    assert line.startswith("will bring the data set's ε to 13.2 (δ 0.001) by a charge to ")
+    assert line.endswith(
+        f"{project.ledger}; its increment of 2.45 is not an ε to publish; 16.8 of 30 left after it"
+    )
     refused = project.run("--spend", "--set", "aggregate.scale=0.5", code=3)
     assert "past the budget of 30" in refused.stderr
-    assert "will charge" not in refused.stdout
+    assert not _charged(refused.stdout)
 
 
 def test_a_dry_run_charges_nothing(project: Any) -> None:
@@ -81,7 +85,7 @@ def test_a_dry_run_charges_nothing(project: Any) -> None:
     assert "nothing to charge" in shown
     assert "aggregate: done\n" in shown
     again = project.run("--dry-run", "--set", "teachers.count=5").stdout.splitlines()[-1]
-    assert again.startswith("will charge ε 2.45 ")
+    assert "; its increment of 2.45 is not an ε to publish; " in again
     assert len(project.charges()) == 1
     refused = project.run("--dry-run", "--set", "aggregate.scale=0.5", "--out", "more", code=3)
     assert "past the budget of 30" in refused.stderr
@@ -117,7 +121,7 @@ def test_a_ledger_of_an_earlier_version_is_not_forgotten(project: Any) -> None:
 
 
 def _charged(printed: str) -> list[str]:
-    return [line for line in printed.splitlines() if line.startswith("will charge")]
+    return [line for line in printed.splitlines() if line.startswith(("will charge", "will bring"))]
 
 
 def test_a_dry_run_prices_a_sanitised_figure(project: Any) -> None:
@@ -136,15 +140,15 @@ def test_a_dry_run_prices_a_sanitised_figure(project: Any) -> None:
 def test_a_dry_run_names_what_needs_consent(project: Any) -> None:
     project.run()
     noise = project.run("--dry-run", "--set", "aggregate.scale=3.0").stdout
-    assert "add --spend to pay for it\nwill charge" in noise
+    assert "add --spend to pay for it\nwill bring" in noise
     assert (
         "add --spend"
         not in project.run("--dry-run", "--spend", "--set", "aggregate.scale=3.0").stdout
     )
     teachers = project.run("--dry-run", "--set", "teachers.count=5").stdout
-    assert "or add --spend to pay for them\nwill charge" in teachers
+    assert "or add --spend to pay for them\nwill bring" in teachers
     elsewhere = project.run("--dry-run", "--out", "elsewhere").stdout
-    assert "--spend will be needed\nwill charge" in elsewhere
+    assert "--spend will be needed\nwill bring" in elsewhere
     # More of the same answers needs none, and costs only what is new.
     (more,) = _charged(project.run("--dry-run", "--set", "aggregate.queries=14").stdout)
     assert more == _charged(project.run("--set", "aggregate.queries=14").stdout)[0]

@@ -214,7 +214,7 @@ def test_nothing_heard_depends_on_the_number_of_tries(
         low = capfd.readouterr()
         # up to what is published; the winner's own training is heard, as in any run
         until = done.stdout.partition("aggregate: running")[0]
-        until = re.sub(r"will charge .*\n", "", until)  # after the charge of the one before
+        until = re.sub(r"will (charge|bring) .*\n", "", until)  # after the charge of the one before
         heard.append((re.sub(r"[0-9a-f]{20}", "", until), done.stderr, low.out, low.err))
         trained.append(len(journal.read_text().splitlines()))
     assert trained == [1 + 1 + 1, 1 + 7 + 1]  # a rehearsal, the tries, and the winner

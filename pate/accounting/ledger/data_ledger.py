@@ -273,13 +273,14 @@ class PlannedCharge:
         if self.left is not None:
             left = f"{format_remaining(self.left)} of {self.budget:g} left after it"
         what = f" for {self.of}" if self.of else ""
-        after = ""
+        delta = f"(δ {format_delta(self.delta)})"
         if self.total > self.epsilon:  # not the first charge: less than the run's own ε
-            after = f" on top of earlier charges, ε {format_epsilon(self.total)} in all"
-        return (
-            f"will charge ε {format_epsilon(self.epsilon)} (δ {format_delta(self.delta)}){what} to "
-            f"{self.ledger}{after}; {left}"
-        )
+            return (
+                f"will bring the data set's ε to {format_epsilon(self.total)} {delta} by a charge"
+                f"{what} to {self.ledger}; its increment of {format_epsilon(self.epsilon)} is not "
+                f"an ε to publish; {left}"
+            )
+        return f"will charge ε {format_epsilon(self.epsilon)} {delta}{what} to {self.ledger}; {left}"
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"ledger": str(self.ledger)}
