@@ -120,9 +120,10 @@ def _run(context: Context) -> None:
             "or let records vote at fewer cells: lower votes.cells"
         )
     if len(np.unique(labels)) < 2:
+        lower = "threshold" if context.recipe.aggregate.kind.checks else "noise"
         raise InvalidInput(
             f"{len(rows)} released labels of {len(np.unique(labels))} class are too few for a "
-            "student; allow more queries, or lower the threshold"
+            f"student; allow more queries, or lower the {lower}"
         )
     data = StudentData(
         inputs=inputs,

@@ -29,6 +29,24 @@ def right_votes(project: Any, run: Path | None = None) -> float:
 
 
 @pytest.mark.parametrize(
+    ("aggregate", "remedy"),
+    [
+        ({"mechanism": "gnmax", "sigma": 0.1}, "lower the noise"),
+        ({"mechanism": "confident", "threshold": 1.0, "sigma1": 0.1, "sigma2": 0.1},
+         "lower the threshold"),
+    ],
+    ids=["gnmax", "confident"],
+)  # fmt: skip
+def test_too_few_classes_advise_what_the_mechanism_has(
+    project: Any, aggregate: dict[str, Any], remedy: str
+) -> None:
+    project.write(aggregate={"scale": None, **aggregate, "queries": 1})
+    refused = project.call_run("--insecure-seed", "1", code=2).stderr
+    few = "1 released labels of 1 class are too few for a student"
+    assert f"{few}; allow more queries, or {remedy}" in refused
+
+
+@pytest.mark.parametrize(
     ("aggregate", "events"),
     [
         ({"mechanism": "lnmax", "scale": 2.0}, {"lnmax_answer"}),
