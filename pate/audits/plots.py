@@ -191,11 +191,14 @@ def _on_page(draw: Drawing, axes: Axes, narrow: bool) -> None:
     draw(axes, _PAGE, narrow)
 
 
+IMAGE_FILES = {name: f"audit-{name}.png" for name in _DRAWINGS}
+
+
 def image_files(audit: Audit) -> dict[str, bytes]:
     """Return the plots as PNG files by name."""
     found = {}
     for name, draw, height in _drawings(audit):
         with new_figure(height=4.6 * height) as figure:
             draw(plain_axes(figure.subplots(), title=f"{_TITLES[name]} (PRIVATE)"), COLOURS, False)
-            found[f"audit-{name}.png"] = render_figure(figure, "png")
+            found[IMAGE_FILES[name]] = render_figure(figure, "png")
     return found

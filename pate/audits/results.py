@@ -214,11 +214,13 @@ class Audit:
     def write(self, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
         """Write ``audit.json``, ``audit.html`` and plots into a folder, for its owner alone.
 
+        Plots of an earlier audit that this one does not have are removed.
+
         Guarantees:
             Every file has mode 0600; a folder that has to be made has 0700.
         """
         from pate.audits.page import render_audit
-        from pate.audits.plots import image_files
+        from pate.audits.plots import IMAGE_FILES, image_files
 
         place = Path(folder)
         if place.exists() and not place.is_dir():
@@ -228,6 +230,9 @@ class Audit:
         files["audit.json"] = text.encode()
         for name, content in files.items():
             write_atomically(place / name, content, mode=_MODE, make_parents=True)
+        for name in IMAGE_FILES.values():  # of an earlier audit, with other attacks
+            if name not in files:
+                (place / name).unlink(missing_ok=True)
         return tuple(place / name for name in sorted(files))
 
 

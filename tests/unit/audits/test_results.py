@@ -117,6 +117,16 @@ def test_the_page_escapes_names_and_shows_every_finding(plain_plots, tmp_path):
     }  # fmt: skip
 
 
+def test_plots_of_an_earlier_audit_do_not_stay_beside_the_page(plain_plots, tmp_path):
+    audit(finding(epsilon=0.5, largest_possible=3.0), realised=np.array([0.4])).write(tmp_path)
+    (tmp_path / "audit-own.png").touch()  # of its owner
+    assert (tmp_path / "audit-bounds.png").exists()
+    audit(finding(attack="exposure", values={"bits": 3.25})).write(tmp_path)
+    assert {each.name for each in tmp_path.iterdir()} == {
+        "audit.html", "audit.json", "audit-own.png",
+    }  # fmt: skip
+
+
 def test_shadows_are_trained_where_they_are_affordable():
     results = Results(AuditOptions())
     assert results.affordable_shadows("student", seconds=1.0) == 16
