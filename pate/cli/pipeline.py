@@ -79,7 +79,8 @@ def _command(until: str | None) -> Any:
         if until is not None:
             return
         if not ran:
-            typer.echo(f"nothing to do: {made.folder} is complete")
+            again = ", so nothing was charged; to draw labels anew, add another --out to --spend"
+            typer.echo(f"nothing to do: {made.folder} is complete{again if spend else ''}")
         show_summary(made, details=details, seconds=seconds)
 
     return command

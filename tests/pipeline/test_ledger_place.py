@@ -63,6 +63,9 @@ def test_every_charge_is_printed_before_it_is_made(project: Any) -> None:
     line = next(each for each in first.stdout.splitlines() if each.startswith("will charge"))
     assert line.endswith(f"{project.ledger}; 19.3 of 30 left after it")
     assert not _charged(project.run().stdout)
+    complete = project.run("--spend").stdout
+    assert "is complete, so nothing was charged; to draw labels anew, add another --out" in complete
+    assert len(project.charges()) == 1
     second = project.run("--spend", "--set", "teachers.count=5").stdout
     (line,) = _charged(second)
     assert line.startswith("will bring the data set's ε to 13.2 (δ 0.001) by a charge to ")
