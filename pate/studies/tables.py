@@ -492,7 +492,9 @@ _SQUARES = (
 )
 
 
-def _records_note(rows: Sequence[ComparisonRow], *, per_user: int | None, unit: str) -> str:
+def _records_note(
+    rows: Sequence[ComparisonRow], *, per_user: int | None, unit: str, reach: int
+) -> str:
     """Return who votes by record votes, and at which δ; and where teachers were left out."""
     own = [row for row in rows if row.method == "record-votes"]
     pure = all(once.delta == 0 for row in own for once in row.runs)
@@ -500,8 +502,9 @@ def _records_note(rows: Sequence[ComparisonRow], *, per_user: int | None, unit: 
     if per_user is not None:
         some = f"at most {per_user} records of each {unit} vote once each"
         voters = f"one record of each {unit} votes once" if per_user == 1 else some
+    where = "the public input" if reach == 1 else f"the {reach} public inputs"
     note = (
-        f"By record votes {voters}, at the public input nearest to it; one table of noised counts "
+        f"By record votes {voters}, at {where} nearest to it; one table of noised counts "
         "labels all public inputs."
     )
     if pure:
@@ -523,11 +526,13 @@ def comparison_notes(
     seeded: bool,
     per_user: int | None = None,
     unit: str = "record",
+    reach: int = 1,
 ) -> tuple[str, ...]:
     """Return the sentences that a reader of the table needs: differences and costs.
 
     ``tuning`` is the recipe's own text on how its settings were chosen; empty if it has none. With
-    ``per_user`` PATE protects all records of one user, and so many of them vote by record votes.
+    ``per_user`` PATE protects all records of one user, and so many of them vote by record votes,
+    each at the ``reach`` nearest public inputs.
     ``unit`` is the noun for whoever is protected.
     """
     relation = {row.method: row.neighbours or "" for row in rows if row.target is not None}
@@ -537,7 +542,7 @@ def comparison_notes(
     squares = relation.get("least-squares")
     own = None
     if "record-votes" in relation:
-        own = _records_note(rows, per_user=per_user, unit=unit)
+        own = _records_note(rows, per_user=per_user, unit=unit, reach=reach)
     notes = [
         in_units(compare_neighbours(ours, relation["dpsgd"], users=per_user is not None), unit),
         *([] if squares is None else [_SQUARES.format(describe_neighbours(squares, unit))]),

@@ -149,6 +149,7 @@ def test_there_is_a_row_for_each_method_where_it_is_compared(made):
     notes = " ".join(made.content["notes"])
     assert "Its ε is pure: δ = 0, so that it also holds at the δ of the others." in notes
     assert "Teachers were left out at ε = 1, by the recipe." in notes
+    assert "votes once, at the public input nearest to it;" in notes
     recipe = json.loads((made.place / "recipe.json").read_text())
     assert (recipe["privacy"]["epsilon"], recipe["teachers"]["count"]) == (4.0, 6)
 
@@ -241,6 +242,17 @@ def test_a_dry_run_states_what_it_comes_to(made, tmp_path, project_in):
         total = ledger.data_set_total()
     assert planned[1]["total"] == pytest.approx(total.epsilon, rel=1e-9)
     assert total.neighbours is Neighbours.ZERO_OUT
+
+
+def test_the_note_of_a_table_counts_the_inputs_that_a_record_reaches(project):
+    words = ("--json", "--seeds", "1", "--epsilon", "1", "--insecure-seed", "1")
+    (project.folder / "mine.toml").write_text(
+        RECIPE.replace(
+            "[record_votes.student]", "[record_votes.votes]\nreach = 2\n\n[record_votes.student]"
+        )
+    )
+    content = as_written(project.call(*WORDS, *words).stdout)
+    assert "votes once, at the 2 public inputs nearest to it;" in " ".join(content["notes"])
 
 
 def test_points_that_are_added_later_cost_what_the_ledgers_state(project):
