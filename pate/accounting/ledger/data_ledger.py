@@ -280,7 +280,8 @@ class PlannedCharge:
                 f"{what} to {self.ledger}; its increment of {format_epsilon(self.epsilon)} is not "
                 f"an ε to publish; {left}"
             )
-        return f"will charge ε {format_epsilon(self.epsilon)} {delta}{what} to {self.ledger}; {left}"
+        epsilon = format_epsilon(self.epsilon)
+        return f"will charge ε {epsilon} {delta}{what} to {self.ledger}; {left}"
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"ledger": str(self.ledger)}
