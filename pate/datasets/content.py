@@ -49,7 +49,7 @@ def require_own_ledger(
     *,
     root: Path,
     ledger: Path,
-    spend: bool,
+    spend: bool | None,
     report: Callable[[str], None],
     remember: bool = True,
 ) -> None:

@@ -300,7 +300,7 @@ def _ledger(
         splits,
         root=party.options.data_root,
         ledger=ledger_of(recipe, party.options),
-        spend=False,
+        spend=None,  # `pate party join` has no such option
         report=party.options.report,
         remember=remember,
     )

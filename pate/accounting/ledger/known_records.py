@@ -16,7 +16,7 @@ from pathlib import Path
 from pate._files import exclusive_lock, user_data_folder
 from pate.accounting.ledger.data_ledger import secret_key
 from pate.accounting.ledger.data_set import sibling_ledger
-from pate.errors import LedgerError, SpendNeeded
+from pate.errors import InvalidInput, LedgerError, SpendNeeded
 
 _KEY, _RECORDS = "records.key", "records.jsonl"
 
@@ -58,7 +58,7 @@ def require_one_ledger(
     ledger: Path,
     digests: Collection[str],
     *,
-    spend: bool,
+    spend: bool | None,
     report: Callable[[str], None],
     remember: bool = True,
 ) -> None:
@@ -66,12 +66,17 @@ def require_one_ledger(
 
     To be called before a charge to ``ledger``, which is known for these records from then on. The
     data set's other ledger, of its other method, is no second one: it shares the budget.
+    With ``spend`` None the command has no such option, and cannot be given consent.
     """
     own = [each.resolve() for each in (ledger, sibling_ledger(ledger))]
     others = [each for each in known_ledgers(digests) if each not in own]
     if others:
         text = f"the same records have a ledger at {others[0]}: charges there and here add up"
         if not spend and not any(each.exists() for each in own):
+            if spend is None:
+                raise InvalidInput(
+                    f"{text}; charge to that one: set data_root and data.name in the recipe to its"
+                )
             raise SpendNeeded(
                 f"{text}; charge to that one, by its --data-root and its data.name, or add --spend "
                 f"to make a second one at {own[0]}"

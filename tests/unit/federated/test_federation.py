@@ -24,7 +24,7 @@ from pate.accounting.plan_guarantee import guarantee_of_plan
 from pate.errors import InvalidInput, ReleaseConflict
 from pate.federated import flower
 from pate.federated.coordinator import Coordinator, Opened, coordinate, finish
-from pate.federated.party import Party, count_votes, keep_inputs, noised_votes
+from pate.federated.party import Party, count_votes, keep_inputs, noised_votes, require_agreed
 from pate.federated.processes import environment
 from pate.federated.recipes import FederationRecipe, Question
 from pate.federated.secure_sum import SumFailed
@@ -254,6 +254,18 @@ def test_a_budget_refuses_and_the_round_goes_on(tmp_path):
     assert results["teachers"] == 8
     assert federation.charges(2) == []
     assert answers(federation, 2) == []
+
+
+def test_a_second_ledger_is_refused_with_a_remedy_that_a_party_has(tmp_path):
+    federation = Federation(tmp_path / "f")
+    coordinator, _ = run(federation, MemoryGrid.of(federation))
+    federation.write_party(0, sections={"data": {"name": "again"}})
+    party = Party.open(str(federation.recipe(0)), federation.place(0) / "again")
+    keep_inputs(party, coordinator.inputs)
+    with pytest.raises(InvalidInput, match="the same records have a ledger at") as refused:
+        require_agreed(party, coordinator.question)
+    assert "set data_root and data.name in the recipe" in str(refused.value)
+    assert "--" not in str(refused.value)
 
 
 def test_with_too_few_parties_nobody_is_asked_for_votes(tmp_path):
