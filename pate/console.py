@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pate._format import format_epsilon, printable
 from pate._namesake import require_own_package
 from pate.devices import is_out_of_memory
-from pate.errors import PateError
+from pate.errors import MissingPackage, PateError
 from pate.untrusted import (
     DEBUG,
     debugging,
@@ -57,7 +57,8 @@ def run_command(
 def _run(name: str, command: Callable[[], object], when_interrupted: Callable[[], str]) -> int:
     try:
         require_own_package()
-        command()
+        with _named_packages():
+            command()
     except BaseException as problem:
         line, code = _ending(problem, when_interrupted)
         if code == _PIPE_CLOSED:
@@ -69,6 +70,18 @@ def _run(name: str, command: Callable[[], object], when_interrupted: Callable[[]
                     traceback.print_exception(problem)
         return code
     return 0
+
+
+@contextlib.contextmanager
+def _named_packages() -> Iterator[None]:
+    """Replace the error of an import of ours by one that names what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "pate", "dpsgd") or involves_user_code(error):
+            raise
+        raise MissingPackage(package) from error
 
 
 def wide_console(width: int = 110) -> Console:

@@ -4,6 +4,7 @@ PateError
 ├── InvalidInput        a value, a file or an option that breaks a stated rule
 │   └── MissingFile         a file that a recipe names is not there
 ├── UnsupportedEvent    an event the chosen accountant has no theorem for
+├── MissingPackage      a package that is needed is not installed
 ├── ConditionsFail      a theorem's conditions do not hold, so its number is not given
 ├── StoreError          a file or artifact is missing, damaged, or cannot be read or written
 ├── TeacherError        a teacher cannot be trained, or breaks the rules of a teacher
@@ -19,6 +20,15 @@ from __future__ import annotations
 
 from pate._format import format_epsilon, format_remaining
 
+IN_EXTRA = {  # modules, and the optional dependencies that each comes with
+    "flwr": "federated",
+    "lightgbm": "boosting",
+    "mlflow": "mlflow",
+    "pyarrow": "parquet",
+    "ray": "ray",
+    "xgboost": "boosting",
+}
+
 
 class PateError(Exception):
     """Root of all errors this project raises on purpose; its text is one clear sentence."""
@@ -32,6 +42,15 @@ class InvalidInput(PateError, ValueError):
 
 class MissingFile(InvalidInput):
     """A file that a recipe names is not there."""
+
+
+class MissingPackage(PateError):
+    """A package that is needed is not installed; the text has the command that installs it."""
+
+    def __init__(self, module: str) -> None:
+        package = module.partition(".")[0]
+        extra = f"[{IN_EXTRA[package]}]" if package in IN_EXTRA else ""
+        super().__init__(f"{package} is not installed; run: pip install 'pate-privacy{extra}'")
 
 
 class UnsupportedEvent(PateError, TypeError):

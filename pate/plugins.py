@@ -18,12 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pate.errors import InvalidInput
+from pate.errors import IN_EXTRA, InvalidInput, MissingPackage
 from pate.untrusted import contained, debugging, locate, propagates
 from pate.vision import mend_torchvision
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_IN_EXTRA = {"lightgbm": "boosting", "xgboost": "boosting"}  # modules, and the extra with each
 _importing = threading.RLock()  # sys.path belongs to the whole process
 _LONGEST = 500  # characters of an import name: errors quote it
 _plugins: dict[str, Path] = {}  # top-level modules that came from a plug-in folder, and which
@@ -99,9 +98,8 @@ def _import(name: str, *, path: Path | None) -> ModuleType:
                 else f"there is no module {absent!r} in {path} or among installed packages; check "
                 "the name"
             )
-            if absent in _IN_EXTRA:
-                extra = f"pate-privacy[{_IN_EXTRA[absent]}]"
-                reason = f"{absent} is not installed; run: pip install '{extra}'"
+            if absent in IN_EXTRA:
+                reason = str(MissingPackage(absent))
         raise InvalidInput(reason)
 
 

@@ -12,10 +12,12 @@ import shutil
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 from harness import CENTROIDS, Project, open_project
 
+import pate
 from pate.accounting import Guarantee, LaplaceNoisyMaxAnswer, Ledger
 
 
@@ -213,3 +215,22 @@ def test_doctor_refuses_a_data_root_that_is_a_file(tmp_path):
     told = Project(tmp_path).call("doctor", "--data-root", "file", code=1).stdout
     (line,) = (each for each in told.splitlines() if each.startswith("BROKEN"))
     assert "is not a folder one may write to" in line
+
+
+def test_a_package_that_is_absent_is_named_with_its_remedy(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "from importlib.machinery import PathFinder\n"
+        "find = PathFinder.find_spec\n"
+        "PathFinder.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path(pate.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-m", "pate", "run", "digits", "--out", "out"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path, "XDG_DATA_HOME": str(tmp_path / "user")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == "pate: torch is not installed; run: pip install 'pate-privacy'\n"
+    assert done.returncode == 2
