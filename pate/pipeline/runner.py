@@ -423,20 +423,17 @@ class PipelineRun:
                 f"{self.folder} belongs to the data and ledger in {recorded['data_root']}, and not "
                 f"to those in {home['data_root']}; give its --data-root, or another --out"
             )
+        files = {} if recorded == home else {_HOME: home}
+        files[_RESOLVED] = self.recipe.model_dump(mode="json")
+        if (found := self.recipe.found_noise) is not None:
+            files[_NOISE] = {self.recipe.noise_target: found[1]} | _recorded_noise(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if recorded != home:
-                (self.folder / _HOME).write_text(json.dumps(home, indent=1) + "\n")
-            draft = self.folder / f".{_RESOLVED}"
-            draft.write_text(json.dumps(self.recipe.model_dump(mode="json"), indent=1) + "\n")
-            draft.replace(self.folder / _RESOLVED)
-            if (found := self.recipe.found_noise) is not None:
-                noise = {self.recipe.noise_target: found[1]} | _recorded_noise(self.folder)
-                write_atomically(
-                    self.folder / _NOISE, f"{json.dumps(noise, indent=1)}\n".encode(), mode=0o666
-                )
         except OSError as error:
             raise InvalidInput(f"cannot write to {self.folder}: {error.strerror}") from error
+        for name, content in files.items():  # other processes may write the same at the same time
+            text = f"{json.dumps(content, indent=1)}\n"
+            write_atomically(self.folder / name, text.encode(), mode=0o666)
 
 
 def _modified(file: Path) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -22,6 +24,8 @@ from kills import (
     published,
     start,
 )
+
+from pate.api import make_options, prepare_run
 
 SLEEPER = '''
 import time
@@ -168,3 +172,15 @@ def test_two_runs_at_once_pay_once(project):
     paid = audit(project)
     assert sorted(release.split()[0] for release in paid) == ["labels", "sanitised"]
     assert len(np.load(finished(project, "aggregate")[0].path / "labels.npy")) == 12
+
+
+def test_a_recipe_is_written_by_many_at_once(tmp_path):
+    """None of them takes away, or reads half of, what another one writes."""
+    options = make_options(data_root=tmp_path / "data")
+    run = prepare_run("digits", out=tmp_path / "run", options=options)
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(run._write_recipe) for _ in range(200)]:
+            done.result()
+    written = {file.name: json.loads(file.read_text()) for file in run.folder.iterdir()}
+    assert set(written) == {"home.json", "noise.json", "recipe.json"}
+    assert written["recipe.json"]["data"]["name"] == "digits"

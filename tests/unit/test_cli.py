@@ -221,7 +221,7 @@ def test_a_package_that_is_absent_is_named_with_its_remedy(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "from importlib.machinery import PathFinder\n"
         "find = PathFinder.find_spec\n"
-        "PathFinder.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more)\n"
+        "PathFinder.find_spec = lambda name, *of: None if name == 'torch' else find(name, *of)\n"
     )
     path = os.pathsep.join([str(tmp_path), str(Path(pate.__file__).parents[1])])
     done = subprocess.run(
