@@ -251,6 +251,7 @@ def test_a_task_has_as_many_threads_on_every_engine(engine):
     check_threads(engine, [1, 2.9, 0.25, 2, 1])
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("text", ["serial", "processes:2", "gpus:cpu,cpu"])
 def test_overhead_of_2000_trivial_tasks(text, capsys):
     start = time.perf_counter()
@@ -321,7 +322,7 @@ def test_serial_gives_back_what_was_set_before():
     ],
 )
 @pytest.mark.parametrize("limit", ["retries", "rescues"])
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 def test_a_task_that_ends_its_worker(two_workers, tmp_path, how, error, limit):
     hopeless = job("count_tries", "hopeless", file=str(tmp_path / "a"), works_at=99, how=how)
     lucky = job("count_tries", "lucky", file=str(tmp_path / "b"), works_at=3, how=how)
@@ -344,6 +345,7 @@ def test_a_task_that_ends_its_worker(two_workers, tmp_path, how, error, limit):
         (["kill", "kill", "kill"], {"retries": 0, "rescues": 2}, 3, False),
     ],
 )
+@pytest.mark.sample(4)
 def test_a_rescue_uses_up_no_retry(one_worker, tmp_path, how, limits, attempts, works):
     task = job("count_tries", file=str(tmp_path / "f"), works_at=4, how=how)
     outcome = only(one_worker.run([task], **limits))
@@ -439,6 +441,7 @@ def test_workers_start_with_one_thread(one_worker, monkeypatch):
     assert [os.environ[name] for name in names] == ["2"] * 3
 
 
+@pytest.mark.campaign
 def test_more_threads_for_whoever_loads_the_libraries_first():
     check_threads(make_engine("processes:1"), [2, 1])
 

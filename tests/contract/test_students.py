@@ -103,7 +103,7 @@ def test_there_is_no_door_for_other_labels():
 
 
 @methods
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_it_learns(method, trained):
     digits = load_digits()
     said = predict_labels(trained(method), digits.images[600:1200] / 16, classes=10)
@@ -111,6 +111,7 @@ def test_it_learns(method, trained):
 
 
 @methods
+@pytest.mark.sample(2)
 def test_the_seed_decides_and_nothing_else_is_touched(method, briefly):
     first = weights(briefly(method))
     seen, state = short_data(), torch.random.get_rng_state()
@@ -150,6 +151,7 @@ def test_progress_ends_where_it_said(method):
 
 
 @methods
+@pytest.mark.sample(2)
 def test_labels_of_one_class(method):
     seen = dataclasses.replace(data(labelled=12, inputs=100), labels=np.full(12, 7))
     student = train_student(spec(method, epochs=30), seen)
@@ -157,6 +159,7 @@ def test_labels_of_one_class(method):
 
 
 @methods
+@pytest.mark.sample(1)
 def test_held_out_labels_are_not_learnt_from(method):
     """They choose among rounds or epochs, and do no more."""
     from pate.students.train import Tools

@@ -133,6 +133,7 @@ class Undeclared(ClassifierMixin, BaseEstimator):
         pytest.param(LogisticTeacher, id="logistic"),
     ],
 )
+@pytest.mark.sample(4)
 def test_built_in_kinds_keep_the_contract(teacher):
     check_teacher(teacher)
     check_teacher(teacher, classes=2, features=3, records=33, seed=5)

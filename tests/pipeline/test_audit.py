@@ -88,6 +88,7 @@ def test_an_audit_writes_private_files_and_changes_nothing_else(finished, plain_
     assert 'id="roc-wide"' in page
 
 
+@pytest.mark.campaign
 def test_leave_one_out_resumes_and_samples(finished, plain_plots):
     words = ("--attacks", "leave-one-out", "--json", "--quiet")
     first = json.loads(audit(finished, *words).stdout)
@@ -109,6 +110,7 @@ def test_leave_one_out_resumes_and_samples(finished, plain_plots):
     assert top["label"] == str(labels[top["record"]])
 
 
+@pytest.mark.campaign
 def test_in_rounds_the_bound_is_of_the_first(tmp_path, plain_plots, monkeypatch):
     from pate.audits import leave_one_out
 

@@ -101,7 +101,7 @@ def test_engines_give_the_same_votes_of_boosters(project: Any) -> None:
 
 
 @pytest.mark.parametrize("library", FORMATS)
-@pytest.mark.sample(1)
+@pytest.mark.campaign
 def test_a_boosted_student_is_released_and_loads(project: Any, library: str) -> None:
     spec, name = FORMATS[library]
     project.write(student=spec)

@@ -336,6 +336,7 @@ def test_files_are_for_their_owner_and_agree(made):
     assert stat.S_IMODE((made.place / "private").stat().st_mode) == 0o700
 
 
+@pytest.mark.campaign
 def test_a_notebook_shows_what_may_be_published(made):
     with contextlib.chdir(made.folder):
         found = pate.compare("mine.toml", engine="serial", data_root="data")
@@ -369,6 +370,7 @@ def test_what_is_done_is_reported_as_done(made):
 
 
 @pytest.mark.parametrize("name", LEDGERS)
+@pytest.mark.sample(1)
 def test_a_comparison_whose_ledger_is_lost_is_refused_and_none_is_made(made, name):
     ledger = made.folder / "data" / "ledgers" / name
     table = (made.place / "compare.json").read_bytes()
@@ -388,7 +390,7 @@ def test_a_comparison_whose_ledger_is_lost_is_refused_and_none_is_made(made, nam
 
 
 @pytest.mark.parametrize("name", LEDGERS)
-@pytest.mark.sample(1)
+@pytest.mark.campaign
 def test_an_older_copy_of_a_ledger_is_no_ledger_of_what_is_released(begun, name):
     """Of two points one is missing: the copy was made between them."""
     ledger = begun.folder / "data" / "ledgers" / name
@@ -566,6 +568,7 @@ def test_a_comparison_of_the_same_name_elsewhere_is_part_of_the_study(project):
     require_readings(project, content)
 
 
+@pytest.mark.campaign
 def test_a_lost_model_is_not_paid_for_again_unasked(project):
     write(project)
     _, fixed = compared(project, "--epsilon", "4,8")
@@ -586,6 +589,7 @@ def test_a_lost_model_is_not_paid_for_again_unasked(project):
     assert compared(project, "--epsilon", "4,8")[1] is False  # it is known from now on
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", LEDGERS)
 def test_what_was_run_by_itself_is_not_used(begun, name):
     """Points of either method in the comparison's folder that do not bear its tag."""
@@ -607,6 +611,7 @@ def interrupted(*words):
     raise KeyboardInterrupt
 
 
+@pytest.mark.campaign
 def test_a_model_keeps_its_study_whoever_brings_it_to_its_end(project, monkeypatch):
     write(project)
     from dpsgd import training
@@ -623,6 +628,7 @@ def test_a_model_keeps_its_study_whoever_brings_it_to_its_end(project, monkeypat
     assert json.loads(file.read_text())["study"] == "compare mine"
 
 
+@pytest.mark.campaign
 def test_fewer_points_after_a_result_cost_what_was_planned(project, monkeypatch):
     write(project)
 
@@ -731,6 +737,7 @@ def test_shards_that_cannot_be_made_leave_no_ledger(project):
     assert not list(project.folder.rglob("*.ledger"))
 
 
+@pytest.mark.campaign
 def test_seeded_noise_is_reported_and_publishes_nothing(project):
     write(project)
     done = project.call(*WORDS, "--insecure-seed", "1", "--epsilon", "4", "--seeds", "1", "--json")

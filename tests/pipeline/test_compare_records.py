@@ -244,6 +244,7 @@ def test_a_dry_run_states_what_it_comes_to(made, tmp_path, project_in):
     assert total.neighbours is Neighbours.ZERO_OUT
 
 
+@pytest.mark.campaign
 def test_the_note_of_a_table_counts_the_inputs_that_a_record_reaches(project):
     words = ("--json", "--seeds", "1", "--epsilon", "1", "--insecure-seed", "1")
     (project.folder / "mine.toml").write_text(
@@ -255,6 +256,7 @@ def test_the_note_of_a_table_counts_the_inputs_that_a_record_reaches(project):
     assert "votes once, at the 2 public inputs nearest to it;" in " ".join(content["notes"])
 
 
+@pytest.mark.campaign
 def test_points_that_are_added_later_cost_what_the_ledgers_state(project):
     prepared(project)
     once = (*WORDS, "--seeds", "1", "--json")
@@ -289,6 +291,7 @@ def test_a_budget_without_room_is_refused_before_anything_is_charged(project, na
     assert charges(project) == [[], []]
 
 
+@pytest.mark.campaign
 def test_without_teachers_the_cost_of_tables_is_pure(project):
     prepared(project)
     text = RECIPE[: RECIPE.index("[pate]")] + RECIPE[RECIPE.index("[dpsgd.model]") :]
@@ -303,6 +306,7 @@ def test_without_teachers_the_cost_of_tables_is_pure(project):
     assert content["cost"]["together"]["delta"] == pytest.approx(DELTA)  # that of DP-SGD
 
 
+@pytest.mark.campaign
 def test_labels_of_one_class_end_in_no_student_and_the_comparison_goes_on(project):
     """Counts of 18 a cell drown in noise of scale 1000: no class is ahead."""
     prepared(project)
@@ -324,6 +328,7 @@ def test_labels_of_one_class_end_in_no_student_and_the_comparison_goes_on(projec
         assert len(opened.charges()) == 1  # it was paid for, and is not paid for again
 
 
+@pytest.mark.campaign
 def test_an_audit_attacks_all_methods_with_the_same_records(made, plain_plots):
     before = made.place.joinpath("compare.json").read_bytes()
     spent = [[each.release for each in side] for side in charges(made)]

@@ -308,6 +308,7 @@ def test_quiet_says_the_result_alone(quick):
     assert "epoch" not in output
 
 
+@pytest.mark.campaign
 def test_every_rule_and_way_to_say_it(quick):
     variants = [
         ("--set", 'clipping.rule="flat"'),
@@ -405,6 +406,7 @@ def test_a_second_ledger_of_the_same_records_needs_a_word(quick):
     assert "charges there and here add up" in quick.train(*words, "--spend")
 
 
+@pytest.mark.campaign
 def test_another_recipe_in_the_same_folder_costs_again(quick):
     quick.train()
     refused = quick.train("--epsilon", "3", code=3)
@@ -588,6 +590,7 @@ def test_the_shipped_digits_recipe(quick):
     assert report["accuracy"] > 0.85
 
 
+@pytest.mark.campaign
 def test_recipes_are_for_one_command_each(project):
     output = project.dpsgd("train", "digits", code=2)
     assert "digits is a recipe for `pate run`, not for `dpsgd train`" in output
@@ -633,6 +636,7 @@ def test_version_and_light_help(project):
 STEP = ("epsilon", "--sample-rate", "0.01", "--delta", "1e-5")
 
 
+@pytest.mark.campaign
 def test_epsilon_finds_what_is_missing(project):
     by = ("--accountant", "moments")
     noise = project.dpsgd(*STEP, "--steps", "1000", "--target-epsilon", "2", *by)
@@ -664,6 +668,7 @@ def test_epsilon_by_every_accountant(project):
 # --- one charge, one draw, and what a guarantee does not cover ---------------------------------
 
 
+@pytest.mark.campaign
 def test_components_that_are_gone_are_not_drawn_again(quick):
     quick.train()
     shutil.rmtree(quick.run_folder / "released")
@@ -679,6 +684,7 @@ def test_a_finished_run_is_not_taken_for_one_on_other_data(quick):
 
 
 @pytest.mark.parametrize("section", ["training.sampling=shuffle", "privacy.noise=fast"])
+@pytest.mark.sample(1)
 def test_what_no_guarantee_covers_is_kept_apart(quick, section):
     output = quick.train("--set", section)
     assert quick.charges() == []

@@ -142,6 +142,7 @@ def matrix(project: Any, tmp_path_factory: Any) -> Path:
 @pytest.mark.parametrize(
     ("name", "weights"), [("given", "model.onnx"), ("matrix", "model.safetensors")]
 )
+@pytest.mark.sample(1)
 def test_a_folder_for_hubs_is_a_release_of_its_own(
     name: str, weights: str, request: Any, tmp_path: Path, project: Any
 ) -> None:

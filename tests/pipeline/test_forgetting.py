@@ -228,6 +228,7 @@ def written(project, stage):
 
 
 @pytest.mark.parametrize("model", ["networks:Together", "networks:Remembers"])
+@pytest.mark.sample(1)
 def test_only_later_slices_are_trained_again(tmp_path, model):
     project = sliced_project(tmp_path / "sliced", model)
     project.call_run(stage="vote")

@@ -53,6 +53,7 @@ def test_without_the_key_one_line_has_both_shapes_and_the_remedy(images: Any) ->
     assert images.charges() == []
 
 
+@pytest.mark.campaign
 def test_with_the_key_teachers_and_the_student_learn_and_it_is_released(images: Any) -> None:
     model = {"model": "net:Net", "channels": "first", "epochs": 2}
     images.write(teachers=model, student=model)

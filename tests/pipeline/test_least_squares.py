@@ -353,6 +353,7 @@ intercept = 0.0
 """
 
 
+@pytest.mark.campaign
 def test_it_is_compared_where_the_recipe_has_its_section(project, monkeypatch):
     monkeypatch.setattr("pate.studies.compare.save_figure", lambda *_, **__: None)
     (project.folder / "mine.toml").write_text(COMPARISON)

@@ -169,7 +169,7 @@ def _private_file(project: Any) -> bytes:
     return (folder / "records.key").read_bytes()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["format", "root", "columns", "name", "split"])
 def test_the_same_records_under_another_name_are_noticed(
     project: Any, tmp_path: Path, how: str

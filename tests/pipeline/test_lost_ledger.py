@@ -41,6 +41,7 @@ def keep(project: Any, name: str) -> Path:
 
 
 @pytest.mark.parametrize("lost", ["deleted", "older", "without the sanitised figure"])
+@pytest.mark.sample(1)
 def test_no_figure_comes_from_a_ledger_that_lacks_a_charge(project: Any, lost: str) -> None:
     copy = None
     if lost == "older":  # made by another run, before this one
@@ -79,6 +80,7 @@ def draw(project: Any, folder: str, words: tuple[str, ...], barrier: Any, result
         results.put((folder, str(error)))
 
 
+@pytest.mark.campaign
 def test_three_at_once_in_three_folders_pay_once(project: Any) -> None:
     """The same data and settings: of all who ask at once one is charged, and releases."""
     project.engine = "serial"

@@ -448,6 +448,7 @@ def test_recipe_that_is_not_text(pate):
     refused(pate("run", "my.toml"), "my.toml", "folder")
 
 
+@pytest.mark.campaign
 def test_recipe_that_is_a_pipe(here):
     """Nobody writes into it: whoever reads waits for ever."""
     os.mkfifo("pipe.toml")
@@ -747,6 +748,7 @@ def test_class_folders_of_another_encoding(run):
     refused(run("--set", "data.source=images"), "a class of images is not Unicode text", "rename")
 
 
+@pytest.mark.campaign
 def test_folders_of_another_encoding(run, pate):
     out, released = os.fsdecode(b"\xe9"), os.fsdecode(b"\xe8")
     own = ("--plugin-path", "plugins")
@@ -828,6 +830,7 @@ BAD_MODELS = {
 
 
 @pytest.mark.parametrize("model", BAD_MODELS)
+@pytest.mark.sample(6)
 def test_teacher(model, run):
     change("crew:Centroids", model)
     result = run()
@@ -1098,6 +1101,7 @@ def test_process_without_a_terminal_that_knows_greek(here):
     refused(result, "one answer", exit_code=3)
 
 
+@pytest.mark.campaign
 def test_process_teacher_that_hangs(here):
     change("crew:Centroids", "crew:Hangs")
     result = process(
@@ -1107,6 +1111,7 @@ def test_process_teacher_that_hangs(here):
     refused(result, "teacher", "within 1 s")
 
 
+@pytest.mark.campaign
 def test_process_teacher_that_raises_in_a_worker(here):
     change("crew:Centroids", "crew:Raises")
     result = process("run", "my.toml", "--engine", "processes:1", "--plugin-path", "plugins")
@@ -1115,6 +1120,7 @@ def test_process_teacher_that_raises_in_a_worker(here):
     assert "digest" not in result[1] + result[2]
 
 
+@pytest.mark.campaign
 def test_process_without_utf8(here):
     """In the C locale, and told not to take UTF-8 for it, a file is ASCII unless one says else."""
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG"))}
@@ -1133,6 +1139,7 @@ def test_process_without_utf8(here):
     assert "ε" in Path("runs/my/report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.campaign
 def test_process_whose_reader_goes_away(here):
     """``pate run my.toml | head -1``."""
     command = [sys.executable, "-m", "pate", "run", "my.toml", "--engine", "serial",

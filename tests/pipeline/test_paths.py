@@ -183,6 +183,7 @@ def test_the_option_wins_over_the_recipes_plugins(project: Any, elsewhere: Any) 
     assert home["plugin_path"] == str(project.folder / "plugins")
 
 
+@pytest.mark.campaign
 def test_plugins_of_the_recipe_in_sweeps_and_plans(
     project: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def epsilon_of(row: dict[str, Any], delta: float) -> float:
 
 
 @pytest.mark.parametrize("mechanism", ["gnmax", "confident", "lnmax"])
+@pytest.mark.sample(1)
 def test_the_plan_runs_and_keeps_its_promise(project: Any, mechanism: str) -> None:
     told = project.call(
         "plan", "tiny.toml", "--epsilon", "20", *SIMULATED, "--teachers", "6,9",
@@ -68,6 +69,7 @@ def test_the_plan_runs_and_keeps_its_promise(project: Any, mechanism: str) -> No
     assert plan["queries"] == recipe["aggregate"]["queries"]
 
 
+@pytest.mark.campaign
 def test_every_epsilon_of_the_table_is_the_accountants(project: Any) -> None:
     words = ("plan", "tiny.toml", "--epsilon", "8", "--delta", "1e-4", *SIMULATED, "--json")
     report = json.loads(project.call(*words).stdout)
@@ -120,6 +122,7 @@ def test_a_surrogate_that_was_private_before_is_told(project: Any) -> None:
         ({"rounds": 4}, {}),
     ],
 )
+@pytest.mark.sample(1)
 def test_of_an_interactive_recipe_what_a_plan_can_use_is_kept(
     project: Any, choose: dict[str, Any], kept: dict[str, Any]
 ) -> None:
@@ -178,6 +181,7 @@ def test_a_surrogate_decides_by_rehearsal(project: Any) -> None:
         (("--epsilon", "1", *SIMULATED, "--plot", "no/where.png"), "cannot plot no/where.png"),
     ],
 )
+@pytest.mark.sample(5)
 def test_mistakes_are_one_line(project: Any, words: tuple[str, ...], says: str) -> None:
     before = (project.folder / "tiny.toml").read_text()
     told = project.call("plan", "tiny.toml", *words, "--quiet", code=2)
@@ -276,6 +280,7 @@ def test_record_votes_are_planned_and_compared_with_teachers(project: Any) -> No
     assert "how records vote cannot be simulated from --accuracy" in refused.stderr
 
 
+@pytest.mark.campaign
 def test_a_recipe_of_teachers_is_planned_with_record_votes(project: Any) -> None:
     _like_tiny(project, "like.npz")
     words = ("plan", "tiny.toml", "--surrogate", "like.npz", *SURROGATE[2:4], "--epsilon", "4")
@@ -321,6 +326,7 @@ def _like_tiny(project: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["like.npz", "like.csv"])
+@pytest.mark.sample(1)
 def test_a_file_is_a_surrogate(project: Any, name: str) -> None:
     _like_tiny(project, name)
     more = ("--set", "data.label=y", "--no-rehearse", "--plugin-path", "plugins", "--json")

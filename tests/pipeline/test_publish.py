@@ -150,6 +150,7 @@ def test_one_epsilon_is_one_value_wherever_it_stands(done: Any) -> None:
     assert (printed["epsilon"], printed["epsilon_printed"]) == (stated, shown)
 
 
+@pytest.mark.campaign
 def test_settings_of_a_study_quote_the_study(done: Any) -> None:
     words = ("--over", "aggregate.scale=3.0,4.0", "--plugin-path", "plugins", "--engine", "serial")
     done.call("sweep", "tiny.toml", *words)
@@ -175,6 +176,7 @@ def test_nothing_is_sanitised_unless_asked_for(done: Any) -> None:
     assert done.json("account", "guarantees.json")["why_not"] == "not asked for"
 
 
+@pytest.mark.campaign
 def test_a_run_of_an_earlier_version_stays_complete(project: Any) -> None:
     """It was sanitised by default: the recipe does not name the key, and its result has one."""
     project.call_run()  # "sanitise = true" gives what the old default gave

@@ -51,7 +51,7 @@ def rounds(project: Any) -> list[bytes]:
 
 @pytest.mark.parametrize("choose", CHOICES)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 def test_every_choice_with_every_mechanism(project: Any, choose: str, mechanism: str) -> None:
     project.write(aggregate={"scale": None, **MECHANISMS[mechanism], "choose": choose})
     project.call_run("--insecure-seed", "1")
@@ -258,7 +258,7 @@ UNCERTAIN = {"choose": "uncertain", "rounds": 3}
 
 
 @pytest.mark.parametrize("moment", DIE)
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_killed_between_rounds(project: Any, moment: str) -> None:
     project.write(aggregate=UNCERTAIN)
     die_at(project, moment)
@@ -296,6 +296,7 @@ def test_an_interactive_run_goes_on_with_its_rounds(project: Any) -> None:
 
 
 @pytest.mark.parametrize("moment", ["charged", "marked", "second stored"])
+@pytest.mark.sample(1)
 def test_a_copy_of_a_run_does_not_draw_for_the_same_charge(project: Any, moment: str) -> None:
     project.write(aggregate=UNCERTAIN)
     die_at(project, moment)
@@ -313,6 +314,7 @@ def test_a_copy_of_a_run_does_not_draw_for_the_same_charge(project: Any, moment:
     assert charged(project) == [12, 12]
 
 
+@pytest.mark.campaign
 def test_a_draw_that_raced_is_not_shown(project: Any) -> None:
     """Two copies draw one round at once, before either marks it: one of them is not shown."""
     project.write(aggregate=UNCERTAIN)

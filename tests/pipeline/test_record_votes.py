@@ -241,6 +241,7 @@ def test_dry_run_and_status(records):
 
 
 @pytest.mark.parametrize("moment", ["drawn", "charged", "published"])
+@pytest.mark.sample(1)
 def test_killed_on_either_side_of_the_charge(records, moment):
     before = {
         "drawn": "Ledger.charge = die",

@@ -159,6 +159,7 @@ def test_the_student_answers_as_the_run_measured_it(copied: Any) -> None:
         student.predict(np.zeros((3, 5)))
 
 
+@pytest.mark.campaign
 def test_a_release_is_made_once_in_a_place_and_the_same_again_in_another(copied: Any) -> None:
     release(copied)
     refused = release(copied, code=2).stderr
@@ -194,6 +195,7 @@ def test_a_plugin_student_needs_its_code_and_trust(project: Any) -> None:
     assert "Not checked" not in project.call(*again, "--trust").stdout
 
 
+@pytest.mark.campaign
 def test_a_student_that_ends_the_process_fails_its_trial(project: Any) -> None:
     project.call_run()
     release(project)
@@ -330,7 +332,7 @@ def test_digits_from_data_to_a_verified_release(project: Any) -> None:
     ids=lambda each: each.get("mechanism", "uncertain"),
 )
 @pytest.mark.parametrize("sanitise", [True, False])
-@pytest.mark.sample(2)
+@pytest.mark.campaign
 def test_every_mechanism_with_and_without_a_sanitised_epsilon(
     project: Any, aggregate: Any, sanitise: bool
 ) -> None:
@@ -356,6 +358,7 @@ def test_every_mechanism_with_and_without_a_sanitised_epsilon(
     assert statement["guarantee"]["epsilon"] == pytest.approx(again, rel=1e-12)
 
 
+@pytest.mark.campaign
 def test_a_mix_of_teachers_is_named_and_stays_at_home(project: Any) -> None:
     mix = [
         {"model": "centroids:Centroids", "params": {"shrink": 0.125}},
@@ -390,6 +393,7 @@ def test_a_sanitised_epsilon_has_its_price_in_the_guarantee(project: Any) -> Non
     assert any("guarantee.json: epsilon is" in each for each in verify_release(out).problems)
 
 
+@pytest.mark.campaign
 def test_a_sanitised_epsilon_that_reveals_no_vote_has_no_price(project: Any) -> None:
     """So much noise that the data-dependent bound never applies: the figure is the events' own."""
     project.write(aggregate={"scale": 60.0}, student=TREE)
@@ -411,7 +415,7 @@ def test_a_sanitised_epsilon_that_reveals_no_vote_has_no_price(project: Any) -> 
 
 @pytest.mark.parametrize("sanitise", [True, False])
 @pytest.mark.parametrize("budget", [None, 60.0])
-@pytest.mark.sample(1)
+@pytest.mark.campaign
 def test_labels_that_were_extended_are_covered_by_the_ledger(
     project: Any, sanitise: bool, budget: float | None
 ) -> None:
@@ -433,6 +437,7 @@ def test_labels_that_were_extended_are_covered_by_the_ledger(
     assert statement["guarantee"]["epsilon"] == statement["data_set"]["guarantee"]["epsilon"]
 
 
+@pytest.mark.campaign
 def test_the_cost_of_other_releases_is_stated_beside(project: Any) -> None:
     project.write(student=TREE, privacy={"sanitise": False})
     project.call_run()
@@ -454,6 +459,7 @@ def test_the_cost_of_other_releases_is_stated_beside(project: Any) -> None:
     assert "* 1 other release was drawn from this data set." in second
 
 
+@pytest.mark.campaign
 def test_a_budget_is_the_epsilon_of_all_releases(project: Any) -> None:
     project.write(student=TREE, privacy={"budget": 30.0})
     project.call_run()
@@ -664,6 +670,7 @@ def test_a_path_of_the_machine_is_refused(project: Any, where: str) -> None:
     assert "holds a path of this machine" in refused(project)
 
 
+@pytest.mark.campaign
 def test_what_a_student_wrote_of_the_machine_is_refused(project: Any) -> None:
     """A class that keeps where it was: found in the bytes, whatever the format."""
     code = (
@@ -780,6 +787,7 @@ def _quieter(events: list[str]) -> list[str]:
         (lambda c: c.update(labels=_quieter(c["labels"])), "not those of the mechanism"),
     ],
 )
+@pytest.mark.sample(6)
 def test_values_that_do_not_follow_are_found(
     given: Path, tmp_path: Path, edit: Any, says: str
 ) -> None:
@@ -831,6 +839,7 @@ def test_verify_ends_with_one_and_a_line_for_each_problem(given: Path, copied: A
         (lambda c: c.update(date="yesterday"), "date is wrong"),
     ],
 )
+@pytest.mark.sample(4)
 def test_values_out_of_range_are_found(given: Path, tmp_path: Path, edit: Any, says: str) -> None:
     out = tmp_path / "out"
     shutil.copytree(given, out)
@@ -1023,6 +1032,7 @@ def test_both_commands_print_the_digest_of_the_list(copied: Any) -> None:
 # --- what a run may hold ----------------------------------------------------------------------
 
 
+@pytest.mark.campaign
 def test_a_class_may_be_called_anything(copied: Any) -> None:
     file = copied.path("evaluate") / "evaluation.json"
     names = ["ε = 0.1", "<img src=http://x>\n\n# **Safe**", "`|`"]

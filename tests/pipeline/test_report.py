@@ -254,6 +254,7 @@ def test_private_facts_add_up(made, monkeypatch):
     assert facts.dependent_queries[-1] == len(made.array("aggregate", "asked.npy"))
 
 
+@pytest.mark.campaign
 def test_names_of_classes_are_text(project):
     features, labels = blurred(NASTY)
     np.savez(project.folder / "tiny.npz", X=features, y=labels)
@@ -285,7 +286,7 @@ def test_names_of_classes_are_text(project):
     ],
     ids=["seeded", "shuffled", "gnmax", "not sanitised", "classic", "interactive"],
 )  # fmt: skip
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_variants_of_a_run(project, sections, words, said):
     project.write(**sections)
     project.call_run(*words)
@@ -318,6 +319,7 @@ def test_traces_of_tuning_are_shown(project):
     assert float(shown) == pytest.approx(float(published), rel=2e-3)
 
 
+@pytest.mark.campaign
 def test_more_queries_later_are_shown(project):
     project.call_run()
     project.write(aggregate={"queries": 20})
@@ -368,6 +370,7 @@ def test_what_to_read_first(made):
     assert "recall is zero" in warning  # once for one class
 
 
+@pytest.mark.campaign
 def test_a_data_dependent_figure_above_the_guarantee_has_its_reason(made):
     with contextlib.chdir(made.folder):
         run = open_run(made.run_folder, plugin_path=made.folder / "plugins")
@@ -430,6 +433,7 @@ def one_line(done):
     return done.stderr
 
 
+@pytest.mark.campaign
 def test_mistakes_are_one_line(made, tmp_path):
     run = ["report", "runs/tiny", "--plugin-path", "plugins"]
     assert "there is no run in" in one_line(made.call("report", "runs/none", code=2))

@@ -210,6 +210,7 @@ def test_a_student_that_cannot_be_made_is_refused_before_the_charge(
     assert not project.charges()
 
 
+@pytest.mark.campaign
 def test_a_run_of_an_earlier_version_with_plugins_is_still_complete(
     project: Any, monkeypatch: Any
 ) -> None:
@@ -654,6 +655,7 @@ def test_a_figure_without_a_price_adds_nothing_to_the_guarantee(project: Any) ->
 
 
 @pytest.mark.parametrize("mechanism", ["lnmax", "confident"])
+@pytest.mark.sample(1)
 def test_where_the_sanitised_figure_holds_is_said(project: Any, mechanism: str) -> None:
     noise = {"scale": None, "threshold": 3.0, "sigma1": 2.0, "sigma2": 2.0}
     own = {} if mechanism == "lnmax" else noise

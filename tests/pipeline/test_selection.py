@@ -435,6 +435,7 @@ def test_votes_that_spoke_before_need_consent(tiny: Any) -> None:
     assert len(paid(tiny)) == 2
 
 
+@pytest.mark.campaign
 def test_choosing_again_among_the_same_votes_needs_consent(tiny: Any) -> None:
     choose(tiny)
     wider = ("--over", "teachers.count=4,6,5", "--over", "aggregate.scale=1.0,3.0")
@@ -601,7 +602,7 @@ TAMPERED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", TAMPERED)
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_what_was_changed_is_found(released: Any, tmp_path: Path, kind: str) -> None:
     out = shutil.copytree(released.folder / "out", tmp_path / "out")
     change(out / "release.json", TAMPERED[kind])
@@ -639,6 +640,7 @@ def test_a_smaller_epsilon_is_found(released: Any, tmp_path: Path) -> None:
     assert any("its events are not those" in each for each in problems)
 
 
+@pytest.mark.campaign
 def test_a_ledger_that_disagrees_is_believed(released: Any, tmp_path: Path) -> None:
     """A run whose files say less than was charged is not released."""
     shutil.copytree(released.folder, tmp_path / "project")
@@ -688,6 +690,7 @@ def test_a_choice_among_points_of_a_sweep_that_was_seen_is_asked_about(project: 
     assert "Its owner states" in (project.folder / "out" / "MODEL_CARD.md").read_text()
 
 
+@pytest.mark.campaign
 def test_leftovers_of_a_killed_release_are_swept(released: Any, tmp_path: Path) -> None:
     mine, other = tmp_path / ".pate-release-abc", tmp_path / ".draft-of-somebody"
     for each in (mine, other):

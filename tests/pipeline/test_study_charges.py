@@ -284,6 +284,7 @@ def test_what_was_not_planned_by_one_method_is_shown_of_both(project: Any) -> No
     )
 
 
+@pytest.mark.campaign
 def test_ledger_show_restates_lots_for_a_shuffled_partition(project: Any) -> None:
     project.write(partition={"method": "shuffle"})
     run(project)
@@ -321,6 +322,7 @@ def stated(guarantee: Any) -> str:
     return format_cost(guarantee.epsilon, guarantee.delta)
 
 
+@pytest.mark.campaign
 def test_a_release_does_not_hold_the_name_of_a_folder(project: Any) -> None:
     finish(project, "aggregate.scale=3.0")
     let_out(project, "runs/tiny", "--chosen-beforehand")
@@ -355,7 +357,7 @@ def other_draw(project: Any, how: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", ["plug-ins", "the same votes"])
-@pytest.mark.sample(1)
+@pytest.mark.campaign
 def test_settings_of_a_study_drawn_after_it_are_of_the_study(project: Any, how: str) -> None:
     finish(project, "aggregate.scale=3.0")
     finish(project, "aggregate.scale=4.0")
@@ -425,6 +427,7 @@ def test_a_sanitised_figure_is_of_the_study_though_its_draw_is_gone(project: Any
     assert sanitised.studies == labels.studies == (STUDY,)
 
 
+@pytest.mark.campaign
 def test_settings_of_a_study_drawn_before_it_are_of_none(project: Any) -> None:
     """What was drawn before there was a result was not chosen by it."""
     plugins = other_plugins(project)
@@ -467,7 +470,7 @@ def test_draws_with_the_same_settings_are_counted(project: Any) -> None:
 
 
 @pytest.mark.parametrize("planned", [True, False])
-@pytest.mark.sample(1)
+@pytest.mark.campaign
 def test_the_page_and_the_summary_mention_a_study(project: Any, planned: bool) -> None:
     finish(project, study=None)
     page = project.run_folder / "report.html"

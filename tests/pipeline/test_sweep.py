@@ -206,6 +206,7 @@ def test_the_warning_states_what_all_of_it_costs(project: Any) -> None:
     assert f"sweep tiny-sweep: {content}" in shown
 
 
+@pytest.mark.campaign
 def test_one_point_is_taken_up_as_it_is(project: Any) -> None:
     printed = sweep(project, *TWO, "--set", "aggregate.queries=10").stdout
     paid = charges(project)
@@ -297,6 +298,7 @@ def test_labels_too_few_for_a_student_leave_a_row_without_one(project: Any) -> N
     assert len(charges(project)) == 2
 
 
+@pytest.mark.campaign
 def test_points_added_after_a_result_are_covered_by_the_ledger_alone(project: Any) -> None:
     sweep(project, *TWO)
     assert swept(project)["together"]["planned_in_advance"] is True
@@ -319,6 +321,7 @@ def test_points_added_after_a_result_are_covered_by_the_ledger_alone(project: An
     assert swept(project)["together"] == unplanned(project, releases=3)
 
 
+@pytest.mark.campaign
 def test_a_sweep_of_the_same_name_elsewhere_is_part_of_the_study(project: Any) -> None:
     for place in ("one", "two", "one"):
         sweep(project, *TWO, "--out", f"{place}/it", *(["--spend"] if place == "two" else []))
@@ -435,6 +438,7 @@ def tag_afterwards(project: Any, name: str) -> None:
             ledger.charge(each.events, release=each.release, study=name)
 
 
+@pytest.mark.campaign
 def test_a_ledger_of_an_older_version_adds_up_as_before(project: Any) -> None:
     """There a point of one study was taken over by another: it bears the tags of both."""
     sweep(project, "--over", "aggregate.scale=2.0", "--out", "t/a")
@@ -497,6 +501,7 @@ def test_stopped_after_a_result_it_costs_what_was_planned(
     assert swept(project)["together"] == whole | {"releases": 3, "unpaid": 0}
 
 
+@pytest.mark.campaign
 def test_another_sweep_in_the_folder_meanwhile_is_not_forgotten(
     project: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -559,6 +564,7 @@ def test_once_something_is_charged_the_plan_stays(
     assert swept(project)["together"] == unplanned(project, releases=2)
 
 
+@pytest.mark.campaign
 def test_lost_answers_are_not_paid_for_again_unasked(project: Any) -> None:
     sweep(project, *TWO)
     shutil.rmtree(project.folder / "runs" / "tiny-sweep")
@@ -587,6 +593,7 @@ def test_what_changed_is_not_paid_for_again_unasked(project: Any, what: str) -> 
     assert len(charges(project)) == 5
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("paid", [1, 2])
 def test_a_charge_without_its_release_is_not_counted_twice(
     project: Any, monkeypatch: pytest.MonkeyPatch, paid: int
@@ -706,7 +713,7 @@ def test_what_is_charged_is_what_was_planned(project: Any, mechanism: str) -> No
 
 
 @pytest.mark.parametrize("left", [None, "{", "[]", "{}"])
-@pytest.mark.sample(1)
+@pytest.mark.campaign
 def test_a_table_that_is_lost_or_damaged_is_written_anew(project: Any, left: str | None) -> None:
     sweep(project, *TWO)
     file = project.folder / "runs/tiny-sweep/sweep.json"
@@ -722,6 +729,7 @@ def test_a_table_that_is_lost_or_damaged_is_written_anew(project: Any, left: str
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["lost", "an older copy"])
+@pytest.mark.sample(1)
 def test_without_the_charges_of_its_points_a_sweep_does_not_go_on(
     project: Any, tmp_path: Path, older: bool
 ) -> None:
@@ -758,6 +766,7 @@ def test_without_the_charges_of_earlier_points_a_sweep_does_not_go_on(project: A
     assert "restore the ledger from a backup" in done.stderr
 
 
+@pytest.mark.campaign
 def test_teachers_that_were_changed_after_results_were_not_planned(project: Any) -> None:
     sweep(project, *TWO)
     assert study(project).in_advance
@@ -786,6 +795,7 @@ def test_teachers_that_were_changed_before_any_result_cost_nothing_more(
     assert swept(project)["together"]["epsilon"] == pytest.approx(cost_of([2.0, 4.0]))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("first", ["secure", "seeded"])
 def test_seeded_noise_and_secure_noise_do_not_share_a_folder(project: Any, first: str) -> None:
     seed = ("--insecure-seed", "3")

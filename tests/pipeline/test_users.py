@@ -230,6 +230,7 @@ def test_patients_are_compared_with_patients(patients):
     assert "where its user has no other" not in shown
 
 
+@pytest.mark.campaign
 def test_record_votes_of_patients_are_compared_with_patients(patients):
     """All three methods protect patients; what they cost together does, too."""
     project = Project(patients.folder)

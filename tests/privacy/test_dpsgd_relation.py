@@ -202,6 +202,7 @@ def test_refusals_are_about_the_public_number():
 
 
 @pytest.mark.parametrize("records", [None, 400])
+@pytest.mark.sample(1)
 def test_make_private_works_from_the_public_number(records):
     def made(count):
         model = nn.Linear(2, 2)

@@ -334,6 +334,7 @@ def test_talkative_dpsgd_model(call):
     told(said, "steps in lots of 50", "epoch", "Test accuracy")  # our own words are heard
 
 
+@pytest.mark.campaign
 def test_the_owner_may_see_it(call):
     """With --debug, and for the one command: the next one is silent again."""
     setting = "teachers.params.how=InvalidInput"

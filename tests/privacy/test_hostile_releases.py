@@ -158,6 +158,7 @@ def test_a_tree_that_leads_nowhere_crashes_nothing(old: Path) -> None:
 
 @pytest.mark.parametrize("name", ["README.md", "config.json", "model.onnx", "model.safetensors"])
 @pytest.mark.parametrize("kind", ["format-1", "format-3", "format-3-dpsgd"])
+@pytest.mark.sample(4)
 def test_no_second_card_or_model_lies_beside_the_checked_one(
     kind: str, name: str, tmp_path: Path
 ) -> None:

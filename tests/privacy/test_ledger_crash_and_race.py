@@ -176,7 +176,7 @@ def dies_at(statement, path):
 
 
 @pytest.mark.parametrize("old", [True, False])
-@pytest.mark.sample(1)
+@pytest.mark.campaign
 def test_killed_between_any_two_steps(tmp_path, old):
     """Of making a ledger, or of bringing an old one up to date, and of charging it."""
     kills, statement = 0, 0

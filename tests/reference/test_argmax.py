@@ -247,6 +247,7 @@ def test_the_start_of_the_table(certificate, table, name):
 
 @pytest.mark.parametrize("sample", [(24,), pytest.param((0, 35, 50), marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.sample(1)
 def test_the_table_has_its_margin_and_is_certified(certificate, table, name, sample):
     """A sample of the table, certified again."""
     case, rows = certificate.CASES[name], table[name]

@@ -56,6 +56,7 @@ def holds(distance, size):
 @pytest.mark.parametrize(
     "source", [{}, {"noise": "fast"}, {"insecure_seed": 3}], ids=["secure", "fast", "seeded"]
 )
+@pytest.mark.sample(9)
 def test_flat(size, source, batch_size):
     """Noise once for each lot: with sixteen batches of one it would be four times as large."""
     layers = moved(Flat(0.8), noise_multiplier=Z * size, batch_size=batch_size, **source)

@@ -90,6 +90,7 @@ def wins(row, noise):
 
 @SIZES
 @pytest.mark.parametrize("kind", ["laplace", "gaussian", "gumbel", "confident"])
+@pytest.mark.sample(4)
 def test_four_classes_win_as_often_as_they_should(kind, size):
     """Chi-square with 3 degrees of freedom: rejects right noise once in a million."""
     row = [30, 22, 15, 0]

@@ -214,6 +214,7 @@ def test_versions_agree_and_every_dependency_is_pinned():
         assert name in pins | {"pate-privacy"}, requirement
 
 
+@pytest.mark.campaign
 def test_torchvision_comes_through_one_door():
     """In a fresh process: works beside a CPU-only torch, and leaves a good install alone."""
     code = (

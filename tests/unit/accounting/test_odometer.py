@@ -88,6 +88,7 @@ def at_the_best(delta, conversion):
 @pytest.mark.parametrize("conversion", Conversion)
 @pytest.mark.parametrize("delta", [0.2, 0.01])
 @pytest.mark.parametrize("menu", MENUS)
+@pytest.mark.sample(4)
 def test_it_holds_whenever_an_adversary_stops(menu, delta, conversion):
     found = [worst(menu, at(each, delta, conversion), steps=8) for each in LAMBDAS]
     assert max(found) <= delta * (1 + 1e-9)

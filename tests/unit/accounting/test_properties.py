@@ -89,6 +89,7 @@ BY_NOISE = {
 
 @pytest.mark.parametrize("kind", BY_NOISE)
 @given(low=st.floats(0.4, 1e3), factor=st.floats(1.001, 50))
+@pytest.mark.sample(4)
 def test_more_noise_never_costs_more(kind, low, factor):
     loud = log_moments(BY_NOISE[kind](low * factor), MOMENTS)
     quiet = log_moments(BY_NOISE[kind](low), MOMENTS)

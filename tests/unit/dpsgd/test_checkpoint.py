@@ -112,6 +112,7 @@ def test_left_overs_of_a_killed_process_do_no_harm(path):
         ({"loss": lambda outputs, targets: outputs[:, 0]}, "loss"),
     ],
 )
+@pytest.mark.sample(5)
 def test_another_configuration_is_refused_by_name(path, change, word):
     make(path).fit(steps=2)
     with pytest.raises(InvalidInput, match=f"another run: .*{word}"):

@@ -70,6 +70,7 @@ def first_gradient(model, *, lots=1, reduction="mean", **more):
     [(mlp, X, 12), (images, X, 12), (Recurrent, WORDS, 12), (mlp, X, 1)],
     ids=["mlp", "images", "recurrent", "empty lots"],
 )
+@pytest.mark.sample(4)
 def test_a_loop_takes_the_steps_of_the_trainer(make, inputs, lot, optimizer, reduction):
     torch.manual_seed(5)
     model = make()

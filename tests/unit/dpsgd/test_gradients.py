@@ -317,6 +317,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.sample(14)
 def test_clipped_sums_are_those_of_one_example_at_a_time(name):
     torch.manual_seed(5)
     model, inputs = LAYERS[name]()
@@ -329,6 +330,7 @@ def test_clipped_sums_are_those_of_one_example_at_a_time(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.sample(10)
 def test_a_batch_of_one(name):
     torch.manual_seed(6)
     model, inputs = LAYERS[name]()
@@ -377,6 +379,7 @@ def networks(draw):
     return nn.Sequential(*layers), inputs, torch.randint(0, 3, (examples,))
 
 
+@pytest.mark.campaign
 @settings(max_examples=12, deadline=None)
 @given(networks())
 def test_random_networks_are_exact(network):

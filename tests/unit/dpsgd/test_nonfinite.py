@@ -122,6 +122,7 @@ def summed(model, loss, inputs, rule, *, seed=3):
 @pytest.mark.parametrize("weight", [math.nan, math.inf])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sample(32)
 def test_the_others_add_what_they_would_have_to_the_bit(name, rule, weight):
     """As if the bad examples had added exactly zero, under the same dropout."""
     model, inputs = made(name)
@@ -135,6 +136,7 @@ def test_the_others_add_what_they_would_have_to_the_bit(name, rule, weight):
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 3e38])
 @pytest.mark.parametrize("name", [name for name, (_, shape) in MODELS.items() if shape])
+@pytest.mark.sample(15)
 def test_so_do_they_where_inputs_are_not_finite(name, poison):
     model, inputs = made(name)
     expected, _ = summed(model, weighted(0.0), inputs, Flat(0.3))

@@ -83,6 +83,7 @@ def test_a_step_is_the_clipped_sum_of_its_lot_over_the_expected_size():
     "clipping", [Flat(0.5), PerLayer(0.3), Automatic(), AdaptiveQuantile(0.4)], ids=repr
 )
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 1000])
+@pytest.mark.sample(4)
 def test_batches_change_nothing(clipping, batch_size):
     whole = make(clipping=clipping).fit(steps=4)
     cut = make(clipping=clipping, batch_size=batch_size).fit(steps=4)
@@ -409,6 +410,7 @@ class Killed(BaseException):
     ],
     ids=["adaptive", "fast"],
 )
+@pytest.mark.sample(3)
 def test_a_seeded_run_goes_on_bit_for_bit(tmp_path, name, settings):
     def once(path, kill_after=None):
         model = nn.Sequential(network(), nn.Dropout(0.3), nn.Linear(2, 2))

@@ -169,6 +169,7 @@ WIDE = {
 
 @pytest.mark.parametrize("kind", WIDE)
 @pytest.mark.parametrize("counts", [(4, 4, 4, 4), (1, 5, 2, 3), (1, 1, 1, 40)])
+@pytest.mark.sample(3)
 def test_short_cuts_add_what_laid_out_sums_of_users_add(kind, counts):
     """In one batch users are short cuts of layers; batches of one record lay every sum out."""
     torch.manual_seed(3)

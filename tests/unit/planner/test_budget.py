@@ -30,6 +30,7 @@ CASES = [
 
 @pytest.mark.parametrize(("epsilon", "delta", "conversion"), CASES)
 @pytest.mark.parametrize("answers", [1, 37, 4000])
+@pytest.mark.sample(15)
 def test_least_noise_is_the_accountants(
     epsilon: float, delta: float, conversion: Conversion, answers: int
 ) -> None:

@@ -230,6 +230,7 @@ class Preference:
         return 0.9 if (profile.teachers, setting.mechanism) == (20, "lnmax") else 0.5
 
 
+@pytest.mark.campaign
 def test_a_rehearsal_has_the_last_word() -> None:
     profiles = [
         simulated(teachers=k, accuracy=a, classes=5, inputs=300) for k, a in ((20, 0.9), (200, 0.9))

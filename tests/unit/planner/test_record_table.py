@@ -81,6 +81,7 @@ def test_the_guarantee_is_that_of_the_noise(surrogate: Surrogate) -> None:
     assert gaussian.plan.guarantee.delta == 1e-5
 
 
+@pytest.mark.campaign
 def test_votes_are_scaled_to_the_private_data(surrogate: Surrogate) -> None:
     own = predicted(surrogate)
     assert (own.voted, own.cells, own.answered) == (650, 200, 200)
@@ -101,6 +102,7 @@ def test_votes_are_scaled_to_the_private_data(surrogate: Surrogate) -> None:
     assert (clustered.cells, clustered.voted) == (50, 650)
 
 
+@pytest.mark.campaign
 def test_automatic_cells_follow_the_noise_of_each_epsilon(surrogate: Surrogate) -> None:
     votes = VotesSpec(by="records", cells="auto", expected_records=650)
     some, all_inputs = (

@@ -49,6 +49,7 @@ def test_a_release_of_the_format_before_verifies_and_loads():
 
 
 @pytest.mark.parametrize("folder", THIRD, ids=lambda folder: folder.name)
+@pytest.mark.sample(1)
 def test_releases_of_format_3_verify_and_load(folder, tmp_path):
     checked = verify(folder)
     assert checked.problems == ()
@@ -65,6 +66,7 @@ def test_releases_of_format_3_verify_and_load(folder, tmp_path):
     )
 
 
+@pytest.mark.campaign
 def test_a_page_of_format_3_warns_of_no_class_without_labels():
     """It was written without that sentence, and is compared byte for byte."""
     statement, header, release = files(THIRD[0])
@@ -96,6 +98,7 @@ def test_an_older_release_cannot_pass_for_a_newer_one(tmp_path):
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0, 7.0, 14.0])
+@pytest.mark.sample(2)
 def test_card_and_page_judge_an_epsilon_alike(epsilon):
     statement, header, release = files()
     statement["guarantee"]["epsilon"] = epsilon
@@ -106,6 +109,7 @@ def test_card_and_page_judge_an_epsilon_alike(epsilon):
 
 
 @pytest.mark.parametrize("number", [2, 3, 4])
+@pytest.mark.sample(1)
 def test_names_and_notes_are_text_in_both(number):
     statement, header, release = files()
     nasty = "<script>alert(1)</script> *b* [x](http://y) `c`"
@@ -122,6 +126,7 @@ def test_names_and_notes_are_text_in_both(number):
     assert page.count("<script") == 1  # the page's own
 
 
+@pytest.mark.campaign
 def test_a_setting_of_a_later_version_is_not_on_an_older_page():
     statement, header, release = files()
     before = render_release_page(statement, header, release)

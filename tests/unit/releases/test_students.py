@@ -112,6 +112,7 @@ def test_a_model_of_scikit_learn_answers_the_same_as_a_graph(model):
         np.testing.assert_allclose(found["probabilities"], model.predict_proba(others), atol=1e-5)
 
 
+@pytest.mark.campaign
 def test_a_network_is_exported_without_a_word_of_the_machine():
     import torch
 
@@ -447,6 +448,7 @@ def test_a_network_is_as_large_as_its_weights(tmp_path):
         {"counts": np.array([0, 2])},
     ],
 )
+@pytest.mark.sample(1)
 def test_a_step_that_was_tampered_with_is_refused_in_one_line(tmp_path, tree, tensors):
     write_tensors(tmp_path / "encoder" / "step-0.safetensors", tensors)
     released(tmp_path, ONNX, graph=tree, encoder=[{"name": "one-hot"}])

@@ -152,6 +152,7 @@ def assert_same(one, other):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("module", [Net, Alone])
+@pytest.mark.sample(2)
 def test_teachers(module, optimizer, request):
     here, said = taught(module, optimizer)
     mode = request.getfixturevalue("elsewhere")
@@ -228,6 +229,7 @@ def killing(title, total, done, *_):
 
 @pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")  # it is no such device
 @pytest.mark.parametrize("case", [CASES[1], CASES[6], CASES[8]], ids=lambda case: case["method"])
+@pytest.mark.sample(1)
 def test_a_student_goes_on_from_its_checkpoint_on_another_device(case, tmp_path, request):
     here, _ = student(**case)
     with pytest.raises(Killed):

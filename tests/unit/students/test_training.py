@@ -70,6 +70,7 @@ class Killed(Exception):
 @pytest.mark.parametrize("average", [0.0, 0.9])
 @pytest.mark.parametrize("scored", [False, True])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.sample(4)
 def test_a_checkpoint_goes_on_bit_for_bit(optimizer, scored, average, tmp_path):
     inputs, _, labels = data()
 

@@ -179,6 +179,7 @@ def test_a_study_planned_before_zero_out_had_a_name_resumes(points, ledgers):
     assert cost_of(ledgers, points).in_advance
 
 
+@pytest.mark.campaign
 def test_costs_for_other_neighbours_are_restated_first(shuffled, ledgers):
     with opened(ledgers, shuffled):
         pass
@@ -220,6 +221,7 @@ def test_room_is_asked_of_both_ledgers_and_nothing_is_written(points, ledgers):
 
 
 @pytest.mark.parametrize("first", ["pate", "dpsgd"])
+@pytest.mark.sample(1)
 def test_room_is_asked_for_both_methods_where_one_ledger_is_still_to_be_made(ledgers, first):
     """The budget is the data set's: it binds the ledger that the comparison makes."""
     table = [ForAddRemove(PureDP(epsilon=2.0))]

@@ -91,6 +91,7 @@ def test_noise_that_is_left_out_is_the_least_that_fits(read, mechanism, event):
             assert point.labels[0].plan.guarantee.epsilon == planned
 
 
+@pytest.mark.campaign
 def test_noise_that_is_given_decides_how_much_is_asked(read):
     recipe = read("pate.aggregate.sigma=20.0", "pate.aggregate.queries=1000")
     small, large, *_ = make_points(recipe, public=300, private=1000)
@@ -101,6 +102,7 @@ def test_noise_that_is_given_decides_how_much_is_asked(read):
         make_points(read("pate.aggregate.sigma=0.1"), public=300, private=1000)
 
 
+@pytest.mark.campaign
 def test_points_go_by_repetition_and_the_largest_epsilon_has_the_baselines(read):
     points = make_points(read(), public=300, private=1000)
     assert [(point.seed, point.epsilon) for point in points] == [(0, 1), (0, 4), (1, 1), (1, 4)]

@@ -206,6 +206,7 @@ class Norm(Mlp):
         self.layers.append(nn.BatchNorm1d(classes))
 
 
+@pytest.mark.campaign
 def test_a_teacher_that_trains_alone_and_does_not_fit_stops():
     with limited_device(2**30, 1000):
         for call in (

@@ -83,6 +83,7 @@ def assert_same(one, other):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize(("module", "shape"), [(MLP, (6,)), (CNN, (1, 5, 5)), (Tied, (6,))])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+@pytest.mark.sample(6)
 def test_together_as_alone(module, shape, optimizer, weight_decay):
     settings = {"optimizer": optimizer, "weight_decay": weight_decay}
     group, single = teachers(module, **settings), teachers(module, **settings)
