@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, final
 
 from pate._format import format_delta
-from pate.accounting import Guarantee
+from pate.accounting import Guarantee, Neighbours
 from pate.artifacts.results import Costs, Evaluation, Labels
 from pate.errors import InvalidInput
 from pate.recipes.paths import PluginsSpec
@@ -175,7 +175,10 @@ class Run(_InFolder):
         stated = costs.guarantee
         seeded = "the noise was drawn from a seed: this run is not private"
         caveats = (*stated.caveats, *([seeded] if costs.seeded else []))
-        return replace(stated.guarantee, caveats=caveats, notes=notes)
+        neighbours, recipe = stated.guarantee.neighbours, self.pipeline.recipe
+        if recipe.protected_group is not None:  # whose records all go to one teacher
+            neighbours = Neighbours.USER_ADD_REMOVE
+        return replace(stated.guarantee, neighbours=neighbours, caveats=caveats, notes=notes)
 
     @property
     def labels(self) -> Labels:

@@ -415,8 +415,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, self.protects_ = names, ensemble.protects
         self.mechanism_: BaseMechanism = mechanism
         self.plan_ = plan
+        # Persons are hashed, so that one added or removed changes one teacher, as one record does.
+        protected = ensemble.neighbours if groups is None else Neighbours.USER_ADD_REMOVE
         self.guarantee_ = self._stated(
-            replace(plan.guarantee, neighbours=ensemble.neighbours), randomness, ledger
+            replace(plan.guarantee, neighbours=protected), randomness, ledger
         )
         self.labels_, self.labelled_ = names[drawn.labels], rows[drawn.answered]
         if not len(drawn.labels):

@@ -15,7 +15,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -439,6 +439,15 @@ def write_tensors(file: Path, tensors: Tensors) -> None:
     arrays = {name: np.array(each, order="C") for name, each in tensors.items()}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(save(arrays))
+
+
+def step_files(header: Header) -> Iterator[str]:
+    """Yield the names of the files that the steps of an encoder are read from."""
+    for at, step in enumerate(header.encoder):
+        if step.name == "onnx":
+            yield f"step-{at}.onnx"
+        elif step.name in STATE:
+            yield f"step-{at}.safetensors"
 
 
 def _step(folder: Path, at: int, spec: EncoderStep) -> Predict:

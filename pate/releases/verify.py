@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +37,7 @@ from pate.releases.files import (
     CONFIG,
     CROISSANT,
     DEPLOYMENT,
+    ENCODER,
     GRAPH,
     HEADER,
     HUB,
@@ -66,7 +68,8 @@ from pate.releases.guarantee import (
     read_events,
     statement_problems,
 )
-from pate.releases.student import trial_problem
+from pate.releases.student import step_files, trial_problem
+from pate.teachers.persist import files_of_format
 
 _OF_LABELS = (LABELS_CSV, CROISSANT)
 _NEEDED = (HEADER, STATEMENT, RELEASE)
@@ -197,7 +200,7 @@ def verify(
             (PAGE, lambda given: _page(given, notes)),
         ]
     elif given.first_format:
-        notes.append("its settings, card and labels were not checked: it is of format 1")
+        notes.append("its settings, card, page and labels were not checked: it is of format 1")
         parts.append((CARD, _foreign))
     else:
         parts += [
@@ -484,22 +487,39 @@ def _texts(given: _Given) -> Iterator[str]:
 
 
 def _foreign(given: _Given, own: Collection[str] = ()) -> Iterator[str]:
-    """Yield texts that follow from nothing, and files of another model than the stated one."""
-    # A model of the first format has no kind: it is code.
-    kind = given.header["model"].get("kind", "code")
-    home = "" if is_hub(given.folder) else f"{STUDENT}/"
-    used = home + {"onnx": GRAPH}.get(kind, TENSORS)
+    """Yield texts that follow from nothing, and files that neither student nor release uses."""
     texts = (DEPLOYMENT, HUB_CARD, CONFIG)
+    used = _model_files(given.folder)
     for name in sorted(read_sums(given.folder)):
         text = name in texts or name.startswith(f"{HUB}/") or Path(name).name in _OF_LABELS
         if text and name not in own:
             yield f"{name} does not follow from the JSON files"
-        other = name in (GRAPH, TENSORS)
-        if kind != "code":
-            other |= name.startswith(f"{STUDENT}/")
-            other &= name != used or kind == "constant"
-        if other:
+        model = name in (GRAPH, TENSORS) or name.startswith((f"{STUDENT}/", f"{ENCODER}/"))
+        if model and not used.fullmatch(name):
             yield f"{name} is not the student of {HEADER}"
+        old = given.first_format and name.startswith("labels/")
+        if old and (given.release["labels"] is not True or Path(name).name in TABLE):
+            yield f"{name} does not belong to a release of format 1"
+
+
+def _model_files(folder: Path) -> re.Pattern[str]:
+    """Return the names of the files that the student, and its encoder, are loaded from."""
+    header, home = read_header(folder), "" if is_hub(folder) else f"{STUDENT}/"
+    if not isinstance(header.model, CodeModel):
+        kind = header.model.kind
+        names = [] if kind == "constant" else [home + {"onnx": GRAPH}.get(kind, TENSORS)]
+        names += (f"{ENCODER}/{name}" for name in step_files(header))
+        return re.compile("|".join(map(re.escape, names)))
+    saved = read_json(folder / STUDENT / "teacher.json")["format"]
+    own = [rf"{home}(teacher\.json|{files_of_format(saved)})"]
+    if header.model.encoder is not None:
+        steps = header.model.encoder["steps"]
+        own += [
+            rf"{ENCODER}/encoder\.json",
+            *(rf"{ENCODER}/step-{at}/.+" for at in range(len(steps))),
+        ]
+        own += (re.escape(str(step["weights"])) for step in steps if step.get("weights"))
+    return re.compile("|".join(own))
 
 
 def _page(given: _Given, notes: list[str]) -> Iterator[str]:

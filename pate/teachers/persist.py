@@ -80,6 +80,18 @@ def require_releasable(folder: Path) -> None:
             )
 
 
+def files_of_format(kind: str) -> str:
+    """Return a regular expression for the files of a format that ``teacher.json`` names.
+
+    >>> files_of_format("skops"), files_of_format("constant")
+    ('model\\\\.skops', '(?!)')
+    """
+    files = {"skops": _SKOPS, "safetensors": _TENSORS, "arrays": _ARRAYS}
+    if kind == "own":
+        return rf"{_OWN}/.+"
+    return re.escape(files[kind]) if kind in files else "(?!)"
+
+
 def restore(
     fresh: Teacher, folder: Path, *, remake: Callable[[int], Teacher] | None = None
 ) -> Teacher:

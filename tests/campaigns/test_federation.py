@@ -319,25 +319,6 @@ def write_certificates(folder) -> None:
     )
 
 
-def test_messages_are_encrypted_by_tls_and_a_party_checks_whom_it_talks_to(tmp_path):
-    write_certificates(tmp_path / "tls")
-    write_certificates(tmp_path / "strange")
-    federation = Federation(tmp_path / "f", parties=3)
-    tls = {
-        "coordinator": ["--certificates", str(tmp_path / "tls")],
-        "party": ["--certificate", str(tmp_path / "tls" / "ca.crt")],
-    }
-    with Processes(federation, tls=tls) as processes:
-        processes.start_parties()
-        processes.kill(2)
-        processes.tls = tls | {"party": ["--certificate", str(tmp_path / "strange" / "ca.crt")]}
-        processes.start(2)  # trusts another authority: it never joins
-        processes.start(-1, "--wait", "60")
-        results = processes.results()
-    assert results["parties"] == 2
-    assert federation.charges(2) == []
-
-
 def write_key(folder, name: str) -> str:
     """A key pair of a party; the path of the private one."""
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -357,25 +338,28 @@ def write_key(folder, name: str) -> str:
     return str(file)
 
 
-def test_only_parties_whose_keys_are_known_are_admitted(tmp_path):
+def test_parties_and_coordinator_check_whom_they_talk_to(tmp_path):
+    """Over TLS: of four parties one has an unknown key, and one trusts another authority."""
     write_certificates(tmp_path / "tls")
+    write_certificates(tmp_path / "strange")
     (tmp_path / "keys").mkdir()
     (tmp_path / "others").mkdir()
-    federation = Federation(tmp_path / "f", parties=3)
-    known = [write_key(tmp_path / "keys", f"party-{number}") for number in range(2)]
-    known.append(write_key(tmp_path / "others", "stranger"))
-    tls = {f"party {number}": ["--key", key] for number, key in enumerate(known)}
+    federation = Federation(tmp_path / "f", parties=4, dropouts=2)
+    keys = [write_key(tmp_path / "keys", f"party-{number}") for number in (0, 1, 3)]
+    keys.insert(2, write_key(tmp_path / "others", "stranger"))
+    tls = {f"party {number}": ["--key", key] for number, key in enumerate(keys)}
     tls["party"] = ["--certificate", str(tmp_path / "tls" / "ca.crt")]
+    tls["party 3"] += ["--certificate", str(tmp_path / "strange" / "ca.crt")]
     tls["coordinator"] = ["--certificates", str(tmp_path / "tls")]
     tls["coordinator"] += ["--party-keys", str(tmp_path / "keys")]
     with Processes(federation, tls=tls) as processes:
         processes.start(-1, "--wait", "90")
         log = federation.place(-1) / "out" / "flower" / "run.log"
         until = time.monotonic() + PATIENCE
-        while not log.exists() or log.read_text().count("registered successfully") < 2:
+        while not log.exists() or log.read_text().count("registered successfully") < 3:
             assert time.monotonic() < until
             time.sleep(0.2)
         processes.start_parties()
         results = processes.results()
     assert results["parties"] == 2
-    assert federation.charges(2) == []
+    assert [len(federation.charges(number)) for number in range(4)] == [1, 1, 0, 0]

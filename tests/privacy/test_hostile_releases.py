@@ -169,6 +169,32 @@ def test_no_second_card_or_model_lies_beside_the_checked_one(
     assert any(each.startswith(f"{name} ") for each in verify(folder).problems)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "encoder/step-0.safetensors",
+        "encoder/step-7.onnx",
+        "encoder/step-3/own.json",
+        "encoder/encoder.json",
+        "encoder/weights-0.safetensors",
+        "student/arrays.npz",
+        "student/own/votes.npy",
+        "labels/noised.npy",
+    ],
+)
+@pytest.mark.parametrize("kind", ["format-1", "format-2", "format-3", "format-3-dpsgd"])
+def test_no_file_that_the_release_does_not_use_lies_in_it(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    """Of a kind that may leave, but read by nothing: whatever it holds was not paid for."""
+    folder = Path(shutil.copytree(OLD.parent / kind, tmp_path / "given"))
+    assert not verify(folder).problems
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("private")
+    sealed(folder)
+    assert verify(folder).problems
+
+
 @pytest.mark.campaign
 def test_a_small_archive_takes_no_large_memory(old: Path) -> None:
     """A few MB, well packed, are a GB of weights."""

@@ -121,6 +121,8 @@ def test_groups_protect_persons():
     people = np.arange(len(X)) // 3
     clf = quick().fit(X, Y, public=U, groups=people)
     assert "user" in clf.protects_
+    assert clf.guarantee_.neighbours is Neighbours.USER_ADD_REMOVE
+    assert "one record" not in clf.guarantee_._repr_html_()
     with pytest.raises(InvalidInput, match="groups hold"):
         quick().fit(X, Y, public=U, groups=people[1:])
 

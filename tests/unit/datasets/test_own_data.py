@@ -403,6 +403,11 @@ class Pictures:
         from PIL import Image
         return Image.new("L", (3, 2), 5 * row), row % 2
 
+class Mixed(Torch):
+    def __getitem__(self, row):
+        record, label = super().__getitem__(row)
+        return (record.double() if row == 7 else record), label
+
 def raises(): raise RuntimeError("MARKER-4711")
 def nothing(): return None
 def wrong_key(): return {"X": X, "Y": y}
@@ -469,6 +474,7 @@ def test_datasets_from_code(plugins):
     ("attribute", "words"),
     [
         ("raises", r"raised RuntimeError in .*/hospital_plugin.py line \d+; run it on its own"),
+        ("Mixed", "returns records of several shapes or types; make them agree"),
         ("nothing", "returned NoneType; return arrays"),
         ("wrong_key", "returned an unknown key; known are X, y"),
         ("no_test", "returned no 'test'"),
