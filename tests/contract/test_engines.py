@@ -245,7 +245,7 @@ def check_threads(engine, cpus):
         assert outcome.result["joblib"] == str(expected)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.campaign
 def test_a_task_has_as_many_threads_on_every_engine(engine):
     """Whatever an earlier task has set, and loaded."""
     check_threads(engine, [1, 2.9, 0.25, 2, 1])

@@ -274,7 +274,7 @@ def test_a_killed_student_goes_on_bit_for_bit(method, briefly, learn_and_die, tm
 
 
 @methods
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_a_checkpoint_of_other_data_is_not_used(method, briefly, tmp_path):
     train_student(short(method), short_data(labelled=60), folder=tmp_path)
     assert list(tmp_path.glob("*.safetensors"))

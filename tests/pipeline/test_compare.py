@@ -403,6 +403,7 @@ def test_an_older_copy_of_a_ledger_is_no_ledger_of_what_is_released(begun, name)
     assert "restore the ledger from a backup" in printed
 
 
+@pytest.mark.campaign
 def test_what_is_in_the_folder_and_not_asked_for_must_be_paid_for_too(begun):
     """Also a model whose checkpoint is gone: the name of its charge is lost."""
     kept = [begun.folder / "data" / "ledgers" / name for name in LEDGERS]

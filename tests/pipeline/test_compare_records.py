@@ -223,6 +223,7 @@ def test_the_total_follows_from_the_charges(made):
         assert study[part] == cost[stated]
 
 
+@pytest.mark.campaign
 def test_running_it_again_costs_nothing_and_changes_nothing(made):
     before = charges(made)
     assert as_written(made.call(*WORDS, "--json").stdout) == made.content

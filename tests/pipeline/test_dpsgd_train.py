@@ -472,6 +472,7 @@ def test_a_killed_run_is_resumed_under_its_settings_without_a_word(planned):
 
 
 @pytest.mark.parametrize("rate", ["1e300", "1e38", "{start=0.1, end=1e300, epochs=2}"])
+@pytest.mark.sample(1)
 def test_a_learning_rate_beyond_all_bounds_is_refused_before_the_charge(quick, rate):
     output = quick.train("--set", f"training.learning_rate={rate}", code=2)
     assert "learning_rate" in output
@@ -678,6 +679,7 @@ def test_components_that_are_gone_are_not_drawn_again(quick):
     assert len(quick.charges()) == 1
 
 
+@pytest.mark.campaign
 def test_a_finished_run_is_not_taken_for_one_on_other_data(quick):
     quick.train()
     assert "begun with the ledger" in quick.train("--data-root", "elsewhere", code=2)

@@ -200,6 +200,7 @@ def test_the_private_set_is_no_surrogate(project: Any) -> None:
     assert "would look at the private data" in told.stderr
 
 
+@pytest.mark.campaign
 def test_a_written_plan_is_replaced_only_on_demand(project: Any) -> None:
     words = ("plan", "tiny.toml", "--epsilon", "9", *SIMULATED, "--teachers", "9")
     words = (*words, "--out", "new.toml")

@@ -515,7 +515,7 @@ def test_a_refusal_states_what_holds_where_points_were_added(project: Any) -> No
 
 
 @pytest.mark.parametrize("method", ["hash", "shuffle"])
-@pytest.mark.sample(1)
+@pytest.mark.campaign
 def test_what_a_comparison_costs_counts_both_methods(project: Any, method: str) -> None:
     project.write(partition={"method": method})
     plan_votes(project, 2.0, 3.0)

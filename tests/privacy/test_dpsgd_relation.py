@@ -102,6 +102,7 @@ def least_epsilon(p, q, *, steps):
         (1000, 8, 3.0, 1000, 0.329, 0.428),
     ],
 )
+@pytest.mark.sample(2)
 def test_what_is_claimed_holds_and_more_would_not(
     count, lot, noise, steps, claimed, at_least, public
 ):

@@ -20,6 +20,7 @@ def pate(*arguments):
 
 
 @pytest.mark.parametrize(("largest", "expected"), [(8, 2.043), (32, 1.5086)])
+@pytest.mark.sample(1)
 def test_lnmax_on_the_published_votes(published_votes, largest, expected):
     report = pate(
         "epsilon", "lnmax", "--votes", published_votes, "--scale", 20, "--delta", 1e-5,

@@ -72,6 +72,7 @@ def to_arrow(frame):
 
 
 @pytest.mark.parametrize("library", [same, to_polars, to_dataset, to_arrow])
+@pytest.mark.sample(2)
 def test_tables_of_every_library_are_one(library):
     clf = fit(classifier(insecure_seed=0), library(PRIVATE), library(PUBLIC))
     own = fit(classifier(insecure_seed=0))

@@ -133,7 +133,7 @@ def test_entry_points_of_installed_packages(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("lazily", [False, True])
-@pytest.mark.sample(1)
+@pytest.mark.campaign
 def test_a_plugin_may_import_torchvision_beside_any_torch(tmp_path, lazily):
     """In a process of its own: the import is mended once for the whole process."""
     importing = "from torchvision.transforms import CenterCrop\n"

@@ -84,7 +84,7 @@ def ridge_votes(shards, inputs, classes=3):
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda each: each.name)
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_realised_epsilon_is_that_of_refitting_everything(mechanism):
     """For every record: all teachers again without it, all chances, all divergences."""
     shards, inputs = project(np.random.default_rng(5))

@@ -99,6 +99,7 @@ def test_a_bound_on_randomised_response_is_rarely_too_large(guesses, threshold):
 
 
 @pytest.mark.parametrize(("family", "share"), [("approximate", 0.45), ("gaussian", 0.6)])
+@pytest.mark.sample(1)
 def test_a_bound_on_gaussian_scores_is_sound_and_near(family, share):
     rng = np.random.default_rng(2)
     truth = gaussian_epsilon(1.0, delta=1e-5)

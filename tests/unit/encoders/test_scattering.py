@@ -38,7 +38,7 @@ def pictures(count, *shape, seed=0):
         ((6, 6), {"J": 1, "L": 2}),
     ],
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_it_equals_the_direct_sums(shape, settings):
     images = pictures(1, *shape) - np.float32(0.3)
     encoder = Scattering(**settings)

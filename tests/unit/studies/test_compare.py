@@ -191,6 +191,7 @@ def test_costs_for_other_neighbours_are_restated_first(shuffled, ledgers):
     assert cost.together.neighbours is Neighbours.REPLACE_ONE
 
 
+@pytest.mark.campaign
 def test_a_restated_cost_may_guarantee_nothing(shuffled, ledgers):
     with opened(ledgers, shuffled * 80):
         pass
@@ -246,6 +247,7 @@ def test_room_is_asked_for_both_methods_where_one_ledger_is_still_to_be_made(led
     assert late.value.needed == pytest.approx(refused.value.needed)
 
 
+@pytest.mark.campaign
 def test_ledgers_are_created_without_a_budget(points, ledgers):
     with opened(ledgers, points, planned=False) as both:
         assert [budget_in_words(each) for each in both] == [

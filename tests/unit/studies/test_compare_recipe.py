@@ -127,6 +127,7 @@ model = "kernel-ridge"
 )
 
 
+@pytest.mark.campaign
 def test_record_votes_have_the_least_noise_of_a_pure_epsilon(read):
     points = make_points(read(text=RECORDS), public=300, private=1000)
     for point in points:

@@ -137,7 +137,7 @@ def models():
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of classes that scikit-learn retires
 @pytest.mark.parametrize("kind", list(models()))
-@pytest.mark.sample(16)
+@pytest.mark.sample(8)
 def test_every_classifier_of_scikit_learn_survives(kind, tmp_path):
     features, labels = IRIS
     try:
