@@ -339,13 +339,13 @@ def write_key(folder, name: str) -> str:
 
 
 def test_parties_and_coordinator_check_whom_they_talk_to(tmp_path):
-    """Over TLS: of four parties one has an unknown key, and one trusts another authority."""
+    """Over TLS: of five parties one has an unknown key, and one trusts another authority."""
     write_certificates(tmp_path / "tls")
     write_certificates(tmp_path / "strange")
     (tmp_path / "keys").mkdir()
     (tmp_path / "others").mkdir()
-    federation = Federation(tmp_path / "f", parties=4, dropouts=2)
-    keys = [write_key(tmp_path / "keys", f"party-{number}") for number in (0, 1, 3)]
+    federation = Federation(tmp_path / "f", parties=5, dropouts=2)
+    keys = [write_key(tmp_path / "keys", f"party-{number}") for number in (0, 1, 3, 4)]
     keys.insert(2, write_key(tmp_path / "others", "stranger"))
     tls = {f"party {number}": ["--key", key] for number, key in enumerate(keys)}
     tls["party"] = ["--certificate", str(tmp_path / "tls" / "ca.crt")]
@@ -356,10 +356,11 @@ def test_parties_and_coordinator_check_whom_they_talk_to(tmp_path):
         processes.start(-1, "--wait", "90")
         log = federation.place(-1) / "out" / "flower" / "run.log"
         until = time.monotonic() + PATIENCE
-        while not log.exists() or log.read_text().count("registered successfully") < 3:
+        while not log.exists() or log.read_text().count("registered successfully") < 4:
+            assert processes.running[-1].poll() is None, processes.log(-1)[-2000:]
             assert time.monotonic() < until
             time.sleep(0.2)
         processes.start_parties()
         results = processes.results()
-    assert results["parties"] == 2
-    assert [len(federation.charges(number)) for number in range(4)] == [1, 1, 0, 0]
+    assert results["parties"] == 3
+    assert [len(federation.charges(number)) for number in range(5)] == [1, 1, 0, 0, 1]
