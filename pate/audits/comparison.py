@@ -74,6 +74,8 @@ def audit_comparison(runs: Mapping[str, PipelineRun | Path], options: AuditOptio
             *(f"{name}: {each}" for name, audit in together for each in audit.skipped),
         ),
         notes=tuple(f"{name}: {each}" for name, audit in together for each in audit.notes),
+        faults=tuple(f"{name}: {each}" for name, audit in together for each in audit.faults),
+        one_population=first.recipe.data.divided,
         seconds={
             f"{name}, {part}": seconds
             for name, audit in together

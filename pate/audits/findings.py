@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from pate.audits.roc import Roc
 
 FloatArray = NDArray[np.float64]
 
@@ -44,8 +47,8 @@ class Finding:
         The largest ε that an attack of this size could have shown.
     values : mapping of str to float
         Other results by name, such as ``"TPR at 0.1 % FPR"``.
-    curve : pair of arrays, optional
-        False positive rates and true positive rates, of a ROC curve.
+    curve : Roc, optional
+        The ROC curve of members against others.
     note : str
         A sentence for the reader, where one is needed.
     publishable : bool
@@ -62,7 +65,7 @@ class Finding:
     firm_epsilon: float | None = None
     largest_possible: float | None = None
     values: Mapping[str, float] = field(default_factory=dict)
-    curve: tuple[FloatArray, FloatArray] | None = None
+    curve: Roc | None = None
     note: str = ""
     publishable: bool = False
 

@@ -107,23 +107,6 @@ def audit_dpsgd(
         knows the settings alone; the two of them share the error (Bonferroni).
     """
     check_whole("canaries", canaries, least=1)
-    coins = toss(canaries, insecure_seed=insecure_seed)
-    scores, events = canary_scores(
-        model,
-        inputs,
-        targets,
-        coins=coins,
-        sample_rate=sample_rate,
-        noise_multiplier=noise_multiplier,
-        max_grad_norm=max_grad_norm,
-        steps=steps,
-        delta=delta,
-        optimizer=optimizer,
-        loss=loss,
-        batch_size=batch_size,
-        insecure_seed=insecure_seed,
-    )
-    claimed = pld_guarantee(events, delta=delta).epsilon
     # A canary that few lots hold is found if it is in; that it is out remains doubtful.
     outs = 0.0 if sample_rate < 0.5 else 0.5
     bound = partial(
@@ -142,6 +125,28 @@ def audit_dpsgd(
     cautious = [(number, _less_luck(right, number), 1 - confidence) for number, right in tried]
     _, (best, _) = bound(cautious)
     shares = {numbers[0]: _LITTLE, best: 1 - _LITTLE} if best != numbers[0] else {best: 1.0}
+    largest = bound([(each, each, share * (1 - confidence)) for each, share in shares.items()])[0]
+    if largest == 0:
+        raise InvalidInput(
+            f"{canaries} canaries can show no ε with a confidence of {confidence:g}; use more"
+        )
+    coins = toss(canaries, insecure_seed=insecure_seed)
+    scores, events = canary_scores(
+        model,
+        inputs,
+        targets,
+        coins=coins,
+        sample_rate=sample_rate,
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=max_grad_norm,
+        steps=steps,
+        delta=delta,
+        optimizer=optimizer,
+        loss=loss,
+        batch_size=batch_size,
+        insecure_seed=insecure_seed,
+    )
+    claimed = pld_guarantee(events, delta=delta).epsilon
     counted = right_guesses(scores, coins, guesses=list(shares), outs=outs)
 
     def shown(pairs: Iterable[tuple[int, int]], error: float) -> tuple[float, tuple[int, int]]:
@@ -161,7 +166,7 @@ def audit_dpsgd(
         delta=delta,
         confidence=confidence,
         firm_epsilon=shown(counted, 1 - max(confidence, FIRM))[0],
-        largest_possible=shown(((each, each) for each in shares), 1 - confidence)[0],
+        largest_possible=largest,
         values={
             "claimed ε": claimed,
             "ε without the form of DP-SGD": anyhow,

@@ -177,7 +177,7 @@ def finding(
         knowledge=knowledge,
         source=source,
         values=curve.values(),
-        curve=(curve.fpr, curve.tpr),
+        curve=curve,
     )
     if coins is None:
         return found

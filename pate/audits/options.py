@@ -84,7 +84,8 @@ class Results:
         start = time.perf_counter()
         try:
             yield
-        except (ConditionsFail, TeacherError) as error:  # a model may not suit all that is asked
+        # What was asked for may not suit the model, or the number of records.
+        except (ConditionsFail, TeacherError, InvalidInput) as error:
             self.skipped.append(f"{name}: {error}.")
         self.seconds[name] = time.perf_counter() - start
 

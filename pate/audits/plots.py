@@ -41,7 +41,7 @@ def roc_drawing(audit: Audit) -> Drawing | None:
             best = _strongest(audit, target)[: 1 if audit.methods else _MOST_CURVES]
             for place, each in enumerate(best):
                 assert each.curve is not None
-                fpr, tpr = each.curve
+                fpr, tpr = each.curve.fpr, each.curve.tpr
                 hue, style = number, place
                 if audit.methods:  # a colour of each, dashed without privacy
                     hue = [target.startswith(name) for name in audit.methods].index(True)

@@ -14,6 +14,7 @@ from pate.errors import InvalidInput
 Labelled = tuple[ArrayLike, ArrayLike]  # records and their labels
 Predict = Callable[[Any], Any]  # records → probabilities (records, classes)
 
+_METHODS = ("predict_proba", "decision", "decision_function")
 _TINY = 1e-45  # smaller probabilities count as this much, so that logarithms are finite
 
 
@@ -37,9 +38,8 @@ def confidences(model: Any, X: ArrayLike, y: ArrayLike | None = None) -> FloatAr
     (2, 2)
     """
     records = np.asarray(X)
-    methods = ("predict_proba", "decision", "decision_function")
-    name = next((name for name in methods if callable(getattr(model, name, None))), None)
-    if name is None and (hasattr(model, "predict") or not callable(model)):
+    name = next((name for name in _METHODS if callable(getattr(model, name, None))), None)
+    if not gives_confidences(model):
         raise InvalidInput(
             f"{type(model).__name__} has no predict_proba, so it gives no confidences; use "
             "robustness_attack or boundary_attack, which need predict alone"
@@ -50,13 +50,19 @@ def confidences(model: Any, X: ArrayLike, y: ArrayLike | None = None) -> FloatAr
             f"{name or 'the model'} returned shape {answer.shape} for {len(records)} records; it "
             "must be (records, classes)"
         )
-    if name in methods[1:]:
+    if name in _METHODS[1:]:
         answer = np.exp(answer - answer.max(axis=1, keepdims=True))
         answer /= answer.sum(axis=1, keepdims=True)
     table = _by_label(as_probabilities(answer), model)
     if y is not None:
         check_labels(np.asarray(y), records=len(records), classes=table.shape[1])
     return table
+
+
+def gives_confidences(model: Any) -> bool:
+    """Return whether a model gives probabilities, or scores that become them."""
+    named = any(callable(getattr(model, name, None)) for name in _METHODS)
+    return named or (callable(model) and not hasattr(model, "predict"))
 
 
 def _by_label(table: FloatArray, model: Any) -> FloatArray:

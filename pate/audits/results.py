@@ -80,6 +80,11 @@ class Audit:
         Attacks that were not made, and why, a sentence each.
     notes : tuple of str
         Sentences that belong beside the results.
+    faults : tuple of str
+        Conditions of the guarantee that shards or votes do not meet, a clause each.
+    one_population : bool
+        Whether members and others of membership attacks were divided at random: a curve above what
+        a claim allows then contradicts it, and is otherwise perhaps of two populations.
     seconds : mapping of str to float
         The time of each part.
     methods : mapping of str to Audit
@@ -93,6 +98,8 @@ class Audit:
     exposed: tuple[Exposed, ...] = ()
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    one_population: bool = False
     seconds: Mapping[str, float] = field(default_factory=dict)
     methods: Mapping[str, Audit] = field(default_factory=dict)
 
@@ -109,12 +116,37 @@ class Audit:
     @property
     def contradictions(self) -> tuple[Finding, ...]:
         """The findings that show more than is claimed, of sound code one in 10 000 audits."""
+        certain = self.leaks if self.one_population else ()
         return tuple(
             each
             for each in self.findings
             # A throwaway training with canaries may have a plan, and so a claim, of its own.
             if self.covers(each)
             and each.contradicts(each.values.get("claimed ε", self.claims[each.target].epsilon))
+        ) + tuple(each for each in certain if each.epsilon is None)
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether the claim cannot be right."""
+        return bool(self.faults or self.contradictions)
+
+    @property
+    def leaks(self) -> tuple[Finding, ...]:
+        """The membership attacks whose curve is above what its claim allows, beyond chance.
+
+        Guarantees:
+            Of members and others that were divided at random, so does less than one curve in a
+            million of a sound release: :meth:`pate.audits.roc.Roc.exceeds`, by Kairouz, Oh &
+            Viswanath 2015. Records of two populations differ without any leak.
+        """
+        return tuple(
+            each
+            for each in self.findings
+            if self.covers(each)
+            and each.curve is not None
+            and each.curve.exceeds(
+                epsilon=self.claims[each.target].epsilon, delta=self.claims[each.target].delta
+            )
         )
 
     @property
@@ -174,12 +206,26 @@ class Audit:
             return "No guarantee is claimed, so there is nothing to contradict."
         each = dict.fromkeys(format_epsilon(claim.epsilon) for claim in self.claims.values())
         claimed = ", ".join(each)
+        if self.faults:
+            return (
+                f"CONTRADICTED: {'; '.join(self.faults)}. The claimed ε = {claimed} does not hold; "
+                "do not publish."
+            )
         if wrong := self.contradictions:
             names = ", ".join(dict.fromkeys(each.attack for each in wrong))
             return (
                 f"CONTRADICTED: {names} shows more than the claimed ε = {claimed}. Do not publish: "
                 "the noise, the accounting or the code is at fault (of sound code one audit in "
                 "10 000 says so)."
+            )
+        if leaks := self.leaks:
+            names = ", ".join(
+                dict.fromkeys(f"{each.attack} on the {each.target}" for each in leaks)
+            )
+            return (
+                f"SUSPECT: {names} tells private from test records better than the claimed ε = "
+                f"{claimed} allows. Unless the two come from different populations (other years, "
+                "places or files), the model leaks: do not publish it before that is known."
             )
         found = self.best
         if found is None or found.epsilon is None:
@@ -196,7 +242,8 @@ class Audit:
             "level": "PRIVATE",
             "subject": self.subject,
             "claimed": {target: asdict(claim) for target, claim in self.claims.items()},
-            "contradicted": bool(self.contradictions),
+            "contradicted": self.contradicted,
+            "suspect": bool(self.leaks),
             "verdict": self.verdict,
             "findings": [
                 each.as_json() | {"covered_by_claim": self.covers(each)} for each in self.findings

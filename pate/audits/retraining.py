@@ -6,7 +6,9 @@ is PRIVATE.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
@@ -14,6 +16,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from pate.artifacts import Artifact
 from pate.artifacts.results import Labels
 from pate.audits.leave_one_out import cast_votes
 from pate.audits.predictions import Predict
@@ -92,6 +95,30 @@ class Retraining:
         shards = self.context.inputs["partition"]
         seen = np.load(private_features_path(self.context), mmap_mode="r", allow_pickle=False)
         return shards.array("features.npy"), seen, np.array(shards.array("labels.npy"))
+
+    def faults(self) -> tuple[str, ...]:
+        """Return which conditions of the guarantee the stored shards and votes do not meet.
+
+        Every record is in one shard, a teacher casts one vote on an input, and a record as many as
+        its reach.
+        """
+        recipe, found = self.run.recipe, []
+        shards, counts = self.run.artifact("partition"), self.run.artifact("vote")
+        more = Counter(_digests(shards)) - Counter(_digests(self.run.artifact("data")))
+        if more:
+            found.append(
+                f"{more.total()} private records are in the shards more often than in the data, "
+                "so that one record reaches several teachers or votes"
+            )
+        votes = np.asarray(counts.array("counts.npy"), dtype=np.int64)
+        if recipe.by_records:
+            cast, most = int(votes.sum()), len(shards.array("labels.npy")) * recipe.votes.reach
+        else:
+            cast, most = int(votes.sum(axis=1).max()), recipe.teachers.count
+        if cast > most:
+            where = "in the table" if recipe.by_records else "on one input"
+            found.append(f"{cast} votes are counted {where}, of {most} at most")
+        return tuple(found)
 
     def test(self) -> tuple[NDArray[Any], IntArray]:
         """Return the test records, and labels."""
@@ -226,3 +253,9 @@ class Retraining:
         seeds = [seed_for(recipe.teachers, number) for number in range(shards.count)]
         cast = cast_votes(teachers, parts, self.asked, seeds=seeds, classes=self.classes)
         return Votes.from_labels(cast, classes=self.classes, abstentions=True)
+
+
+def _digests(records: Artifact) -> Iterator[bytes]:
+    """Yield a digest of each record with its label."""
+    for row, label in zip(records.array("features.npy"), records.array("labels.npy"), strict=True):
+        yield hashlib.sha256(np.ascontiguousarray(row).tobytes() + b"%d" % label).digest()

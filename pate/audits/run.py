@@ -27,7 +27,7 @@ from pate.artifacts.results import Costs, Evaluation
 from pate.audits.findings import LABELS, TABLE, Finding
 from pate.audits.leave_one_out import Exposure, record_exposure, teacher_exposure
 from pate.audits.options import AuditOptions, Results
-from pate.audits.predictions import Labelled, Predict
+from pate.audits.predictions import Labelled, Predict, check_labels, gives_confidences
 from pate.audits.results import Audit, Claim, Exposed
 from pate.audits.retraining import IntArray, Retraining
 from pate.audits.targets import (
@@ -63,6 +63,9 @@ _ROUNDS = (
     "were asked, and does not weigh others; the bound is of the first round, which is fixed."
 )
 _SLICES = "teachers that learn slice by slice are not trained again here"
+_BY_LABELS = (
+    "Attacks by confidences on the {}: its model gives no probabilities; label attacks alone apply."
+)
 _LEAST_DELTA = 1e-9  # of bounds on a pure ε, which holds at every δ
 _MOST_CANARIES = 10_000
 _SHOWN = 12  # most exposed records on the page
@@ -121,6 +124,8 @@ def audit_pate(run: PipelineRun, options: AuditOptions, *, pool: Pool | None = N
         exposed=() if exposure is None else _most_exposed(exposure, rows, labels, names),
         skipped=tuple(results.skipped),
         notes=tuple(results.notes),
+        faults=again.faults(),
+        one_population=run.recipe.data.divided,
         seconds=results.seconds,
     )
 
@@ -170,6 +175,12 @@ def audit_model(
             f"{type(model).__name__} is audited as a model: give members and others, records it "
             "was and was not trained on, each with labels"
         )
+    parts = [_labelled("members", members), _labelled("others", others)]
+    if population is not None:
+        parts.append(_labelled("population", population))
+    if len({np.shape(X)[1:] for X, _ in parts}) > 1:
+        shapes = ", ".join(str(np.shape(X)) for X, _ in parts)
+        raise InvalidInput(f"members and others have shapes {shapes}; give records of one form")
     name = "model" if callable(model) and not hasattr(model, "predict") else type(model).__name__
     shadows = 0 if fit is None else (options.shadows if options.shadows is not None else 16)
     target = Target(name=name, model=model, fit=fit, shadows=shadows)
@@ -179,12 +190,26 @@ def audit_model(
     if guarantee is not None:
         protects = describe_neighbours(guarantee.neighbours.value)
         claims[name] = Claim(epsilon=guarantee.epsilon, delta=guarantee.delta, protects=protects)
+    skipped = () if gives_confidences(model) else (_BY_LABELS.format(name),)
     return Audit(
         subject=name,
         claims=claims,
+        skipped=skipped,
         findings=tuple(found),
+        one_population=True,
         seconds={"membership inference": time.perf_counter() - start},
     )
+
+
+def _labelled(name: str, given: Any) -> Labelled:
+    try:
+        X, y = given
+    except (TypeError, ValueError):
+        raise InvalidInput(
+            f"{name} are no pair of records and labels; give them as (X, y)"
+        ) from None
+    check_labels(np.asarray(y), records=len(X))
+    return X, y
 
 
 # --- leave-one-out ------------------------------------------------------------------------------
@@ -357,10 +382,7 @@ def _pate_membership(again: Retraining, results: Results, pool: Pool) -> None:
             return lambda wanted: again.confidences(model)(views[wanted])
 
         if student.model.probabilities is None:
-            results.skipped.append(
-                f"Attacks by confidences on the {STUDENT}: its model gives no probabilities; label "
-                "attacks alone apply."
-            )
+            results.skipped.append(_BY_LABELS.format(STUDENT))
             target = Target(name=STUDENT, model=_Labels(student.labels_of), **plain)
         else:
             shadows = results.affordable_shadows(STUDENT, partial(fit_student, *pool.rows(0), seed))

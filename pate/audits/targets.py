@@ -21,7 +21,7 @@ from pate.audits.membership import (
     shift_images,
     threshold_attack,
 )
-from pate.audits.predictions import Labelled, Predict
+from pate.audits.predictions import Labelled, Predict, gives_confidences
 from pate.audits.shadow_models import Fit, FitMany, train_shadows
 
 IntArray = NDArray[np.int64]
@@ -144,7 +144,7 @@ def attack_membership(
     """
     known: Any = {"members": members, "others": others, "target": target.name}
     ends = None if population is None else np.asarray(population[0])
-    if callable(target.model) or hasattr(target.model, "predict_proba"):
+    if gives_confidences(target.model):
         for score in ("loss", "confidence", "entropy"):
             yield threshold_attack(target.model, **known, score=score)
         worst = worst_attribute(target.model, **known, columns=target.columns)

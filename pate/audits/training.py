@@ -73,6 +73,7 @@ def audit_training(
         findings=tuple(results.findings),
         skipped=tuple(results.skipped),
         notes=tuple(results.notes),
+        one_population=training.recipe.data.divided,
         seconds=results.seconds,
     )
 

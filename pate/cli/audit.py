@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -54,24 +55,29 @@ def audit(
     """Attack what a run released, and compare with its guarantee. Results are PRIVATE.
 
     Writes RUN/private/audit.json, audit.html and plots, and what it resumes from in private/audit;
-    no budget is spent. Ends with exit code 1 if an attack shows more than is claimed.
+    no budget is spent. Ends with exit code 1 if an attack shows more than is claimed, or seems to:
+    if it tells private from test records better than the guarantee allows.
     """
+    from pate.api import Run, open_run
     from pate.api import audit as attack
     from pate.audits.results import lines
+    from pate.audits.run import require_run
 
-    found = attack(
-        folder,
-        attacks=None if attacks is None else [each.strip() for each in attacks.split(",")],
-        records=records,
-        canaries=canaries,
-        shadows=shadows,
-        seed=seed,
-        data_root=data_root,
-        plugin_path=plugin_path,
-        insecure_seed=insecure_seed,
-        verbose=not quiet,
+    require_run(folder)
+    run = open_run(
+        folder, data_root=data_root, plugin_path=plugin_path, insecure_seed=insecure_seed
     )
-    files = found.write(folder / "private")
+    with run.pipeline.kept() if isinstance(run, Run) else nullcontext():
+        found = attack(
+            run,
+            attacks=None if attacks is None else [each.strip() for each in attacks.split(",")],
+            records=records,
+            canaries=canaries,
+            shadows=shadows,
+            seed=seed,
+            verbose=not quiet,
+        )
+        files = found.write(folder / "private")  # before a forgetting may begin
     if json:
         shown = found.as_json() | {"files": [str(each) for each in files]}
         typer.echo(dumps(shown, ensure_ascii=False))  # lower bounds: no ε is rounded up
@@ -80,5 +86,5 @@ def audit(
             typer.echo(line)
         page = next(each for each in files if each.suffix == ".html")
         typer.echo(f"wrote {page} and {len(files) - 1} files beside it (PRIVATE: do not publish)")
-    if found.contradictions:
+    if found.contradicted or found.leaks:
         raise typer.Exit(1)

@@ -163,6 +163,13 @@ class DataSpec(Located):
         """Whether the data are the user's own, and no named set."""
         return self.source is not None or self.private_path is not None
 
+    @property
+    def divided(self) -> bool:
+        """Whether private and test records were divided at random, one by one, from one source."""
+        if self.own:  # "module:attr" may have divided them in a way of its own
+            return self.source is not None and ":" not in self.source and self.group is None
+        return not CATALOGUE[self.name].official_test
+
     @model_validator(mode="after")
     def _one_source(self) -> DataSpec:
         if not _NAME.fullmatch(self.name):

@@ -7,12 +7,16 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from harness import Project, open_project, tiny_records
 
 import pate
+from pate.audits.retraining import Retraining
+from pate.audits.run import open_retraining
+from pate.partition import Shards, partition
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "reference" / "json.md"
 CANARIES = 20
@@ -247,6 +251,101 @@ def test_a_student_without_confidences_takes_label_attacks_alone(tmp_path, plain
     assert any("gives no probabilities" in each for each in found["skipped"])
 
 
+MEMORY = '''
+import numpy as np
+
+class Memory:
+    """The private records themselves: the worst student that there is."""
+
+    def fit(self, X, y):
+        with np.load(PLACE) as kept:
+            self.X, self.y = kept["X"], kept["y"]
+        return self
+
+    def predict(self, X):
+        return self._near(X)[1]
+
+    def _near(self, X):
+        away = ((np.asarray(X)[:, None] - self.X[None]) ** 2).sum(axis=2)
+        return away.min(axis=1), self.y[away.argmin(axis=1)]
+
+    def predict_proba(self, X):
+        away, label = self._near(X)
+        return np.eye(3)[label] * np.exp(-away)[:, None] + (1 - np.exp(-away))[:, None] / 3
+
+    def save(self, folder):
+        pass
+
+    def load(self, folder):
+        self.fit(None, None)
+'''
+
+
+def test_a_student_that_holds_private_records_is_contradicted(tmp_path, plain_plots):
+    """Whatever the accounting says: true labels reached the student."""
+    project = open_project(tmp_path)
+    project.write(aggregate={"scale": 200.0}, student={"model": "memory:Memory"})
+    place = tmp_path / "memory.npz"
+    project.plugin("memory", MEMORY.replace("PLACE", repr(str(place))))
+    project.call("partition", "tiny.toml", "--plugin-path", "plugins")
+    (shards,) = (tmp_path / "runs/tiny/private/partition").iterdir()
+    np.savez(place, X=np.load(shards / "features.npy"), y=np.load(shards / "labels.npy"))
+    project.run()
+    words = ("--attacks", "membership", "--shadows", "0")
+    said = audit(project, *words, code=1).stdout
+    assert "CONTRADICTED: threshold on the loss" in said
+    assert written(project)["contradicted"]
+    assert written(project)["suspect"]
+
+
+def test_shards_that_overlap_are_contradicted(tmp_path, monkeypatch):
+    """Each teacher gets the records of the next one, too: a record reaches two."""
+
+    def overlapping(*words, **named):
+        shards = partition(*words, **named)
+        parts = np.split(shards.order, shards.offsets[1:-1])
+        both = [np.concatenate(pair) for pair in zip(parts, [*parts[1:], parts[0]], strict=True)]
+        offsets = np.cumsum([0, *map(len, both)])
+        return Shards(order=np.concatenate(both), offsets=offsets)
+
+    project = open_project(tmp_path)
+    project.write(teachers={"model": "ridge"})
+    monkeypatch.setattr("pate.stages.data.partition", overlapping)
+    run = pate.run(
+        tmp_path / "tiny.toml", out=tmp_path / "run", data_root=tmp_path / "data",
+        plugin_path=tmp_path / "plugins",
+    )  # fmt: skip
+    found = pate.audit(run, attacks=["membership"], shadows=0)
+    assert found.contradicted
+    assert "private records are in the shards more often than in the data" in found.verdict
+
+
+def test_votes_that_are_counted_twice_are_found(finished):
+    run = pate.open_run(finished.run_folder, data_root=finished.folder / "data",
+                        plugin_path=finished.folder / "plugins")  # fmt: skip
+    again = open_retraining(run.pipeline)
+    assert again.faults() == ()
+    counts = 2 * run.pipeline.artifact("vote").array("counts.npy")
+
+    def artifact(name):
+        return (
+            SimpleNamespace(array=lambda _: counts)
+            if name == "vote"
+            else run.pipeline.artifact(name)
+        )
+
+    doubled = SimpleNamespace(recipe=run.pipeline.recipe, artifact=artifact)
+    assert Retraining(run=doubled).faults() == ("30 votes are counted on one input, of 15 at most",)
+
+
+def test_canaries_that_cannot_show_anything_do_not_stop_the_rest(finished, tmp_path, plain_plots):
+    project = open_project(shutil.copytree(finished.folder, tmp_path / "copy"))
+    said = audit(project, "--attacks", "membership,canaries", "--shadows", "0",
+                 "--canaries", "5000").stdout  # fmt: skip
+    assert "Not made: canaries: " in said
+    assert written(project)["findings"]
+
+
 def test_a_model_that_quotes_records_is_not_quoted(tmp_path, plain_plots):
     project = open_project(tmp_path)
     plain = (tmp_path / "plugins" / "centroids.py").read_text()
@@ -290,9 +389,12 @@ def test_gradient_canaries_are_secret_and_held_against_the_claim_of_the_run(
 
 
 def test_any_model_of_arrays():
-    features, labels = tiny_records(120)
+    features, labels = tiny_records(600)
     rng = np.random.default_rng(0)
-    members, others = (features[:60], rng.permutation(labels[:60])), (features[60:], labels[60:])
+    members, others = (
+        (features[:300], rng.permutation(labels[:300])),
+        (features[300:], labels[300:]),
+    )
 
     class Memory:
         def predict_proba(self, X):
@@ -308,3 +410,18 @@ def test_any_model_of_arrays():
         pate.audit(Memory())
     with pytest.raises(pate.InvalidInput, match="object has no predict"):
         pate.audit(object(), members, others)
+    assert found.verdict.startswith("CONTRADICTED: threshold on the loss")
+    for wrong, line in (
+        (features, "members are no pair of records and labels; give them as"),
+        ((features[:0], labels[:0]), "there are no records; an attack needs members and others"),
+        ((features[:9, :1], labels[:9]), r"have shapes \(9, 1\), \(300, 4\); give records of one"),
+    ):
+        with pytest.raises(pate.InvalidInput, match=line):
+            pate.audit(Memory(), wrong, others)
+
+    class Labels:
+        def predict(self, X):
+            return Memory().predict_proba(X).argmax(axis=1)
+
+    (line,) = pate.audit(Labels(), members, others).skipped
+    assert line.startswith("Attacks by confidences on the Labels: its model gives no probab")

@@ -1015,6 +1015,8 @@ def test_text_of_a_release_does_nothing_to_a_terminal(forged: Path, copied: Any)
     code = {"kind": "code", "model": {}, "encoder": None, "seed": 0, "why": "it is so"}
     needs = code | {"needs": ["\x1b[2Jok\nok"]}
     change(forged / "student.json", lambda content: content.update(model=needs))
+    (forged / "student" / "model.onnx").rename(forged / "student" / "model.skops")
+    (forged / "student" / "teacher.json").write_text('{"format": "skops"}')
     assert again(forged) == ()
     said = copied.call("verify", str(forged), code=4).stdout
     assert "\x1b" not in said

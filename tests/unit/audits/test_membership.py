@@ -138,7 +138,7 @@ def test_every_attack_sees_an_overfit_model():
         assert each.target == "tree"
         assert each.epsilon is None
         assert each.values["advantage"] > 0.4, each.attack
-        assert each.curve[0][-1] == each.curve[1][-1] == 1.0
+        assert each.curve.fpr[-1] == each.curve.tpr[-1] == 1.0
 
 
 def test_no_attack_sees_what_is_not_there():

@@ -12,6 +12,7 @@ from pate.audits.findings import Finding
 from pate.audits.options import AuditOptions, Results
 from pate.audits.page import render_audit
 from pate.audits.results import Audit, Claim, Exposed, lines
+from pate.audits.roc import roc
 from pate.errors import ConditionsFail, InvalidInput
 
 
@@ -48,6 +49,30 @@ def test_a_bound_above_the_claim_contradicts_only_what_the_claim_covers():
     assert nothing.best is None
 
 
+def test_a_curve_above_what_is_allowed_is_suspect_and_contradicts_within_one_population():
+    named = finding(attack="loss", curve=roc(np.ones(300), np.zeros(300)))
+    found = audit(named)
+    assert found.leaks == (named,)
+    assert found.contradictions == ()
+    assert found.verdict.startswith("SUSPECT: loss on the student tells private from test records")
+    divided = audit(named, one_population=True)
+    assert divided.contradictions == (named,)
+    assert divided.verdict.startswith("CONTRADICTED: loss shows more than the claimed ε = 1.")
+    for innocent in (
+        audit(named, claimed=9.0, one_population=True),  # which allows as much
+        audit(finding(curve=roc([1.0, 1.0], [0.0, 0.0])), one_population=True),  # chance
+        audit(replace(named, target="model without privacy"), one_population=True),
+    ):
+        assert innocent.leaks == innocent.contradictions == ()
+
+
+def test_a_condition_that_does_not_hold_contradicts_every_claim():
+    found = audit(faults=("3 private records are in several shards",))
+    assert found.contradicted
+    assert found.as_json()["contradicted"]
+    assert found.verdict.startswith("CONTRADICTED: 3 private records are in several shards. The")
+
+
 def test_lower_bounds_are_rounded_down_and_claims_up():
     shown = audit(finding(epsilon=0.98765, largest_possible=3.999), claimed=1.00001)
     assert shown.verdict == (
@@ -82,7 +107,7 @@ def test_the_page_escapes_names_and_shows_every_finding(plain_plots, tmp_path):
     curve = finding(
         attack="LiRA (online)",
         values=rates | {"balanced accuracy": 0.6, "advantage": 0.2, "members": 9.0, "others": 9.0},
-        curve=(np.array([0.0, 1.0]), np.array([0.0, 1.0])),
+        curve=roc([1.0], [1.0]),
     )
     exposed = Exposed(record=17, label="<i>seven</i>", epsilon=0.4, changed=3)
     found = audit(
