@@ -63,7 +63,7 @@ def audit_training(
         drawn = pool or Pool.drawn(records, others, seed=options.seed)
         _training_membership(training, drawn, results, name)
     if "canaries" in options.attacks:
-        with results.part("gradient canaries"):
+        with results.part("gradient canaries", threads=None):
             results.findings.append(_gradient_canaries(training, *records, options))
     if not training.is_private:
         results.notes.append(f"This run is not private: {training.why_not_private}.")

@@ -117,7 +117,7 @@ def attempt(
         function = _resolve(task["function"])
         begin()
         start = time.perf_counter()  # without the time to load modules
-        threads = _limited_threads(task.get("threads", 1), started_with=started_with)
+        threads = limited_threads(task.get("threads", 1), started_with=started_with)
         with threads, contained(silent=False):
             result = function(task["payload"])
         seconds = time.perf_counter() - start
@@ -172,7 +172,7 @@ def thread_variables(count: int) -> dict[str, str]:
 
 
 @contextmanager
-def _limited_threads(count: int, *, started_with: int | None = None) -> Iterator[None]:
+def limited_threads(count: int, *, started_with: int | None = None) -> Iterator[None]:
     """Limit BLAS, OpenMP and torch to ``count`` threads inside the block; restore them after it.
 
     The limit is at most the number of cores: a library that is loaded inside would not use more
