@@ -43,3 +43,10 @@ def test_record_votes(tmp_path):
     rows = run(tmp_path, "record_votes.py", *words)
     assert [row[1] for row in rows[3:]] == ["1", "4"]
     assert all(float(row[3]) > float(row[8]) for row in rows[3:])  # records, and teachers
+
+
+@pytest.mark.campaign
+def test_audits(tmp_path):
+    rows = run(tmp_path, "audits.py", "rates", "--records", "240")
+    assert [row[0] for row in rows] == ["25", "240"]
+    assert all(float(row[4].replace(",", "")) > 0 for row in rows)
