@@ -692,6 +692,7 @@ def forget(
     ids: Iterable[str] = (),
     *,
     queue: bool = False,
+    unqueue: bool = False,
     spend: bool = False,
     signed_by: str | None = None,
     data_root: PathLike | None = None,
@@ -715,6 +716,8 @@ def forget(
         by their content, as in ``private/data/*/ids.json``; with one all its exact copies go.
     queue : bool
         Only note the ids, for the next call without ``queue``.
+    unqueue : bool
+        Only take the ids out of the queue again; without ``ids`` all of them.
     spend : bool
         Then draw new labels from the teachers as they are, charge them, and train a new student.
     signed_by : str, optional
@@ -735,8 +738,8 @@ def forget(
     Raises
     ------
     InvalidInput
-        If shards do not follow from ids alone (a shuffled partition), or the run is a study's or
-        one of ``dpsgd train``.
+        If shards do not follow from ids alone (a shuffled partition), the ids are those of all
+        private records, or the run is a study's or one of ``dpsgd train``.
     BudgetExceeded
         If the budget does not cover new labels. The records are forgotten by then.
 
@@ -789,7 +792,12 @@ def forget(
         report=print if verbose else None,
     )
     return forget_records(
-        replace(found, options=options), ids, queue=queue, spend=spend, signed_by=signed_by
+        replace(found, options=options),
+        ids,
+        queue=queue,
+        unqueue=unqueue,
+        spend=spend,
+        signed_by=signed_by,
     )
 
 

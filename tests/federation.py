@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from harness import CENTROIDS, tiny_records, toml
@@ -130,6 +133,7 @@ class MemoryGrid:
         self.runs = time.time_ns()
         self.nodes = [100 + number for number in range(len(settings))]
         self.faults: dict[int, Fault] = {}
+        self.settings: dict[int, dict[str, str]] = {}  # in the environment of a node
         self.sent: list[bytes] = []  # all that parties sent to the coordinator
         self.stages: list[str] = []
         self.contexts = {
@@ -143,16 +147,14 @@ class MemoryGrid:
     def of(cls, federation: Federation) -> MemoryGrid:
         from pate.federated.app import client
 
-        return cls(
-            client,
-            [
-                {
-                    "recipe": str(federation.recipe(number)),
-                    "folder": str(federation.place(number) / "runs"),
-                }
-                for number in range(federation.parties)
-            ],
-        )
+        made = cls(client, [{} for _ in range(federation.parties)])
+        for number, node in enumerate(made.nodes):
+            made.settings[node] = {
+                "recipe": str(federation.recipe(number)),
+                "folder": str(federation.place(number) / "runs"),
+                "engine": "serial",
+            }
+        return made
 
     def context(self) -> Any:
         """The coordinator's context of a new run, which the parties are in, too."""
@@ -185,8 +187,10 @@ class MemoryGrid:
             return None
         kind = message.metadata.message_type
         own = Message(_copy(message.content), dst_node_id=node, message_type=kind)
+        settings = {"PATE_PARTY": json.dumps(self.settings.get(node))}
         try:
-            reply = self.client(own, self.contexts[node])
+            with mock.patch.dict(os.environ, settings):
+                reply = self.client(own, self.contexts[node])
         except Exception as error:
             reply = Message(Error(code=0, reason=str(error)), reply_to=message)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,6 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 HOSPITALS = 3
-ADDRESS, FIRST_PORT = "127.0.0.1:9092", 9101
 
 TERMS = f"""
 [federation]
@@ -72,17 +72,28 @@ def prepare(folder: Path) -> None:
         np.savez(own / "records.npz", X=X[rows], y=y[rows])
 
 
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine that nothing uses."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return ports
+
+
 def main() -> None:
     """Start the hospitals, run the coordinator, and stop the hospitals."""
+    first, *ports = free_ports(1 + HOSPITALS)
+    address = f"127.0.0.1:{first}"
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "hospitals").absolute()
     if not folder.exists():
         prepare(folder)
     pate = [sys.executable, "-m", "pate"]
     hospitals = []
-    for number in range(HOSPITALS):
+    for number, port in enumerate(ports):
         own = folder / f"hospital-{number}"
         join = ["party", "join", "hospital.toml", "--out", "run", "--insecure"]
-        join += ["--superlink", ADDRESS, "--port", str(FIRST_PORT + number)]
+        join += ["--superlink", address, "--port", str(port)]
         with (own / "log").open("w") as log:
             hospitals.append(
                 subprocess.Popen(
@@ -94,7 +105,7 @@ def main() -> None:
                 )
             )
     try:
-        federate = ["federate", "study.toml", "--out", "run", "--address", ADDRESS, "--insecure"]
+        federate = ["federate", "study.toml", "--out", "run", "--address", address, "--insecure"]
         done = subprocess.run([*pate, *federate], cwd=folder / "coordinator", check=False)
     finally:
         for hospital in hospitals:  # with what Flower started for it

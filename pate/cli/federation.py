@@ -56,7 +56,7 @@ def federate(
     if insecure and host not in ("127.0.0.1", "localhost"):
         raise InvalidInput(f"--insecure is for 127.0.0.1 only, not {host}; give --certificates")
     folder = Path("runs") / recipe.stem if out is None else out
-    Coordinator.open(str(recipe), folder)  # what is wrong with the recipe is reported here
+    Coordinator.open(str(recipe), folder).require_finish()  # mistakes are reported here
     found = run_federation(
         recipe,
         folder,
@@ -114,7 +114,7 @@ def join(
 
     from pate.errors import InvalidInput
     from pate.federated.party import FAILED, Party
-    from pate.federated.processes import environment, supernode_command
+    from pate.federated.processes import party_environment, supernode_command
 
     if insecure == (certificate is not None):
         raise InvalidInput("give --certificate FILE, or --insecure for a test on one machine")
@@ -123,13 +123,5 @@ def join(
     place = Path("runs") / recipe.stem if folder is None else folder
     Party.open(str(recipe), place)  # what is wrong with the recipe is reported here
     (place / FAILED).unlink(missing_ok=True)
-    words = supernode_command(
-        recipe,
-        place,
-        superlink=superlink,
-        authority=certificate,
-        key=key,
-        port=port,
-        engine=engine,
-    )
-    os.execve(words[0], words, environment(place / "flower"))
+    words = supernode_command(superlink=superlink, authority=certificate, key=key, port=port)
+    os.execve(words[0], words, party_environment(recipe, place, engine=engine))

@@ -1,12 +1,13 @@
 """The ClientApp of a party and the ServerApp of the coordinator, as Flower loads them.
 
-The settings of a party are in the configuration of its SuperNode, and never come from the
-coordinator: ``recipe``, ``folder``, ``engine``.
+The settings of a party are in the environment of its own processes (:data:`SETTINGS`): they come
+neither from the coordinator nor from a context that Flower hands over.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,18 @@ from flwr.serverapp import Grid, ServerApp
 
 from pate._files import write_atomically
 from pate.errors import PateError
+from pate.federated.flower import SETTINGS
 from pate.federated.party import Party, count_votes, keep_inputs, noised_votes, require_agreed
 from pate.federated.recipes import Question
 from pate.federated.secure_sum import guard, session_of
 
 
-def _party(context: Context) -> Party:
-    settings = context.node_config
+def _party() -> Party:
+    settings = json.loads(os.environ[SETTINGS])
     return Party.open(
-        str(settings["recipe"]),
-        Path(str(settings["folder"])),
-        engine=str(settings.get("engine", "serial")),
+        settings["recipe"],
+        Path(settings["folder"]),
+        engine=settings["engine"],
         report=lambda line: print(line, flush=True),
     )
 
@@ -38,7 +40,7 @@ def _party(context: Context) -> Party:
 def _checked(message: Message, context: Context, call_next: Any) -> Message:
     """Apply the party's own terms to every step of a secure sum; its errors quote nothing."""
     try:
-        party = _party(context)
+        party = _party()
         check = guard(party.recipe.federation, claims=party.folder / "claims")
         reply: Message = check(message, context, call_next)
         return reply
@@ -55,7 +57,7 @@ client = ClientApp(mods=[_checked, secaggplus_mod])
 @client.query()
 def prepare(message: Message, context: Context) -> Message:
     """Train and count votes; reply with the number of teachers, or with a refusal."""
-    party = _party(context)
+    party = _party()
     (inputs,) = message.content.array_records["inputs"].to_numpy_ndarrays()
     question = Question.from_json(str(message.content.config_records["question"]["text"]))
     keep_inputs(party, inputs)
@@ -70,7 +72,7 @@ def answer(message: Message, context: Context) -> Message:
     """Return noised votes to the mod that masks them; they are charged by then."""
     asked = recorddict_compat.recorddict_to_fitins(message.content, keep_input=True)
     question = Question.from_json(str(asked.config["question"]))
-    votes = noised_votes(_party(context), question, run=context.run_id, session=session_of(context))
+    votes = noised_votes(_party(), question, run=context.run_id, session=session_of(context))
     result = FitRes(
         status=Status(Code.OK, ""),
         parameters=ndarrays_to_parameters([votes.astype(np.float64)]),

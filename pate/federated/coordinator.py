@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from pate.accounting.plan_guarantee import guarantee_of_plan
 from pate.datasets.files import read
 from pate.datasets.parts import Wanted, encode_labels
 from pate.encoders.chain import fit_encoder
-from pate.errors import InvalidInput
+from pate.errors import InvalidInput, TeacherError
 from pate.federated.party import inputs_digest
 from pate.federated.recipes import FederationRecipe, Question, encoder_digest
 from pate.federated.secure_sum import SumFailed, secure_sum
@@ -36,6 +37,7 @@ from pate.metrics import Share
 from pate.queries import Chooser
 from pate.recipes.paths import find_path
 from pate.recipes.read import read_recipe
+from pate.stages.distill import try_student
 from pate.students.count_smoothing import smooth_counts
 from pate.students.train import StudentData, train_student
 from pate.teachers.persist import save
@@ -107,6 +109,53 @@ class Coordinator:
         """
         return guarantee_of_plan(self.question.events, delta=self.recipe.privacy.delta)
 
+    @property
+    def features(self) -> NDArray[Any] | None:
+        """The encoded inputs that a table of record votes is smoothed on; None with teachers."""
+        if self.question.by == "teachers":
+            return None
+        features, spec = self.inputs, self.recipe.encoder
+        if spec.steps:
+            chain = fit_encoder(spec, self.inputs, plugin_path=self.plugin_path)
+            features = chain.transform(self.inputs)
+        return np.asarray(features, dtype=np.float64).reshape(len(self.inputs), -1)
+
+    def read_test(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the test inputs and their classes."""
+        path = find_path(self.recipe.data.test_path, folder=self.recipe.data.folder)
+        test = read(path, Wanted())
+        (truth,), _ = encode_labels(
+            [(test.where, test.labels)], classes=list(self.question.classes)
+        )
+        if test.features.shape[1:] != self.inputs.shape[1:]:
+            raise InvalidInput(
+                f"a test input in {path} has the shape {test.features.shape[1:]}, and a public "
+                f"input {self.inputs.shape[1:]}; make them agree"
+            )
+        assert truth is not None  # Wanted() needs them
+        return test.features, truth
+
+    def require_finish(self) -> None:
+        """Refuse test records or a student that :func:`finish` would fail at, before all is paid.
+
+        The student is tried on some of the public inputs with made-up labels.
+        """
+        self.read_test()
+        try:
+            try_student(
+                self.recipe.student,
+                self.inputs,
+                features=self.features if self.recipe.encoder.steps else None,
+                classes=len(self.question.classes),
+                answers=len(self.question.rows),
+                plugin_path=self.plugin_path,
+            )
+        except (TeacherError, InvalidInput) as error:
+            text = str(error).removeprefix("the student failed: ")
+            raise type(error)(
+                f"the student cannot be trained, asked and stored, so nobody is asked: {text}"
+            ) from None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
@@ -114,7 +163,7 @@ class Opened:
 
     votes: NDArray[np.int64]
     parties: int
-    teachers: int  # of all parties that were asked
+    teachers: int  # of the parties in it
 
 
 def coordinate(
@@ -133,6 +182,7 @@ def coordinate(
     """
     opened = _stored(coordinator)
     if opened is None:
+        coordinator.require_finish()
         opened = _ask(coordinator, grid, context, wait=wait, timeout=timeout, report=report)
         _store(coordinator, opened)
     return finish(coordinator, opened)
@@ -147,11 +197,8 @@ def finish(coordinator: Coordinator, opened: Opened) -> dict[str, Any]:
     place = coordinator.folder / "student"
     place.mkdir(exist_ok=True)
     save(student, place)
-    path = find_path(recipe.data.test_path, folder=recipe.data.folder)
-    test = read(path, Wanted())
-    (truth,), _ = encode_labels([(test.where, test.labels)], classes=list(question.classes))
-    predicted = predict_labels(student, test.features, classes=len(question.classes))
-    assert truth is not None  # Wanted() needs them
+    inputs, truth = coordinator.read_test()
+    predicted = predict_labels(student, inputs, classes=len(question.classes))
     guarantee = coordinator.guarantee
     terms = recipe.federation
     results = {
@@ -178,11 +225,8 @@ def _labelled(coordinator: Coordinator, opened: Opened) -> StudentData:
     if question.by == "teachers":
         labels = opened.votes.argmax(axis=1)
         return StudentData(inputs=inputs, rows=rows, labels=labels, classes=classes)
-    features, spec = inputs, coordinator.recipe.encoder
-    if spec.steps:
-        chain = fit_encoder(spec, inputs, plugin_path=coordinator.plugin_path)
-        features = chain.transform(inputs)
-    features = np.asarray(features, dtype=np.float64).reshape(len(inputs), -1)
+    features = coordinator.features
+    assert features is not None  # records vote
     soft = smooth_counts(
         opened.votes,
         units=question.reach,
@@ -192,7 +236,7 @@ def _labelled(coordinator: Coordinator, opened: Opened) -> StudentData:
     )
     return StudentData(
         inputs=inputs,
-        features=features if spec.steps else None,
+        features=features if coordinator.recipe.encoder.steps else None,
         rows=rows,
         labels=soft.labels,
         classes=classes,
@@ -246,10 +290,10 @@ def _ask(
             # Nothing has left a party: whoever is gone is left out of a new key exchange.
             ready = {node: count for node, count in ready.items() if node in failure.alive}
             continue
-        teachers = sum(ready.values())
+        teachers = sum(ready[node] for node in found.nodes)
         _require_plausible(found.total, teachers, coordinator)
-        report(f"the votes of {found.parties} parties are summed")
-        return Opened(votes=found.total, parties=found.parties, teachers=teachers)
+        report(f"the votes of {len(found.nodes)} parties are summed")
+        return Opened(votes=found.total, parties=len(found.nodes), teachers=teachers)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -317,13 +361,21 @@ def _stored(coordinator: Coordinator) -> Opened | None:
     place = coordinator.folder / _SUM
     if not place.is_file():
         return None
-    with np.load(place, allow_pickle=False) as found:
-        if str(found["question"]) != coordinator.question.digest:
-            raise InvalidInput(
-                f"{place} answers another question; choose another --out, or remove it to ask anew"
+    try:
+        with place.open("rb") as file, np.load(file, allow_pickle=False) as found:
+            question = str(found["question"])
+            opened = Opened(
+                votes=np.array(found["votes"]),
+                parties=int(found["parties"]),
+                teachers=int(found["teachers"]),
             )
-        return Opened(
-            votes=np.array(found["votes"]),
-            parties=int(found["parties"]),
-            teachers=int(found["teachers"]),
+    except (OSError, EOFError, ValueError, LookupError, TypeError, zipfile.BadZipFile) as error:
+        raise InvalidInput(
+            f"{place} cannot be read; restore it from a backup, or remove it to ask anew, for "
+            "which the parties are charged again"
+        ) from error
+    if question != coordinator.question.digest:
+        raise InvalidInput(
+            f"{place} answers another question; choose another --out, or remove it to ask anew"
         )
+    return opened

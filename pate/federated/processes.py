@@ -19,9 +19,10 @@ from typing import Any
 
 from pate.errors import InvalidInput
 from pate.federated.coordinator import FAILURE, RESULT
-from pate.federated.flower import APP
+from pate.federated.flower import APP, SETTINGS
 from pate.recipes.read import to_toml
 
+_LED = (b"pate.federated.flower\0superlink", b"flower-superexec", b"flwr-serverapp")
 _STARTING = 60.0  # seconds until a SuperLink must answer
 
 
@@ -62,6 +63,16 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
+def party_environment(recipe: Path, folder: Path, *, engine: str = "serial") -> dict[str, str]:
+    """Return the environment of a party's processes, with the settings that its ClientApp reads."""
+    settings = {
+        "recipe": str(recipe.absolute()),
+        "folder": str(folder.absolute()),
+        "engine": engine,
+    }
+    return environment(folder / "flower") | {SETTINGS: json.dumps(settings)}
+
+
 def _restricted(name: str) -> list[str]:
     """Return a command of :mod:`pate.federated.flower`; the folder it is in holds no modules."""
     program(f"flower-{name}")
@@ -69,24 +80,11 @@ def _restricted(name: str) -> list[str]:
 
 
 def supernode_command(
-    recipe: Path,
-    folder: Path,
-    *,
-    superlink: str,
-    authority: Path | None,
-    key: Path | None = None,
-    port: int = 9094,
-    engine: str = "serial",
+    *, superlink: str, authority: Path | None, key: Path | None = None, port: int = 9094
 ) -> list[str]:
     """Return the command of a party's SuperNode; without ``authority`` nothing is encrypted."""
-    settings = {
-        "recipe": str(recipe.absolute()),
-        "folder": str(folder.absolute()),
-        "engine": engine,
-    }
     words = [*_restricted("supernode"), "--superlink", superlink]
     words += ["--host", "127.0.0.1", "--port", str(port)]
-    words += ["--node-config", " ".join(f"{k}={to_toml(v)}" for k, v in settings.items())]
     words += ["--insecure"] if authority is None else ["--root-certificates", str(authority)]
     words += [] if key is None else ["--auth-supernode-private-key", str(key)]
     return words
@@ -213,12 +211,23 @@ def _superlink(
 
 
 def _stop_leftover(note: Path) -> None:
-    """Stop the SuperLink of a coordinator that was killed in this folder, and all it started."""
-    with suppress(FileNotFoundError, ValueError, OSError):
+    """Stop the SuperLink of a coordinator that was killed in this folder, and all it started.
+
+    The SuperLink leads a group of processes; what it started may be left without it.
+    """
+    with suppress(ValueError, OSError):
         number = int(note.read_text())
-        if b"pate.federated.flower\0superlink" in Path(f"/proc/{number}/cmdline").read_bytes():
+        if any(any(each in words for each in _LED) for words in _commands_of(number)):
             _stop_group(number)
             time.sleep(1)
+
+
+def _commands_of(group: int) -> Iterator[bytes]:
+    """Yield the commands of a group of processes; none where there is no ``/proc``."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.getpgid(int(process.name)) == group:
+                yield (process / "cmdline").read_bytes()
 
 
 def _stop_group(number: int) -> None:

@@ -184,10 +184,10 @@ def _claim(file: Path, use: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SecureSum:
-    """A sum of the parties' arrays, and how many are in it."""
+    """A sum of the parties' arrays, and the nodes that are in it."""
 
     total: NDArray[np.int64]
-    parties: int
+    nodes: frozenset[int]
 
 
 class SumFailed(InvalidInput):
@@ -258,7 +258,8 @@ def secure_sum(
         _round: int, results: list[Any], _failures: Any
     ) -> tuple[None, dict[Any, Any]]:
         (mean,) = parameters_to_ndarrays(results[0][1].parameters)
-        found.append(SecureSum(np.rint(mean * len(results)).astype(np.int64), len(results)))
+        total = np.rint(mean * len(results)).astype(np.int64)
+        found.append(SecureSum(total, frozenset(proxy.node_id for proxy, _ in results)))
         return None, {}
 
     nothing = FitIns(parameters=Parameters([], ""), config=config)

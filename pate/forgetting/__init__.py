@@ -61,7 +61,7 @@ class Forgetting:
 
     folder: Path
     requested: int  # ids that were asked for, and not forgotten before
-    queued: int  # ids that wait for the next forgetting
+    queued: int  # ids that wait for the next forgetting, if nothing was to be carried out
     certificate: Path | None  # a JSON file, PRIVATE; None if there was nothing to do
     page: Path | None  # the same for people
     released: bool  # whether new labels were paid for
@@ -81,7 +81,10 @@ class Forgetting:
             return [f"{self.queued} in the queue; nothing is forgotten yet; next: {again}"]
         found = []
         if self.certificate is None:
-            found.append("nothing to forget: the queue is empty, and these ids were done before")
+            found.append(
+                "nothing to forget now: the queue is empty, and ids that were done before are "
+                "skipped"
+            )
         else:
             found += [
                 f"done for {self.requested} ids; how many of them were records of this run, and "
@@ -103,6 +106,7 @@ def forget_records(
     ids: Iterable[str] = (),
     *,
     queue: bool = False,
+    unqueue: bool = False,
     spend: bool = False,
     signed_by: str | None = None,
 ) -> Forgetting:
@@ -113,22 +117,32 @@ def forget_records(
         run.store.sweep()
         loaded = Exclusions.load(run.folder)
         exclusions = loaded or Exclusions(named_by=names_of(run.recipe.data))
-        asked = _requested(run, ids, exclusions)
-        exclusions = replace(exclusions, queued=(*exclusions.queued, *asked))
-        if queue and asked:
+        named = _digests(run, ids, exclusions)
+        if unqueue:
+            left = [each for each in exclusions.queued if named and each not in named]
+            exclusions = replace(exclusions, queued=tuple(left))
+        else:
+            begun = () if exclusions.begun is None else exclusions.begun.digests
+            known = {*exclusions.digests, *exclusions.queued, *begun}
+            asked = [each for each in named if each not in known]
+            exclusions = replace(exclusions, queued=(*exclusions.queued, *asked))
+            if asked and (queue or begun):
+                _held(run, exclusions)  # refused before any of them is noted
+        if unqueue or (queue and asked):
             exclusions.save(run.folder)
+        waits = queue or unqueue
         requested, written = 0, None
-        while not queue and (exclusions.begun is not None or exclusions.queued):
+        while not waits and (exclusions.begun is not None or exclusions.queued):
             if exclusions.begun is None:
-                exclusions = _begin(run, exclusions)
+                exclusions = _begin(run, exclusions, signed_by=signed_by)
             assert exclusions.begun is not None
             requested += len(exclusions.begun.digests)
             exclusions, written = _finish(run, exclusions, signed_by=signed_by)
-        released = spend and not queue and _release_again(run, exclusions)
+        released = spend and not waits and _release_again(run, exclusions)
     return Forgetting(
         folder=run.folder,
         requested=requested,
-        queued=len(exclusions.queued) if queue else 0,
+        queued=len(exclusions.queued) if waits else 0,
         certificate=None if written is None else written[0],
         page=None if written is None else written[1],
         released=released,
@@ -174,15 +188,28 @@ def _require_forgettable(run: PipelineRun) -> None:
         )
 
 
-def _requested(run: PipelineRun, ids: Iterable[str], exclusions: Exclusions) -> list[str]:
-    """Return the digests of ids that are neither forgotten nor about to be."""
+def _digests(run: PipelineRun, ids: Iterable[str], exclusions: Exclusions) -> list[str]:
+    """Return the digests of ids, each one once."""
     names, unit = list(ids), run.recipe.partition.by or "record"
-    if unit == "record" and not _data(run, exclusions).facts["named"]:
+    if names and unit == "record" and not _data(run, exclusions).facts["named"]:
         names = [each[:_CONTENT_NAME] for each in names]
+    return list(dict.fromkeys(unit_digests(unit, names, key=_key(run))))
+
+
+def _held(run: PipelineRun, exclusions: Exclusions) -> set[str]:
+    """Return the digests of the ids of private records; refuse a request for all of them."""
+    names, groups = _names(_data(run, exclusions))
+    unit = run.recipe.partition.by or "record"
+    held = set(unit_digests(unit, names if unit == "record" else groups or (), key=_key(run)))
     begun = () if exclusions.begun is None else exclusions.begun.digests
-    known = {*exclusions.digests, *exclusions.queued, *begun}
-    found = unit_digests(unit, names, key=_key(run))
-    return [each for each in dict.fromkeys(found) if each not in known]
+    if held <= {*exclusions.queued, *begun}:
+        stored = Exclusions.load(run.folder)
+        out = f"pate forget {shlex.quote(str(run.folder))} --unqueue"
+        waiting = f", or take ids out of the queue: {out}" if stored and stored.queued else ""
+        raise InvalidInput(
+            f"these are all private records of {run.folder}; remove the folder instead{waiting}"
+        )
+    return held
 
 
 def _key(run: PipelineRun) -> str:
@@ -207,21 +234,14 @@ def _names(data: Artifact) -> tuple[list[str], list[str] | None]:
 # --- the steps ------------------------------------------------------------------------------------
 
 
-def _begin(run: PipelineRun, exclusions: Exclusions) -> Exclusions:
+def _begin(run: PipelineRun, exclusions: Exclusions, *, signed_by: str | None) -> Exclusions:
     """Record what is to be forgotten, and how everything is before; nothing is changed yet.
 
     Guarantees:
         Ids that are no records are forgotten like all others. So neither what is printed, nor what
         is released from then on, depends on whether an id was a record.
     """
-    data, key = _data(run, exclusions), _key(run)
-    names, groups = _names(data)
-    unit = run.recipe.partition.by or "record"
-    held = set(unit_digests(unit, names if unit == "record" else groups or (), key=key))
-    if held <= set(exclusions.queued):
-        raise InvalidInput(
-            f"these are all private records of {run.folder}; remove the folder instead"
-        )
+    data, held = _data(run, exclusions), _held(run, exclusions)
     before = _pinned(run, exclusions, data)
     keys = {name: _found(before, name).key for name in _private_stages(run)}
     begun = Begun(
@@ -231,6 +251,7 @@ def _begin(run: PipelineRun, exclusions: Exclusions) -> Exclusions:
         keys=keys,
         parts=tuple(_part_digests(before)),
         name=f"{datetime.now(UTC):%Y-%m-%d}-{secrets.token_hex(4)}",
+        signed_by=signed_by,
     )
     exclusions = replace(exclusions, queued=(), begun=begun)
     exclusions.save(run.folder)
@@ -256,7 +277,11 @@ def _finish(
     removed = _remove_rest(made)
     _forget_costs(made)
     certificate = Certificate.of(
-        made, begun, after=list(_part_digests(made)), removed=removed, signed_by=signed_by
+        made,
+        begun,
+        after=list(_part_digests(made)),
+        removed=removed,
+        signed_by=signed_by or begun.signed_by,
     )
     written = write_certificate(certificate, made.folder, begun.name, key=_key(run))
     exclusions = replace(exclusions, begun=None)

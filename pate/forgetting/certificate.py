@@ -6,6 +6,7 @@ lies in the run's private folder, and its owner decides who reads it.
 
 from __future__ import annotations
 
+import hmac
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,8 +20,9 @@ from pate._format import format_cost, plural
 from pate.accounting.ledger.data_ledger import total_line
 from pate.artifacts import Level, fingerprint
 from pate.artifacts.results import Costs
+from pate.errors import InvalidInput
 from pate.pipeline.exclusions import Begun
-from pate.pipeline.ledger import ledger_of, open_ledger
+from pate.pipeline.ledger import key_path, ledger_of, naming_key, open_ledger
 from pate.pipeline.runner import PipelineRun
 from pate.report.page import STAMP, page_frame
 from pate.report.templates import template
@@ -124,6 +126,35 @@ class Certificate:
         }
         content = json.loads(json.dumps(content))
         return {**content, "seal": fingerprint(key, content)}
+
+
+def check_certificates(run: PipelineRun) -> tuple[Path, ...]:
+    """Return the certificates of a run; refuse any that are not as they were written.
+
+    Guarantees:
+        A seal is keyed: whoever has not the data set's key cannot change a certificate and seal it
+        again. The pages beside the JSON files are not checked.
+    """
+    files = sorted((run.folder / Level.PRIVATE.folder / FOLDER).glob("*.json"))
+    if not key_path(run.recipe, run.options.data_root).is_file():
+        raise InvalidInput("the data set's key is not there; give the --data-root of the run")
+    key = naming_key(run.recipe, run.options.data_root)
+    altered = [file.name for file in files if not _is_sealed(file, key=key)]
+    if altered:
+        raise InvalidInput(
+            f"not as they were written, or under another key: {', '.join(altered)}; restore them "
+            "from a backup"
+        )
+    return tuple(files)
+
+
+def _is_sealed(file: Path, *, key: str) -> bool:
+    try:
+        content = json.loads(file.read_bytes())
+        seal = str(content.pop("seal"))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return False
+    return hmac.compare_digest(seal, fingerprint(key, content))
 
 
 def write_certificate(

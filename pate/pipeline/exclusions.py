@@ -36,6 +36,7 @@ class Begun:
     parts: tuple[str, ...]  # keyed digests of all teachers, or shards of records, as they were
     name: str  # of its certificate
     done: bool = False  # all is made again: what is left is to remove the old
+    signed_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

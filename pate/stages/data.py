@@ -218,15 +218,15 @@ def _digests(offsets: NDArray[np.int64], features: NDArray[Any], labels: NDArray
 def _shard_report(shards: Shards, features: NDArray[Any], labels: NDArray[Any]) -> dict[str, Any]:
     """Return how even the shards are. PRIVATE, like everything that describes them."""
     rows = [hashlib.sha256(np.ascontiguousarray(row).tobytes()).digest() for row in features]
-    owner = np.repeat(np.arange(shards.count), shards.sizes())
-    seen: dict[bytes, set[int]] = {}
-    for row, teacher in zip(rows, owner, strict=True):
-        seen.setdefault(row, set()).add(int(teacher))
+    owner = np.repeat(np.arange(shards.count), shards.sizes()).tolist()
+    first: dict[bytes, int] = {}
+    pairs = zip(rows, owner, strict=True)
+    shared = {row for row, teacher in pairs if first.setdefault(row, teacher) != teacher}
     coverage = [len(np.unique(labels[start:stop])) for start, stop in pairwise(shards.offsets)]
     return {
         "smallest_shard": int(shards.sizes().min()),
         "largest_shard": int(shards.sizes().max()),
-        "records_that_several_shards_hold": sum(len(who) > 1 for who in seen.values()),
+        "records_that_several_shards_hold": len(shared),
         "fewest_classes_in_a_shard": min(coverage),
     }
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pate.artifacts import Level, fingerprint
 from pate.artifacts.results import Labels
@@ -18,6 +19,7 @@ from pate.errors import InvalidInput, TeacherError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
 from pate.stages.encode import graph_features, require_complete, student_inputs
+from pate.students.spec import StudentSpec
 from pate.students.train import StudentData, train_student
 from pate.teachers.adapters import make
 from pate.teachers.persist import require_releasable, restore, save
@@ -43,8 +45,7 @@ def require_student(context: Context, *, classes: int) -> None:
 def require_learning(context: Context, *, classes: int, answers: int) -> None:
     """Refuse a student that cannot learn, predict or be stored, before labels are paid for.
 
-    It is tried on a few public inputs with made-up labels, for one epoch. If that fails it is tried
-    on as many as are planned: a model may need more than a few.
+    See :func:`try_student`.
     """
     global _passed
     require_student(context, classes=classes)
@@ -54,8 +55,34 @@ def require_learning(context: Context, *, classes: int, answers: int) -> None:
         _passed = (context.options, set())
     if tried in _passed[1]:
         return
-    inputs = np.array(student_inputs(context))
     features = graph_features(context)
+    with _before_the_charge("be trained, asked and stored"):
+        try_student(
+            context.recipe.student,
+            np.array(student_inputs(context)),
+            features=features,
+            classes=classes,
+            answers=answers,
+            plugin_path=context.options.plugin_path,
+            devices=context.options.engine.devices,
+        )
+    _passed[1].add(tried)
+
+
+def try_student(
+    spec: StudentSpec,
+    inputs: NDArray[Any],
+    *,
+    features: NDArray[Any] | None,
+    classes: int,
+    answers: int,
+    plugin_path: Path | None,
+    devices: Sequence[str] = (),
+) -> None:
+    """Train a student for an epoch on made-up labels of a few inputs, ask it, store and load it.
+
+    If that fails it is tried on all inputs: a model may need more than a few.
+    """
     for most in sorted({min(_TRIED, len(inputs)), len(inputs)}):
         rows = np.arange(min(answers, most))
         data = StudentData(
@@ -66,30 +93,24 @@ def require_learning(context: Context, *, classes: int, answers: int) -> None:
             classes=classes,
         )
         try:
-            with _before_the_charge("be trained, asked and stored"):
-                _try(context, data)
-            _passed[1].add(tried)
+            with use_first(devices):
+                _try(spec, data, plugin_path=plugin_path)
             return
         except (TeacherError, InvalidInput):
             if most == len(inputs):
                 raise
 
 
-def _try(context: Context, data: StudentData) -> None:
-    """Train a student for an epoch, ask it, store it and load it."""
-    spec, options = context.recipe.student, context.options
+def _try(spec: StudentSpec, data: StudentData, *, plugin_path: Path | None) -> None:
     quick = spec.model_copy(update={"epochs": 1, "first_epochs": 1})
-    with (
-        use_first(options.engine.devices),
-        isolated_randomness(spec.seed),
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        student = train_student(quick, data, plugin_path=options.plugin_path)
+    with isolated_randomness(spec.seed), tempfile.TemporaryDirectory() as folder:
+        student = train_student(quick, data, plugin_path=plugin_path)
         few = data.inputs[:_ASKED]
         predict_labels(student, few, classes=data.classes, private=False)
         save(student, Path(folder))
         require_releasable(Path(folder))
-        again = restore(_fresh(context, classes=data.classes), Path(folder))
+        fresh = make(spec.as_model(), classes=data.classes, seed=spec.seed, plugin_path=plugin_path)
+        again = restore(fresh, Path(folder))
         predict_labels(again, few, classes=data.classes, private=False)
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from harness import Project, tiny_records
 import pate
 from pate._files import exclusive_lock
 from pate.errors import InvalidInput
-from pate.pipeline.exclusions import Exclusions
+from pate.pipeline.exclusions import Exclusions, unit_digests
+from pate.pipeline.ledger import naming_key
 
 RECORDS = 120
 MARK = np.float32(1234.5677)  # of the records to forget, in every form that a file may hold
@@ -383,6 +385,57 @@ def test_requests_are_queued_and_doing_it_twice_changes_nothing(project):
     assert contents(project.run_folder) == before
 
 
+def test_ids_are_taken_out_of_the_queue_again(project):
+    forget(project, "--queue", rows=(3, 4, RECORDS))
+    words = ("forget", "runs/tiny", "--plugin-path", "plugins")
+    assert "1 in the queue" in forget(project, "--unqueue", rows=(4, RECORDS, 6)).stdout
+    assert "the queue is empty" in project.pate(*words, "--unqueue").stdout
+    before = contents(project.run_folder)
+    assert "nothing to forget" in project.pate(*words).stdout
+    assert contents(project.run_folder) == before
+    assert "give one of" in forget(project, "--queue", "--unqueue", code=2).stderr
+
+
+def test_a_request_for_all_records_is_refused_and_blocks_no_other_one(project):
+    forget(project, "--queue", rows=range(100))
+    before = contents(project.run_folder)
+    for words in (["--queue"], []):
+        refused = forget(project, *words, rows=range(RECORDS), code=2).stderr
+        assert "all private records" in refused
+        assert "--unqueue" in refused
+        assert contents(project.run_folder) == before
+    words = ("forget", "runs/tiny", "--plugin-path", "plugins")
+    project.pate(*words, "--unqueue")
+    assert "--unqueue" not in forget(project, rows=range(RECORDS), code=2).stderr
+    forget(project, rows=(3,))
+    assert certificate(project)["found"] == 1
+    # A queue that covers all by now, because others left: nothing but it is in the way.
+    exclusions = Exclusions.load(project.run_folder)
+    rest = [f"secret-{row}" for row in range(RECORDS) if row != 3]
+    run = pate.open_run(project.run_folder, data_root=project.folder / "data").pipeline
+    queued = tuple(unit_digests("record", rest, key=naming_key(run.recipe, run.options.data_root)))
+    replace(exclusions, queued=queued).save(project.run_folder)
+    assert "--unqueue" in project.pate(*words, code=2).stderr
+    project.pate(*words, "--unqueue")
+    forget(project, rows=(4,))
+    assert "nothing to do" in project.run().stdout
+
+
+def test_a_certificate_that_was_changed_is_found(project):
+    words = ("forget", "runs/tiny", "--plugin-path", "plugins", "--check")
+    forget(project, "--signed-by", "The Officer")
+    assert "as they were written: 1" in project.pate(*words).stdout
+    (file,) = (project.run_folder / "private" / "certificates").glob("*.json")
+    whole = file.read_text()
+    for changed in (whole.replace("The Officer", "Another"), whole[:200], "{}"):
+        file.write_text(changed)
+        assert file.name in project.pate(*words, code=2).stderr
+    file.write_text(whole)
+    (found,) = json.loads(project.pate(*words, "--json").stdout)["certificates"]
+    assert project.folder / found == file
+    assert "--check" in forget(project, "--check", code=2).stderr
+
+
 def test_unknown_ids_are_counted_in_private_only(project):
     before = made_of_records(project)
     unknown = forget(project, rows=(RECORDS, RECORDS + 1)).stdout
@@ -503,12 +556,13 @@ def finish_and_compare(project, expected):
 def test_killed_while_it_trains(project, finished_run):
     before = in_the_open(project)
     (project.folder / "die").touch()
-    assert forget(project, code=-signal.SIGKILL).returncode == -signal.SIGKILL
+    assert forget(project, "--signed-by", "The Officer", code=-signal.SIGKILL).returncode < 0
     assert in_the_open(project) == before
     whole = Project(project.folder.with_name("whole"), sections=project.sections)
     shutil.copytree(finished_run.folder, whole.folder)
     forget(whole)
     finish_and_compare(project, made_of_records(whole))
+    assert certificate(project)["signed_by"] == "The Officer"
 
 
 def killed_at(folder, call):

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import math
 import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 import unittest.mock
 import zipfile
 from dataclasses import replace
+from http.client import HTTPConnection
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,11 +29,16 @@ from harness import RECIPE, open_project
 from pate import forget
 from pate.accounting import Neighbours, event_from_json
 from pate.accounting.plan_guarantee import guarantee_of_plan
-from pate.errors import InvalidInput, ReleaseConflict
+from pate.errors import InvalidInput, PateError, ReleaseConflict
 from pate.federated import flower
 from pate.federated.coordinator import Coordinator, Opened, coordinate, finish
 from pate.federated.party import Party, count_votes, keep_inputs, noised_votes, require_agreed
-from pate.federated.processes import environment
+from pate.federated.processes import (
+    _stop_leftover,
+    environment,
+    party_environment,
+    supernode_command,
+)
 from pate.federated.recipes import FederationRecipe, Question
 from pate.federated.secure_sum import SumFailed
 from pate.recipes.read import read_recipe
@@ -193,9 +206,7 @@ def test_a_party_that_joined_twice_is_in_a_sum_once(tmp_path):
     federation = Federation(tmp_path / "f")
     grid = MemoryGrid.of(federation)
     first, second = grid.nodes[1:]
-    grid.contexts[second].node_config = grid.contexts[first].node_config | {
-        "folder": str(federation.place(1) / "other")
-    }
+    grid.settings[second] = grid.settings[first] | {"folder": str(federation.place(1) / "other")}
     _, results = run(federation, grid)
     assert results["parties"] == 2
     assert [len(federation.charges(number)) for number in range(3)] == [1, 1, 0]
@@ -210,7 +221,7 @@ def test_laplace_noise_and_a_party_that_is_lost_before_it_answers(tmp_path, mech
     grid = MemoryGrid.of(federation)
     grid.faults[grid.nodes[1]] = gone_at("collect_masked_vectors")
     _, results = run(federation, grid)
-    assert results["parties"] == 2
+    assert (results["parties"], results["teachers"]) == (2, 8)  # of those in the sum alone
     assert [len(federation.charges(number)) for number in range(3)] == [1, 0, 1]
     drawn = answers(federation, 0)[0] + answers(federation, 2)[0]
     np.testing.assert_array_equal(opened(federation), drawn)
@@ -266,6 +277,65 @@ def test_a_second_ledger_is_refused_with_a_remedy_that_a_party_has(tmp_path):
         require_agreed(party, coordinator.question)
     assert "set data_root and data.name in the recipe" in str(refused.value)
     assert "--" not in str(refused.value)
+
+
+def no_test(federation):
+    (federation.place(-1) / "test.npz").unlink()
+
+
+def other_classes(federation):
+    file = federation.place(-1) / "test.npz"
+    with np.load(file) as test:
+        np.savez(file, X=test["X"], y=test["y"] + 5)
+
+
+def other_width(federation):
+    file = federation.place(-1) / "test.npz"
+    with np.load(file) as test:
+        np.savez(file, X=test["X"][:, :-1], y=test["y"])
+
+
+def no_such_student(federation):
+    recipe = federation.recipe(-1)
+    recipe.write_text(recipe.read_text().replace("centroids:Centroids", "centroids:Nope"))
+
+
+def student_that_cannot_learn(federation):
+    file = federation.place(-1) / "plugins" / "centroids.py"
+    head = "def fit(self, X, y):"
+    file.write_text(file.read_text().replace(head, f"{head}\n        1 / 0"))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "text"),
+    [
+        (no_test, "test.npz"),
+        (other_classes, "classes"),
+        (other_width, "make them agree"),
+        (no_such_student, "so nobody is asked: .*Nope"),
+        (student_that_cannot_learn, "so nobody is asked"),
+    ],
+)
+def test_what_a_student_needs_is_checked_before_anybody_is_asked(tmp_path, mistake, text):
+    federation = Federation(tmp_path / "f")
+    mistake(federation)
+    grid = MemoryGrid.of(federation)
+    with pytest.raises(PateError, match=text):
+        run(federation, grid)
+    assert grid.stages == []
+    assert [federation.charges(number) for number in range(3)] == [[], [], []]
+
+
+@pytest.mark.parametrize("damage", [lambda held: held[:100], lambda held: b"", lambda held: b"{}"])
+def test_a_torn_sum_is_reported_in_a_line_and_asked_for_by_nobody(finished, tmp_path, damage):
+    _, grid, coordinator, _ = finished
+    own = replace(coordinator, folder=tmp_path)
+    whole = (coordinator.folder / "sum.npz").read_bytes()
+    (tmp_path / "sum.npz").write_bytes(damage(whole))
+    asked = len(grid.stages)
+    with pytest.raises(InvalidInput, match="cannot be read; restore it from a backup"):
+        coordinate(own, grid, grid.context(), wait=1, timeout=5, report=print)
+    assert len(grid.stages) == asked
 
 
 def test_with_too_few_parties_nobody_is_asked_for_votes(tmp_path):
@@ -484,6 +554,100 @@ def test_a_party_takes_no_code_from_the_coordinator():
     for files in ({"pyproject__toml": other}, {}):
         assert not flower.is_own_app(archive(**files))
     assert not flower.is_own_app(b"no archive")
+
+
+def test_a_context_does_not_choose_the_recipe_of_a_party(tmp_path):
+    """Somebody who could store one would otherwise choose what code runs, by plugins.path."""
+    federation = Federation(tmp_path / "f")
+    there = tmp_path / "was-here"
+    plugin = federation.place(2) / "plugins" / "centroids.py"
+    touch = f"import pathlib\npathlib.Path({str(there)!r}).touch()\n"
+    plugin.write_text(touch + plugin.read_text())
+    grid = MemoryGrid.of(federation)
+    for node in grid.nodes[:2]:
+        grid.contexts[node].node_config = {
+            "recipe": str(federation.recipe(2)),
+            "folder": str(federation.place(2) / "runs"),
+        }
+    grid.faults[grid.nodes[2]] = gone_at("prepare")
+    _, results = run(federation, grid)
+    assert results["parties"] == 2
+    assert not there.exists()
+    assert [len(federation.charges(number)) for number in range(3)] == [1, 1, 0]
+
+
+def test_a_supernode_gives_its_tasks_to_its_own_executor_only(tmp_path):
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+    from flwr.supercore.auth import create_superexec_auth_metadata, derive_auth_secret
+
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    words = supernode_command(superlink="127.0.0.1:9", authority=None, port=port)
+    settings = party_environment(tmp_path / "party.toml", tmp_path / "runs")
+    settings["PYTHONPATH"] = str(Path(flower.__file__).parents[2])
+    asked = AcquireTaskRequest(supported_task_types=["flwr-clientapp"])
+    with (tmp_path / "log").open("wb") as log:
+        node = subprocess.Popen(words, env=settings, stdout=log, stderr=log, start_new_session=True)
+        try:
+            for _ in range(600):
+                with contextlib.suppress(OSError):
+                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                    break
+                assert node.poll() is None, (tmp_path / "log").read_text()
+                time.sleep(0.1)
+            secret = tmp_path / "runs" / "flower" / "executor.secret"
+            assert secret.stat().st_mode & 0o777 == 0o600
+            method = "/flwr.proto.Runtime/AcquireTask"
+            for known, status in ((None, 401), (bytes(32), 401), (secret.read_bytes(), 200)):
+                headers = {"Content-Type": "application/protobuf"}
+                if known is not None:
+                    headers |= create_superexec_auth_metadata(
+                        auth_secret=derive_auth_secret(known), method=method, request=asked
+                    )
+                with contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=9)) as connection:
+                    connection.request(
+                        "POST", "/v1/runtime/acquire-task", asked.SerializeToString(), headers
+                    )
+                    assert connection.getresponse().status == status
+        finally:
+            os.killpg(node.pid, signal.SIGKILL)
+            node.wait()
+
+
+def test_what_a_killed_superlink_left_is_stopped(tmp_path):
+    """The one that led the group is gone, and its number is free; the group is not."""
+    sleeper = "import time; time.sleep(600)"
+    starting = (
+        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', "
+        f"{sleeper!r}, sys.argv[1]], stdout=subprocess.DEVNULL).pid)"
+    )
+    note = tmp_path / "superlink.pid"
+    for program, stopped in (("flwr-serverapp", True), ("another", False)):
+        leader = subprocess.Popen(
+            [sys.executable, "-c", starting, program],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        left = int(leader.communicate()[0])
+        note.write_text(str(leader.pid))
+        _stop_leftover(note)
+        with contextlib.suppress(FileNotFoundError):
+            state = Path(f"/proc/{left}/stat").read_text().rpartition(")")[2].split()[0]
+            assert (state == "Z") == stopped
+            os.killpg(leader.pid, signal.SIGKILL)
+
+
+def test_a_token_is_in_no_command_line(tmp_path):
+    printing = (
+        "import sys; from pathlib import Path; print(Path(sys.argv[2]).read_text(), sys.argv)"
+    )
+    words = [sys.executable, "-c", printing, "--token", "5ec3e7", "--insecure"]
+    started = flower.start_with_token_file(words, stdout=subprocess.PIPE)
+    token, _, others = started.communicate()[0].decode().partition(" ")
+    assert token == "5ec3e7"
+    assert "--token-file" in others
+    assert "--insecure" in others
+    assert token not in others
 
 
 @pytest.mark.parametrize(
