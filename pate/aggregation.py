@@ -70,7 +70,8 @@ def plan_release(
     queries for each class.
 
     Guarantees:
-        Nothing here reads a vote, so the caps' guarantee holds whatever is answered
+        Nothing here reads a vote, and the queries are the first inputs, fixed before any answer: so
+        the caps' guarantee holds whatever is answered
         (:func:`pate.accounting.guarantee_of_plan`).
 
     >>> chosen, plan = plan_release(
@@ -131,7 +132,7 @@ def _noise(
     def least(count: int) -> float:
         def meets(noise: float) -> bool:
             answers = Repeated(kind.from_keys({key: noise}).answer_event, count)
-            return plan_fits([answers], epsilon=epsilon, delta=delta)
+            return plan_fits([answers], epsilon=epsilon, delta=delta, adaptive=False)
 
         found = least_noise(meets)
         if found is None:
@@ -153,7 +154,7 @@ def _plan(mechanism: Mechanism, most: int, epsilon: float | None, delta: float) 
             queries=queries,
             answers=queries,
             events=events,
-            guarantee=guarantee_of_plan(events, delta=delta),
+            guarantee=guarantee_of_plan(events, delta=delta, adaptive=False),
         )
 
     if epsilon is None:
@@ -161,7 +162,7 @@ def _plan(mechanism: Mechanism, most: int, epsilon: float | None, delta: float) 
 
     def fits(queries: int) -> bool:
         events = mechanism.caps(queries=queries, answers=queries)
-        return plan_fits(events, epsilon=epsilon, delta=delta)
+        return plan_fits(events, epsilon=epsilon, delta=delta, adaptive=False)
 
     if not fits(1):
         one = plan(1).guarantee.epsilon

@@ -21,7 +21,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, logsumexp
 
 from pate._validate import check_delta, check_whole
@@ -37,8 +37,10 @@ _LARGEST_EPSILON = 20.0  # beyond it, rounding of e^ε times a binomial sum woul
 _CHUNK = 1 << 20  # costs held at a time
 _SUM_ROUNDING = 1e-14  # relative, of a binomial sum for each trial: eight times what was measured
 _STEP_ROUNDING = 1e-14  # relative, of one step of the recursion
-_LEAST_CELLS, _MOST_CELLS = 4, 256  # of the grid of losses, in one width
-_WORK, _MOST_WORK = 4e7, 4e8  # cells times steps: about one second, and ten
+_LEAST_CELLS, _MOST_CELLS = 10, 256  # of the grid of losses, in one width
+_POINTS, _MOST_WORK = 1e7, 1e7  # of the grid in all steps, by cells; and with one cell a width
+_TAIL = 1e-3  # of δ: what is lost where the grid ends
+_BAND = 2.0  # where the worst t lies: this, over √k, of a width around the middle
 _LONGEST_REACH = 100.0  # far from the end of doubles in e^ε
 
 
@@ -136,7 +138,7 @@ def _moved_vote(
 
 
 def bounded_range_epsilon(
-    width: float, *, count: int, delta: float, adaptive: bool = False
+    width: float, *, count: int, delta: float, adaptive: bool = True, fineness: float = 1.0
 ) -> float:
     """Return an ε of mechanisms whose losses each lie in a range of ``width``.
 
@@ -151,7 +153,10 @@ def bounded_range_epsilon(
     delta
         The δ of the guarantee, at least 1e-10.
     adaptive
-        Earlier outcomes may decide what a later mechanism is asked.
+        Earlier outcomes may decide what a later mechanism is asked. False is for mechanisms that
+        are all fixed in advance.
+    fineness
+        How many times the usual work goes into the grid of adaptive composition.
 
     Guarantees:
         Optimal composition (Dong, Durfee & Rogers 2020; proofs in docs/proofs/bounded-range.md).
@@ -164,9 +169,9 @@ def bounded_range_epsilon(
           a grid of s is above it: every step rounds up.
 
     >>> round(bounded_range_epsilon(2 / 209, count=191, delta=1e-5), 4)
-    0.217
-    >>> round(bounded_range_epsilon(2 / 209, count=191, delta=1e-5, adaptive=True), 4)
     0.2174
+    >>> round(bounded_range_epsilon(2 / 209, count=191, delta=1e-5, adaptive=False), 4)
+    0.217
     """
     check_delta(delta)
     check_whole("count", count)
@@ -179,8 +184,11 @@ def bounded_range_epsilon(
         raise InvalidInput(f"width is {width!r}; it must be a finite number above zero")
     if count == 0:
         return 0.0
-    find = _adaptive_epsilon if adaptive else _fixed_epsilon
-    return min(find(width, count, delta), count * width)  # pure DP holds always
+    if adaptive:
+        found = _adaptive_epsilon(width, count, delta, fineness)
+    else:
+        found = _fixed_epsilon(width, count, delta)
+    return min(found, count * width)  # pure DP holds always
 
 
 def bounded_range_fits(width: float, *, count: int, epsilon: float, delta: float) -> bool:
@@ -205,67 +213,96 @@ def _fixed_epsilon(width: float, count: int, delta: float) -> float:
         return 0.0
     low, high = 0.0, width
     while not meets(high):
-        low, high = high, 2 * high
-        if high > _LARGEST_EPSILON:
+        if high >= _LARGEST_EPSILON:
             return math.inf
+        low, high = high, min(2 * high, _LARGEST_EPSILON)
     while high - low > 1e-12 * max(high, 1e-3):
         middle = (low + high) / 2
         low, high = (low, middle) if meets(middle) else (middle, high)
     return high
 
 
-def _adaptive_epsilon(width: float, count: int, delta: float) -> float:
-    grid, curve = _adaptive_curve(width, count)
+def _adaptive_epsilon(width: float, count: int, delta: float, fineness: float) -> float:
+    grid, curve = _adaptive_curve(width, count, delta, fineness)
     within = np.flatnonzero(curve <= delta)
     if not len(within):
         return math.inf
     last = int(within[-1])  # the curve rises with s = −ε
-    if grid[last] >= 0:
-        return 0.0
+    if grid[last] >= 0 or last + 1 == len(grid):
+        return max(0.0, -float(grid[last]))
     share = (delta - curve[last]) / (curve[last + 1] - curve[last])
     high, low = math.exp(-grid[last]), math.exp(-grid[last + 1])
     return max(0.0, math.log(high - share * (high - low)) + _ROUNDING)
 
 
 @lru_cache(maxsize=16)
-def _adaptive_curve(width: float, count: int) -> tuple[FloatArray, FloatArray]:
-    """Return a grid of s = −ε and V_count on it, rounded up."""
-    concentrated = count * width**2 / 8
-    reach = min(count * width, concentrated + 2 * math.sqrt(-concentrated * math.log(1e-14)))
-    work = 2 * (reach / width + 1) * count  # with one cell a width
-    if not (reach < _LONGEST_REACH and work * _LEAST_CELLS**2 <= _MOST_WORK):
+def _adaptive_curve(
+    width: float, count: int, delta: float, fineness: float
+) -> tuple[FloatArray, FloatArray]:
+    """Return a grid of s = −ε up to where V_count exceeds δ, and V_count on it, rounded up."""
+    left = np.arange(count + 1)  # mechanisms to come
+    mean = left * width**2 / 8
+    # Losses seldom lie farther from zero. Where the grid ends is a matter of tightness alone.
+    reach = np.minimum(left * width, mean + 2 * np.sqrt(-mean * math.log(_TAIL * delta)))
+    if not (reach[-1] < _LONGEST_REACH and np.sum(reach / width + 1) <= _MOST_WORK):
         raise InvalidInput(
             f"{count} adaptive mechanisms of range {width:g} are too many for optimal "
             "composition: use the moments accountant"
         )
-    cells = min(max(int(math.sqrt(_WORK / work)), _LEAST_CELLS), _MOST_CELLS)
-    step = width / cells
-    side = math.ceil(reach / step)
-    grid = step * np.arange(-side, side + 1, dtype=np.float64)
-    size = len(grid)
-    above = np.exp(-step * np.arange(1, cells + 1))
-    spread, gain = math.expm1(width), -math.expm1(-step)
-    curve = -np.expm1(-np.maximum(grid, 0.0))
-    for _ in range(count):
+    start = min(_fixed_epsilon(width, count, delta), _LARGEST_EPSILON)  # no more than the result
+    top = np.minimum(reach, reach[::-1] - start)
+    work = float(np.sum(np.maximum(top + reach, 0) / width + 1))
+    cells = min(max(math.sqrt(_POINTS / work), _LEAST_CELLS), _MOST_CELLS) * math.sqrt(fineness)
+    cells = int(cells) // 2 * 2  # even: the worst t is near the middle, a point of the grid
+    step, gain = width / cells, math.exp(width)
+    below = np.ceil(reach / step).astype(int)
+    above = np.maximum(np.ceil(top / step).astype(int) + 2, 1 - below)
+    away = np.exp(-step * np.arange(1, np.diff(above).max() + cells + 1))
+    curve = -np.expm1(-step * np.maximum(np.arange(-below[0], above[0] + 1), 0))
+    for k in range(1, count + 1):
         # Below the grid V is at most its first value; above it, on the chord to V(∞) = 1.
-        wide = np.concatenate([np.full(cells, curve[0]), curve, 1 - above * (1 - curve[-1])])
-        rise = np.diff(wide)
-        curve = np.zeros(size)
-        for cell in range(cells):  # t = cell · step + log y, 1 ≤ y ≤ e^step
-            start = math.exp(cell * step)
-            up = slice(cells + cell, cells + cell + size)
-            down = slice(cell, cell + size)
-            # Interpolated, E_t is a constant − K/y − Gy, times 1/(gain · spread).
-            k = np.maximum((spread + 1) * rise[up] - rise[down], 0.0)
-            g = start * (gain * (wide[up] - wide[down]) + rise[up] - rise[down])
-            y = np.sqrt(k / np.maximum(g, 1e-300))
-            y = np.clip(np.where(g > 0, y, np.inf), 1.0, math.exp(step))
-            chance = np.minimum((start * y - 1) / spread, 1.0)
-            share = (1 - 1 / y) / gain
-            mean = (1 - chance) * (wide[up] + share * rise[up])
-            mean += chance * (wide[down] + share * rise[down])
-            np.maximum(curve, mean, out=curve)
-    bound: FloatArray = np.minimum(curve * (1 + _STEP_ROUNDING * count) + _ROUNDING, 1.0)
+        less, more = (int(side[k] - side[k - 1]) + cells for side in (below, above))
+        wide = np.concatenate(
+            [np.full(less, curve[0]), curve, 1 - away[: max(more, 0)] * (1 - curve[-1])]
+        )
+        size = int(below[k] + above[k]) + 1
+        windows: FloatArray = np.ndarray(  # row i is V at s + (i − cells) · step
+            (2 * cells + 1, size), buffer=wide, strides=2 * wide.strides
+        )
+        ends, high, low, bend = _upper_ends(width, cells, math.ceil(_BAND * cells / math.sqrt(k)))
+        up, down = windows[ends + cells], windows[ends]
+        value = high * up + low * down
+        # From one t to the next the mean is a constant − K/y − Gy, y = e^{t − the first}: above
+        # both ends by no more than a parabola, of which ``peak`` is the height over its chord.
+        peak = bend * (gain * (up[1:] - up[:-1]) - (down[1:] - down[:-1]))
+        np.maximum(peak, 1e-300, out=peak)
+        rest = np.maximum(peak - np.abs(value[1:] - value[:-1]) / 4, 0.0)
+        curve = (np.maximum(value[1:], value[:-1]) + rest * (rest / peak)).max(axis=0)
+    rounding = _ROUNDING + _STEP_ROUNDING * count / 32
+    bound: FloatArray = np.minimum(curve * (1 + _STEP_ROUNDING * count) + rounding, 1.0)
+    grid = step * np.arange(-below[-1], above[-1] + 1, dtype=np.float64)
     grid.setflags(write=False)
     bound.setflags(write=False)
     return grid, bound
+
+
+@lru_cache(maxsize=256)
+def _upper_ends(
+    width: float, cells: int, band: int
+) -> tuple[NDArray[np.intp], FloatArray, FloatArray, FloatArray]:
+    """Return some t, in cells; chances of both losses there; and (e^{t′ − t} − 1)²/4 over K.
+
+    All t of the grid within ``band`` cells of the middle, and each three times as far beyond.
+    """
+    middle = cells // 2
+    near = min(band, middle - 1)
+    half = list(range(1, near + 1))
+    while 3 * half[-1] < middle:
+        half.append(3 * half[-1])
+    half.append(middle)
+    ends = middle + np.array([*(-each for each in reversed(half)), 0, *half])
+    t, spread = ends * (width / cells), math.expm1(width)
+    high, low = np.exp(t) * np.expm1((cells - ends) * (width / cells)), np.expm1(t)
+    apart = np.diff(t)
+    bend = np.expm1(apart) ** 2 / (-4 * np.expm1(-apart) * spread)
+    return ends, high[:, None] / spread, low[:, None] / spread, bend[:, None]

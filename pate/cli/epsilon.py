@@ -47,6 +47,7 @@ class Terms:
     max_moment: int | None
     partition: PartitionName | None = None  # of votes: decides what one record changes
     analysis: Analysis | None = None  # of votes; there are none if it is left out
+    fixed_queries: bool = False  # no answer decides what is asked next
 
     @classmethod
     def of(
@@ -72,7 +73,7 @@ class Terms:
         return self.analysis or Analysis.TIGHT
 
     def plan(self, events: Iterable[Event]) -> Guarantee:
-        """Return the guarantee of events that are fixed in advance."""
+        """Return the guarantee of events whose number is fixed in advance."""
         from pate.accounting import guarantee_of_plan
 
         return guarantee_of_plan(
@@ -81,6 +82,7 @@ class Terms:
             conversion=self.conversion,
             moments=self.grid,
             analysis=self.bounds,
+            adaptive=not self.fixed_queries,
         )
 
     def compose(self, events: Iterable[Event]) -> Report:
@@ -119,6 +121,7 @@ class Terms:
             "max_moment": self.max_moment,
             "partition": self.partition,
             "analysis": self.analysis,
+            "fixed_queries": self.fixed_queries or None,
         }
 
 
@@ -161,8 +164,11 @@ def _solve(
     return amount, found, count_name
 
 
-def _noisy_max(name: str, key: str, *, noise: str, help: str) -> None:
-    """Add the command of a mechanism whose one setting is its noise."""
+def _noisy_max(name: str, key: str, *, noise: str, help: str, ordered: bool = False) -> None:
+    """Add the command of a mechanism whose one setting is its noise.
+
+    ``ordered``: it matters for its cost whether answers decide what is asked next.
+    """
 
     def command(
         delta: options.Delta,
@@ -178,6 +184,13 @@ def _noisy_max(name: str, key: str, *, noise: str, help: str) -> None:
         counts: options.Counts = False,
         abstentions: options.Abstentions = False,
         classes: options.Classes = None,
+        fixed_queries: bool = typer.Option(
+            False,
+            "--fixed-queries",
+            hidden=not ordered,
+            help="All queries are fixed before the first answer: no answer decides what is asked "
+            "next. They cost less then.",
+        ),
         json: options.Json = False,
     ) -> None:
         from pate.mechanisms import MECHANISMS
@@ -185,6 +198,7 @@ def _noisy_max(name: str, key: str, *, noise: str, help: str) -> None:
         kind = MECHANISMS[name]
         cast = read_votes(votes, queries, labels, counts, abstentions, classes)
         terms = Terms.of(delta, conversion, max_moment, partition, analysis)
+        terms = replace(terms, fixed_queries=fixed_queries)
         found, count, solved = _solve(
             (key, amount),
             ("queries", queries if cast is None else cast.queries),
@@ -227,6 +241,7 @@ _noisy_max(
     "scale",
     noise="Gumbel b, in votes.",
     help="Gumbel noisy-max (exponential mechanism): release class j with chance ∝ e^(votes/scale).",
+    ordered=True,
 )
 
 

@@ -58,6 +58,7 @@ class Budget:
     conversion: Conversion = Conversion.IMPROVED
     analysis: Analysis = Analysis.TIGHT
     by_moments: bool = False  # a ledger with a budget adds up log-moments
+    in_rounds: bool = False  # answers decide what is asked next: ``choose = "uncertain"``
     neighbours: Neighbours = Neighbours.REPLACE_ONE  # as the partition has it: no ε follows from it
 
     def __post_init__(self) -> None:
@@ -72,6 +73,8 @@ class Budget:
 
     def plan(self, spec: AggregateSpec, *, queries: int) -> Plan:
         """Return the caps of a setting within the budget, where there are so many public inputs."""
+        if self.in_rounds:
+            spec = spec.model_copy(update={"choose": "uncertain"})
         plan = plan_caps(
             voting_mechanism(spec),
             spec,
@@ -119,6 +122,7 @@ class Budget:
             delta=self.delta,
             conversion=self.conversion,
             analysis=self.analysis,
+            adaptive=self.in_rounds,
             by_moments=self.by_moments,
         )
 

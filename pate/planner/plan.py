@@ -282,6 +282,7 @@ def _budget(name: str, recipe: Recipe, epsilon: float | None, delta: float | Non
         conversion=Conversion(recipe.privacy.conversion),
         analysis=recipe.privacy.bounds,
         by_moments=recipe.privacy.budget is not None,
+        in_rounds=recipe.aggregate.in_rounds,
         neighbours=recipe.partition.neighbours,
     )
 

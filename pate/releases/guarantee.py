@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -21,6 +22,7 @@ from pate.accounting import (
     Conversion,
     Event,
     Guarantee,
+    GumbelNoisyMaxAnswer,
     Neighbours,
     Repeated,
     SmoothRelease,
@@ -30,6 +32,7 @@ from pate.accounting import (
     guarantee_of_plan,
     log_moments,
 )
+from pate.accounting.bounded_range import bounded_range_epsilon
 from pate.accounting.calibrate import DpsgdAccountant, Method
 from pate.accounting.events import is_of_votes, relation_of, tally
 from pate.accounting.ledger.data_set import Coverage, between_records
@@ -40,6 +43,7 @@ from pate.accounting.moments import epsilon_at, odometer_epsilon
 from pate.errors import BudgetExceeded, InvalidInput, PateError
 
 _ROUNDING = 1e-9  # relative: what another machine's arithmetic may differ by
+_OTHER_GRIDS = 0.02  # relative: by how much recursions on other grids were above this one
 # A distribution of losses takes memory and time in proportion to these.
 _LARGEST_LOSS, _MOST_STEPS = 1000.0, 10_000_000
 _OF_USERS = (Neighbours.USER_ADD_REMOVE, Neighbours.USER_ZERO_OUT)
@@ -47,14 +51,28 @@ _KEYS = ("epsilon", "delta", "moment", "conversion")
 
 
 def restated(record: Mapping[str, Any], events: Iterable[Event]) -> Guarantee:
-    """Return the guarantee of a plan, by the accountant, bounds and conversion of a record."""
-    return guarantee_of_plan(
-        events,
+    """Return the guarantee of a plan, by the accountant, bounds and conversion of a record.
+
+    Guarantees:
+        The recursion for Gumbel answers was once done on other grids. An ε of one is kept if a
+        finer grid than any of them proves a smaller one of these events.
+    """
+    found = guarantee_of_plan(
+        events := list(events),
         delta=record["delta"],
         conversion=Conversion(record["conversion"] or Conversion.IMPROVED),
         analysis=analysis_of(record),
         accountant=accountant_of(record),
     )
+    stated = record.get("epsilon")
+    if found.accountant is not Accountant.ADAPTIVE_RANGE or agrees(stated, found.epsilon):
+        return found
+    if isinstance(stated, float) and abs(stated / found.epsilon - 1) < _OTHER_GRIDS:
+        ((event, count),) = tally(events).items()
+        assert isinstance(event, GumbelNoisyMaxAnswer)  # the accountant covers nothing else
+        least = bounded_range_epsilon(2 / event.scale, count=count, delta=found.delta, fineness=4.0)
+        found = replace(found, epsilon=stated) if least <= stated else found
+    return found
 
 
 def accountant_of(record: Mapping[str, Any]) -> Accountant:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -25,6 +26,25 @@ def run(tmp_path, *words):
     assert done.returncode == 0, done.stdout + done.stderr
     assert not list(tmp_path.iterdir())
     return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_tightness(tmp_path):
+    """The table of what an index costs: published bounds, certified ones, exact ones."""
+    rows = run(tmp_path, "tightness.py", "--table")[1:]
+    kinds = [(row[0].rstrip(","), row[1]) for row in rows]
+    assert [kind for kind, _ in kinds] == [
+        *["LNMax"] * 3,
+        *["GNMax"] * 2,
+        "checks",
+        *["Gumbel"] * 2,
+    ]
+    for row in rows:
+        published, tight, stated, adaptive, *exact = map(float, row[5:-1])
+        assert 0 < stated <= adaptive <= tight <= published
+        if exact:  # of two classes, if there is an analysis of these; and of the worst votes found
+            assert 0.9 * tight < exact[-1] <= exact[0] <= tight
+    stated = [float(row[7]) for row in rows]
+    assert np.all(np.array(stated) <= [2.2, 1.03, 8.1, 0.245, 1.53, np.inf, 0.22, 1.4])
 
 
 @pytest.mark.campaign

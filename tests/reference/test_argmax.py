@@ -30,7 +30,7 @@ from pate.accounting import (
 from pate.accounting.argmax_divergence import gaussian_index, laplace_index, threshold_bit
 from pate.accounting.moments import DEFAULT_MOMENTS, epsilon_at
 from pate.errors import InvalidInput
-from pate.mechanisms import GaussianNoisyMax, GumbelNoisyMax, LaplaceNoisyMax
+from pate.mechanisms import ConfidentGnmax, GaussianNoisyMax, GumbelNoisyMax, LaplaceNoisyMax
 from pate.votes import Votes
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "certify_argmax.py"
@@ -98,6 +98,43 @@ def test_exact_divergences_and_the_bound_above_them(case):
     if len(moved) == 2 and not moved.sum() and case["votes"][0] == case["votes"][1]:
         np.testing.assert_allclose(found.forward[0], forward, rtol=1e-8)  # all moves are alike
         np.testing.assert_allclose(found.reverse[0], reverse, rtol=1e-8)
+
+
+@pytest.mark.golden("threshold")
+def test_exact_divergences_of_a_check_and_the_bound_above_them(case):
+    orders = np.array(case["orders"])
+    worst = np.maximum(case["forward"], case["reverse"])
+    most = log_moments(ThresholdCheck(sigma=case["noise"]), orders - 1) / (orders - 1)
+    assert np.all(worst <= most)
+    assert np.all(most <= orders / (2 * case["noise"] ** 2))
+    p, q = (_normal_chances(case["away"] + shift) for shift in (0.0, 1 / case["noise"]))
+    for at, order in enumerate(orders):
+        assert _divergence(p, q, order) == pytest.approx(case["forward"][at], rel=1e-7, abs=1e-12)
+        assert _divergence(q, p, order) == pytest.approx(case["reverse"][at], rel=1e-7, abs=1e-12)
+
+
+@pytest.mark.parametrize("sigma", [5.0, 40.0, 150.0])
+def test_the_bound_on_a_check_is_within_five_percent_of_golden_ones(reference, sigma):
+    cases = [each for each in reference("threshold")["cases"] if each["noise"] == sigma]
+    ways = [each[way] for each in cases for way in ("forward", "reverse")]
+    worst, orders = np.max(ways, axis=0), np.array(cases[0]["orders"])
+    most = log_moments(ThresholdCheck(sigma=sigma), orders - 1) / (orders - 1)
+    near = orders < 4 * sigma
+    assert np.all(most[near] <= 1.05 * worst[near])
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [{"sigma": 240.5}, {"sigma": 4.0}, {"sigma": 1.0}, {"scale": 20.0}, {"scale": 3.0}],
+    ids=str,
+)
+def test_brute_force_at_every_order_of_the_grid(noise):
+    rng, orders = np.random.default_rng(77), DEFAULT_MOMENTS + 1
+    most = bound(orders, **noise)
+    for classes in (2, 3, 10):
+        votes = np.array(list(histograms(rng, classes, 16)))
+        exact = exact_divergence(votes, orders=orders, **noise, abstentions=True)
+        assert np.all(exact.largest <= most), classes
 
 
 def _brute_force(count, noise):
@@ -441,6 +478,29 @@ def test_a_million_draws_a_side_bound_epsilon_below_the_claim_unless_noise_is_cu
 
     assert 0.85 * claim < lower(mechanism) < claim
     assert lower(quiet) > claim
+
+
+def test_a_million_checks_a_side_bound_epsilon_below_the_claim_unless_noise_is_cut():
+    """The checks of Confident-GNMax, at the count that separates the worst pair best."""
+    delta, draws, rng = 0.02, 1_000_000, np.random.default_rng(5)
+    claim = guarantee_of_plan([ThresholdCheck(sigma=2.0)], delta=delta).epsilon
+    away = np.linspace(-4, 4, 161)  # of the threshold from the lower count, in votes
+    gain = ndtr(-(away - 1) / 2) - math.exp(claim) * ndtr(-away / 2)
+    threshold = 50 + float(away[np.argmax(gain)])
+
+    def passed(sigma, count):
+        mechanism = ConfidentGnmax(threshold=threshold, sigma1=sigma, sigma2=1.0)
+        votes = Votes(counts=np.broadcast_to(np.array([count, 0]), (draws, 2)))
+        return len(mechanism.release(votes, rng=rng).answered)
+
+    def lower(sigma):
+        more, fewer = passed(sigma, 51), passed(sigma, 50)
+        least = beta.ppf(5e-5, more, draws - more + 1)
+        most = beta.ppf(1 - 5e-5, fewer + 1, draws - fewer)
+        return math.log((least - delta) / most)
+
+    assert 0.85 * claim < lower(2.0) < claim
+    assert lower(1.4) > claim
 
 
 @pytest.mark.parametrize("noise", [{"sigma": 0.03}, {"scale": 0.05}])

@@ -141,7 +141,7 @@ def hockey_stick(ends, width, epsilon):
 def test_no_choice_of_ends_exceeds_optimal_composition_and_one_reaches_it(count, width):
     rng = np.random.default_rng(count)
     for delta in (0.003, 0.03):
-        epsilon = bounded_range_epsilon(width, count=count, delta=delta)
+        epsilon = bounded_range_epsilon(width, count=count, delta=delta, adaptive=False)
         if epsilon == 0:
             continue
         found = 0.0
@@ -156,12 +156,12 @@ def test_no_choice_of_ends_exceeds_optimal_composition_and_one_reaches_it(count,
 def test_optimal_composition_is_below_moments_and_where_it_was_published():
     for scale, count in ((209.0, 191), (100.0, 1310), (20.0, 100), (10.0, 100)):
         moments = compose([Repeated(GumbelNoisyMaxAnswer(scale=scale), count)])
-        optimal = bounded_range_epsilon(2 / scale, count=count, delta=1e-5)
+        optimal = bounded_range_epsilon(2 / scale, count=count, delta=1e-5, adaptive=False)
         assert optimal < moments.guarantee(delta=1e-5).epsilon
-    assert bounded_range_epsilon(2 / 209, count=191, delta=1e-5) <= 0.22
-    assert bounded_range_epsilon(0.5, count=1, delta=1e-5) <= 0.5
+    assert bounded_range_epsilon(2 / 209, count=191, delta=1e-5, adaptive=False) <= 0.22
+    assert bounded_range_epsilon(0.5, count=1, delta=1e-5, adaptive=False) <= 0.5
     with pytest.raises(InvalidInput, match="delta is 1e-12"):
-        bounded_range_epsilon(0.1, count=10, delta=1e-12)
+        bounded_range_epsilon(0.1, count=10, delta=1e-12, adaptive=False)
 
 
 @pytest.mark.parametrize("cut", [1.0, 0.7])
@@ -197,7 +197,7 @@ def adaptive_divergence(count, width, epsilon, ends):
 def test_no_adaptive_choice_exceeds_the_recursion_and_one_reaches_it(count, width):
     ends = np.linspace(0, width, {1: 4001, 2: 401, 3: 101}[count])
     for delta in (1e-4, 0.003, 0.03):
-        epsilon = bounded_range_epsilon(width, count=count, delta=delta, adaptive=True)
+        epsilon = bounded_range_epsilon(width, count=count, delta=delta)
         if epsilon == 0:
             continue
         assert adaptive_divergence(count, width, epsilon, ends) <= delta
@@ -224,6 +224,51 @@ def test_more_of_anything_costs_more(adaptive):
     assert np.all(np.diff([cost(0.2, n, 1e-5) for n in range(6)]) > 0)
     assert np.all(np.diff([cost(w, 4, 1e-5) for w in np.geomspace(0.01, 2, 8)]) > 0)
     assert np.all(np.diff([cost(0.2, 9, d) for d in np.geomspace(1e-9, 1e-2, 12)]) < 0)
+
+
+def recursion(width, count, delta, cells):
+    """A direct search over one fixed grid of losses, with t on the grid: below the supremum."""
+    step, side = width / cells, count * cells
+    s = step * np.arange(-side, side + 1)
+    t = step * np.arange(cells + 1)
+    low = np.expm1(t) / math.expm1(width)
+    curve = np.maximum(-np.expm1(-s), 0.0)
+    for _ in range(count):
+        far = 1 - np.exp(-step * np.arange(1, cells + 1)) * (1 - curve[-1])
+        wide = np.concatenate([np.zeros(cells), curve, far])
+        up, down = (wide[start + np.arange(cells + 1)[:, None] + np.arange(len(s))]
+                    for start in (cells, 0))  # fmt: skip
+        curve = ((1 - low[:, None]) * up + low[:, None] * down).max(axis=0)
+    return -s[np.flatnonzero(curve <= delta)[-1]] - step
+
+
+@pytest.mark.parametrize(("width", "count"), [(0.02, 12), (0.1, 12), (0.5, 8)])
+def test_the_recursion_is_above_all_choices_of_one_grid_and_finer_ones_come_down_to_it(
+    width, count
+):
+    for delta in (1e-7, 1e-3):
+        coarse, fine = (
+            bounded_range_epsilon(width, count=count, delta=delta, fineness=each)
+            for each in (1.0, 4.0)
+        )
+        assert fine <= coarse <= fine * (1 + 1e-4)
+        assert recursion(width, count, delta, 12) <= fine <= coarse
+
+
+@pytest.mark.parametrize(
+    ("scale", "count", "delta", "before"),
+    [
+        (209, 191, 1e-5, 0.21737189029810425),
+        (100, 1310, 1e-5, 1.3983206345702592),
+        (40, 100, 1e-5, 0.9270382828435682),
+        (2, 40, 1e-5, 17.45050854684232),
+        (10, 300, 1e-8, 10.755612036670328),
+        (1, 4, 1e-3, 6.734604533349389),
+    ],
+)
+def test_adaptive_figures_are_where_a_slower_recursion_had_them(scale, count, delta, before):
+    found = bounded_range_epsilon(2 / scale, count=count, delta=delta)
+    assert before * (1 - 0.001) < found < before + 1e-4
 
 
 def test_adaptive_series_beyond_the_grid_are_refused():
@@ -261,7 +306,7 @@ def test_golden_totals(case):
 @pytest.mark.golden("gumbel", "composed")
 def test_golden_composition(case):
     width, count, delta = 2 / case["scale"], case["count"], case["delta"]
-    found = bounded_range_epsilon(width, count=count, delta=delta)
+    found = bounded_range_epsilon(width, count=count, delta=delta, adaptive=False)
     assert case["epsilon"] * (1 - 1e-8) <= found <= case["epsilon"] * (1 + 1e-5)
     assert found <= bounded_range_epsilon(width, count=count, delta=delta, adaptive=True)
 
@@ -269,7 +314,7 @@ def test_golden_composition(case):
 @pytest.mark.parametrize(("width", "count", "delta"), [(0.3, 60, 1e-10), (0.02, 20_000, 1e-9)])
 def test_a_small_delta_leaves_optimal_composition_below_moments(width, count, delta):
     moments = compose([Repeated(GumbelNoisyMaxAnswer(scale=2 / width), count)])
-    found = bounded_range_epsilon(width, count=count, delta=delta)
+    found = bounded_range_epsilon(width, count=count, delta=delta, adaptive=False)
     assert 0.8 < found / moments.guarantee(delta=delta).epsilon < 1
 
 

@@ -338,6 +338,26 @@ main()
     assert (process.returncode, out, err.strip()) == (130, "", "pate: interrupted")
 
 
+def test_gumbel_answers_cost_what_covers_any_order_unless_queries_are_said_to_be_fixed(run):
+    words = ("gumbel", "--scale", "209", "--queries", "191", "--delta", "1e-5", "--json")
+    stated = {}
+    for flag in ([], ["--fixed-queries"]):
+        code, out, _ = run(*words, *flag)
+        assert code == 0
+        report = json.loads(out)
+        assert report.get("fixed_queries", False) == bool(flag)
+        stated[bool(flag)] = report["data_independent"]
+    assert stated[False]["accountant"] == "adaptive-bounded-range"
+    assert stated[True]["accountant"] == "bounded-range"
+    assert 0.2170 < stated[True]["epsilon"] < 0.2172 < 0.2173 < stated[False]["epsilon"] < 0.2175
+    # The noise that is found keeps the figure that is stated.
+    code, out, _ = run("gumbel", "--queries", "191", "--target-epsilon", "0.2172", *words[-3:])
+    assert code == 0
+    report = json.loads(out)
+    assert report["scale"] > 209
+    assert report["data_independent"]["epsilon"] <= 0.2172
+
+
 def test_a_terminal_without_greek_letters_still_gets_its_table():
     command = [
         sys.executable, "-m", "pate", "epsilon", "lnmax", "--scale", "20", "--queries", "10",

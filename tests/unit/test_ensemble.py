@@ -9,7 +9,7 @@ from sklearn.tree import DecisionTreeClassifier
 import pate
 from pate.ensemble import Records, _families, _ids
 from pate.errors import InvalidInput
-from pate.record_votes import group_names
+from pate.record_votes import count_record_votes, group_names, make_cells
 from pate.teachers.adapters import make
 from pate.teachers.spec import ModelSpec
 
@@ -61,6 +61,26 @@ def test_whole_numbers_and_doubles_are_one_owner_and_missing_ones_are_refused():
     assert group_names(people.tolist(), 300) == group_names([*map(str, people)], 300)
     with pytest.raises(InvalidInput, match="missing"):
         counts(X, Y, groups=[*people[:-1].tolist(), float("nan")])
+
+
+@pytest.mark.parametrize("per_user", [1, 2])
+def test_a_number_and_a_text_of_one_name_are_two_users(per_user):
+    rows, labels = np.array([[0.0], [1.0], [2.0], [0.0], [2.0]]), np.array([0, 1, 0, 1, 1])
+    who = np.array([1, "1", "ann", np.int64(1), np.str_("1")], dtype=object)
+    cells = make_cells([[0.0], [1.0], [2.0]])
+
+    def table(kept):
+        return count_record_votes(
+            rows[kept], labels[kept], cells=cells, classes=2, groups=who[kept], per_user=per_user
+        ).counts
+
+    whole = table([0, 1, 2, 3, 4])
+    for gone in ([0, 3], [1, 4], [2]):  # all records of one user
+        moved = whole - table(np.setdiff1d(np.arange(5), gone))
+        assert moved.min() >= 0
+        assert moved.sum() == min(per_user, len(gone))
+    # Names do not move, and so neither do shards: both are one name, which one teacher has.
+    assert group_names(who, 5) == ["1", "1", "ann", "1", "1"]
 
 
 def test_a_family_keeps_all_places_of_its_group():

@@ -45,6 +45,7 @@ def test_least_noise_is_the_accountants(
                     delta=delta,
                     conversion=conversion,
                     analysis=analysis,
+                    adaptive=False,
                 ).epsilon
 
             found = budget.least_noise(kind, answers)

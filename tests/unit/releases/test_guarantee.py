@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from pate.accounting import (
+    Accountant,
     Analysis,
     Conversion,
     GaussianNoisyMaxAnswer,
     Guarantee,
+    GumbelNoisyMaxAnswer,
     LaplaceNoisyMaxAnswer,
     Ledger,
     Mode,
@@ -34,6 +36,7 @@ from pate.releases.guarantee import (
     guarantee_of_plan,
     guarantee_record,
     read_events,
+    restated,
     statement_problems,
     write_events,
 )
@@ -83,6 +86,25 @@ def test_terms_that_no_ledger_has_are_refused(tmp_path):
         guarantee_of_ledger(LABELS, terms)
     with pytest.raises(InvalidInput, match="at least one event"):
         guarantee_of_ledger([], own.terms)
+
+
+def test_an_epsilon_by_an_earlier_grid_is_kept_if_a_finer_one_proves_it():
+    answers = [Repeated(GumbelNoisyMaxAnswer(scale=209.0), 191)]
+    now = guarantee_of_plan(answers, delta=DELTA)
+    fixed = guarantee_of_plan(answers, delta=DELTA, adaptive=False)
+    assert now.accountant is Accountant.ADAPTIVE_RANGE
+    for epsilon, kept in (
+        (now.epsilon, True),
+        (now.epsilon * (1 - 5e-5), True),  # as an earlier, finer grid had it
+        (now.epsilon * 1.01, True),  # as a coarser one
+        (fixed.epsilon, False),
+        (now.epsilon * 0.99, False),
+        (now.epsilon * 1.1, False),
+    ):
+        record = now.as_json() | {"epsilon": epsilon}
+        computed = restated(record, answers)
+        assert (difference(record, computed) is None) == kept, epsilon
+        assert computed.epsilon == (pytest.approx(epsilon, rel=1e-9) if kept else now.epsilon)
 
 
 def statement(tmp_path, *, sanitised=True, counted="plan"):
