@@ -295,7 +295,7 @@ def bind_to_ledger(
     places = {"recipe_file": recipe.data.file, "plugin_path": plugin_path}
     home = {
         "ledger": str(ledger_file.absolute()),
-        **{name: str(place) for name, place in places.items() if place is not None},
+        **{name: str(place.absolute()) for name, place in places.items() if place is not None},
         "recipe": recipe.model_dump(mode="json"),
     }
     write_atomically(path, f"{json.dumps(home, indent=1)}\n".encode())
@@ -330,6 +330,19 @@ def ledger_of_run(folder: Path, made_from: str) -> Path:
     if begun is None:
         raise StoreError(f"{folder} does not name the ledger of its run; train it elsewhere")
     return Path(begun)
+
+
+def place_of_run(folder: Path, made_from: str, name: str) -> Path | None:
+    """Return the ``recipe_file`` or ``plugin_path`` of a run where it is recorded and still there.
+
+    Both may have moved since, and neither is needed for what ``pate release`` writes of most runs.
+    """
+    try:
+        home = json.loads((private_folder(folder, made_from) / _HOME).read_text())
+        place = Path(home[name])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return place if place.exists() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

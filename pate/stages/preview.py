@@ -22,7 +22,9 @@ from pate.pipeline.stage import Options
 from pate.stages.account import order_of, sanitised_price
 from pate.stages.aggregate import events_to_pay
 from pate.stages.data import require_own_ledger
+from pate.stages.distill import require_student
 from pate.stages.exactly_once import settings_of
+from pate.stages.preflight import require_models
 
 _PAID_BEFORE = (
     "this run has paid for labels of other teachers or records; new ones cost again: undo the "
@@ -71,8 +73,13 @@ def preview(run: PipelineRun, *, until: str | None = None) -> RunPreview:
     names = run.names_until(until)
     stages = tuple(states.get(name) or _missing(name) for name in names)
     if {"aggregate", "account"} <= done:
+        if "distill" in names and "distill" not in done:
+            classes = int(run.artifact("data-public").facts["classes"])
+            require_student(recipe, options, classes=classes)
         return RunPreview(stages=stages, charges=(), notes=(_nothing(run),))
     data = read_data(recipe.data, options)
+    if {"teach", "vote"} & set(names):
+        require_models(recipe, data, options)
     if "aggregate" not in names:
         later = ("nothing to charge: labels are released later, by `pate aggregate`",)
         return RunPreview(stages=stages, charges=(), notes=later)

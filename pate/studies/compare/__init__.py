@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost
 from pate.artifacts import Level
 from pate.artifacts.manifest import MANIFEST
 from pate.datasets.loading import load
-from pate.errors import InvalidInput, LedgerError, SpendNeeded
+from pate.errors import InvalidInput, LedgerError, SpendNeeded, TeacherError
 from pate.pipeline.ledger import key_path, ledger_path
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import PipelineRun
@@ -44,9 +44,11 @@ from pate.recipes.read import as_settings, read_recipe, remarks
 from pate.stages.catalogue import stages_of
 from pate.stages.data import require_own_ledger
 from pate.stages.exactly_once import releases_in_ledger, require_paid
+from pate.stages.preflight import require_models, require_ready
 from pate.stages.preview import SAME_SETTINGS, charged_elsewhere, other_ledgers, read_data
 from pate.studies.compare.recipe import (
     MOST_SEEDS,
+    ComparedLabels,
     ComparedModel,
     ComparePoint,
     CompareRecipe,
@@ -364,6 +366,9 @@ class CompareRuns:
             groups=data.private.groups,
         )
         ledgers, votes = self._ledgers(points), _votes(points)
+        for labels in {each.method: each for each in _labels(points)}.values():
+            with _of_section(labels.method):
+                require_models(labels.recipe, data, self.quiet)
         notes = other_ledgers(self.any_recipe, self.quiet)
         untrained = [model for each in points for model in each.models]
         if ledgers.pate.exists() and key_path(self.any_recipe, root).exists():
@@ -425,6 +430,10 @@ class CompareRuns:
         require_charged_models(self.folder.glob("dpsgd/*"), secure, seeded=seeded)
         untrained = self._untrained(points, ledgers)
         self._check_models(untrained)
+        for run, labels in zip(runs, _labels(points), strict=True):
+            if not _is_finished(run):
+                with _of_section(labels.method):
+                    require_ready(run, answers=labels.plan.answers)
         if not self.options.spend:
             here = models_in(self.folder.glob("dpsgd/*"))
             plans = [each.plan.events for each in untrained]
@@ -631,9 +640,24 @@ def _is_finished(run: PipelineRun) -> bool:
     return "evaluate" in done or ("account" in done and not enough_labels(run))
 
 
+def _labels(points: Iterable[ComparePoint]) -> list[ComparedLabels]:
+    """Return all labels to release."""
+    return [labels for point in points for labels in point.labels]
+
+
 def _votes(points: Iterable[ComparePoint]) -> list[Sequence[Event]]:
     """Return the events of all labels to release."""
-    return [labels.plan.events for point in points for labels in point.labels]
+    return [labels.plan.events for labels in _labels(points)]
+
+
+@contextlib.contextmanager
+def _of_section(method: str) -> Iterator[None]:
+    """Let a refusal name the section of a comparison that it is about."""
+    try:
+        yield
+    except (TeacherError, InvalidInput) as error:
+        name = method.replace("-", "_")
+        raise type(error)(f"[{name}] of this comparison: {error}") from None
 
 
 # --- models of dpsgd ------------------------------------------------------------------------------
