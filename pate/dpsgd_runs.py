@@ -132,7 +132,9 @@ class FinishedTraining:
         with Ledger.open(self.ledger_path) as ledger:
             if not self.is_private:
                 return []
-            return training_caveats(ledger, self.charges, data=self.recipe.data)
+            return training_caveats(
+                ledger, self.charges, data=self.recipe.data, nouns=self.recipe.nouns
+            )
 
     @property
     def guarantee(self) -> Guarantee:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import json
+import re
 
 import numpy as np
 import pytest
@@ -207,7 +208,7 @@ def test_mistakes_are_refused_in_a_line_before_a_charge(patients, change):
 def test_patients_are_compared_with_patients(patients):
     project = Project(patients.folder)
     words = ("--engine", "serial", "--set", "data.unit=patient")
-    project.call("compare", "both.toml", *words)
+    printed = project.call("compare", "both.toml", *words).stdout
     table = json.loads((patients.folder / "runs" / "both" / "compare.json").read_text())
     relations = {row["method"]: row["neighbours"] for row in table["rows"]}
     assert relations["pate"] == "user-add-remove"
@@ -219,7 +220,15 @@ def test_patients_are_compared_with_patients(patients):
     section = page[page.index('id="comparison"') : page.index('id="guarantee"')]
     assert ">all records of one patient added or removed<" in section
     assert "for all contributions of one patient removed (zero-out; the number of pat" in section
-    assert "one user" not in section.split('id="warnings"')[0]
+    texts = {"screen": printed, "page": page, "notes": " ".join(table["notes"])}
+    model = f"runs/both/{table['runs']['dpsgd']['folder']}"
+    texts["status"] = project.call("status", model).stdout
+    for name, folder in (("refused model", model), ("refused student", "runs/both")):
+        texts[name] = project.call("release", folder, "out", code=2).stderr
+        assert "which cost ε = " in texts[name]
+    for where, text in texts.items():
+        assert "one patient" in text, where
+        assert not re.search(r"\bone user\b|\bnumber of users\b", text), where
     charged, spent = steps_of(patients)
     assert spent.neighbours is Neighbours.USER_ZERO_OUT
     assert charged[0].event.per_user

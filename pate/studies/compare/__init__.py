@@ -25,7 +25,7 @@ from dpsgd.recipe import DpsgdRecipe
 from dpsgd.runs import CHECKPOINT, STAGE, TrainingOutcome, find_outcome, name_of_run, private_folder
 from dpsgd.runs import ledger_path as dpsgd_ledger_path
 from pate import _html
-from pate._format import format_delta, format_percent
+from pate._format import format_delta, format_percent, in_nouns
 from pate._plots import render_figure
 from pate.accounting import Event, Guarantee, Ledger, Neighbours
 from pate.accounting.events import tally
@@ -128,7 +128,8 @@ class Comparison:
         shown = self._publishable
         hidden = [row.name for row in self.rows if row not in shown]
         notes = [f"Not shown, because it may not be published: {', '.join(hidden)}."]
-        cost = f"All rows together, and whoever chooses by them: {self.cost.describe()}."
+        whole = in_nouns(self.cost.describe(), **self.recipe.any_pate.nouns)
+        cost = f"All rows together, and whoever chooses by them: {whole}."
         return _html.table(
             self._title,
             ("method", "ε at most", "accuracy", "95 % interval"),
@@ -480,7 +481,8 @@ class CompareRuns:
         report(f"PATE: at most {cost.here.describe(why=False)} ({for_pate})")
         if cost.other is not None:
             report(f"DP-SGD: at most {cost.other.describe(why=False)} ({for_dpsgd})")
-        report(f"both, which a table of all of them costs: at most {cost_in_words(cost.together)}")
+        whole = in_nouns(cost_in_words(cost.together), **self.any_recipe.nouns)
+        report(f"both, which a table of all of them costs: at most {whole}")
         if not cost.in_advance:
             report(
                 f"These are {NOT_PLANNED} (study “{self.tag}”); for a study of its own, give an "
@@ -491,12 +493,8 @@ class CompareRuns:
 
     @property
     def any_recipe(self) -> Recipe:
-        """A recipe of PATE in this comparison: all have the same data, and protect the same."""
-        largest = max(self.recipe.compare.epsilons)
-        records = self.recipe.for_record_votes(largest)
-        found = self.recipe.for_pate(largest, noise=1.0) if records is None else records
-        assert found is not None  # which the recipe has checked
-        return found
+        """A recipe of PATE in this comparison."""
+        return self.recipe.any_pate
 
     def _label_runs(self, points: Iterable[ComparePoint]) -> list[PipelineRun]:
         return [
