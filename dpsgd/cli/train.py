@@ -187,10 +187,20 @@ def train(
     show_outcome(outcome, unit=checked.unit, json=json)
     if json:
         return
-    people = unprotected_people(checked.data)
-    if people is not None:
-        typer.echo(people)
+    for note in (_unfound(outcome, named=not checked.data.own), unprotected_people(checked.data)):
+        if note is not None:
+            typer.echo(note)
     typer.echo(_publish_line(outcome, checked.unit))
+
+
+def _unfound(outcome: TrainingOutcome, *, named: bool) -> str | None:
+    """Return a warning of classes without recall, unless an earlier version kept no evaluation."""
+    from dpsgd.runs import EXAMPLES
+    from pate.artifacts.results import Evaluation, without_recall
+
+    if not (outcome.artifact.path / EXAMPLES).is_file():
+        return None
+    return without_recall("model", Evaluation.load(outcome.artifact).unseen, named=named)
 
 
 def _publish_line(outcome: TrainingOutcome, unit: str) -> str:

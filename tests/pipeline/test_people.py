@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import re
 from pathlib import Path
@@ -210,6 +211,37 @@ def test_the_unprotected_are_named_and_their_errors_left_out(project: Any) -> No
         assert 'class="confusion"' not in shown
         assert "Recall" not in shown
     assert project.charges() == paid
+
+
+BLIND = """
+import numpy as np
+
+
+class Blind:
+    \"\"\"Never predicts the last class.\"\"\"
+
+    def fit(self, X, y):
+        return self
+
+    def predict(self, X):
+        return np.argmax(np.asarray(X)[:, :2], axis=1)
+"""
+UNFOUND = "The student finds no test record of at least one class: recall is zero."
+
+
+def test_a_class_without_recall_is_flagged_and_not_named(project: Any) -> None:
+    """To the owner: a release is made without what follows from test people, unless asked."""
+    project.plugin("blind", BLIND)
+    plain(project, student={"model": "blind:Blind"})
+    assert f"Note: {UNFOUND}" in project.call_run().stdout
+    page = html.unescape(report(project))
+    assert UNFOUND in page
+    assert "finds no test record of class" not in page
+    release(project, "out")
+    released = html.unescape((project.folder / "out" / "report.html").read_text())
+    assert "finds no test record" not in released
+    assert "finds no test record" not in (project.folder / "out" / "MODEL_CARD.md").read_text()
+    assert "finds no test record of class 2" in report(project, "--with-confusion")
 
 
 @pytest.mark.campaign

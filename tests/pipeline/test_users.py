@@ -271,3 +271,20 @@ def test_patients_and_records_have_no_total_for_patients(patients):
     table = json.loads((patients.folder / "runs" / "both" / "compare.json").read_text())
     assert "PATE protects more at the same ε" in table["notes"][0]
     assert table["cost"]["together"]["neighbours"] == "zero-out"
+
+
+def test_a_class_that_a_model_never_finds_is_flagged_and_not_named(patients):
+    """One private record has it; who of the test people has it is not shown."""
+    lines = [f"p-{row},{row % 7},1.0,no" for row in range(200)]
+    text = "\n".join(["patient,a,b,ill", "p,0.0,1.0,yes", *lines]) + "\n"
+    (patients.folder / "private.csv").write_text(text)
+    quick = ("--set", "privacy.noise_multiplier=0.4", "--set", "training.steps=20")
+    printed = patients.call("train", "mine.toml", *quick).stdout
+    flag = "The model finds no test record of at least one class: recall is zero."
+    assert flag in printed
+    Project(patients.folder).call("report", "runs/mine")
+    page = html.unescape((patients.folder / "runs" / "mine" / "report.html").read_text())
+    assert flag in page
+    assert "finds no test record of class" not in page
+    Project(patients.folder).call("release", "runs/mine", "out")
+    assert "finds no test record" not in (patients.folder / "out" / "report.html").read_text()
