@@ -50,7 +50,7 @@ from dpsgd.runs import (
 )
 from dpsgd.trainer import Trainer
 from dpsgd.validation import UnsuitableModel, problems
-from pate.accounting import Ledger, event_to_json
+from pate.accounting import Ledger, compose, event_to_json
 from pate.accounting.ledger.data_ledger import PlannedCharge, Preview, trial_ledger
 from pate.artifacts import Level, Store
 from pate.datasets.content import require_own_ledger
@@ -197,7 +197,7 @@ def preview(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Prev
                 require_unpaid(ledger, recipe, seed)
         except SpendNeeded as error:
             notes.append(str(error))
-        ledger.require_room(plan.events)
+        _require_room(recipe, plan, ledger)
         charge = PlannedCharge.make(ledger, plan.events, path=path.absolute())
     return Preview(charges=(charge,), notes=tuple(notes))
 
@@ -219,6 +219,22 @@ def _require_own_ledger(
         report=options.report,
         remember=not trial,
     )
+
+
+def _require_room(recipe: DpsgdRecipe, plan: RunPlan, ledger: Ledger) -> None:
+    """Refuse what the budget does not cover; name the remedy where the noise is not by moments."""
+    try:
+        ledger.require_room(plan.events)
+    except BudgetExceeded as error:
+        privacy = recipe.privacy
+        by_moments = compose(plan.events).guarantee(delta=privacy.delta).epsilon
+        if privacy.epsilon is None or by_moments <= privacy.epsilon:
+            raise
+        raise error.with_reason(
+            f"this charge would {error.excess}; nothing was charged: choose a smaller "
+            'privacy.epsilon, or privacy.accountant = "moments", whose noise costs a ledger less, '
+            "since it adds up log-moments"
+        ) from None
 
 
 def _is_charged(private: Path, ledger: Ledger) -> bool:
@@ -353,7 +369,7 @@ class _Training:
             return
         if not (self.options.spend or self.options.study is not None):
             require_unpaid(ledger, self.recipe, self.options.insecure_seed)
-        ledger.require_room(self.plan.events)
+        _require_room(self.recipe, self.plan, ledger)
         report(str(PlannedCharge.make(ledger, self.plan.events)))
 
     def fit(
