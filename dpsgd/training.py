@@ -55,7 +55,12 @@ from pate.accounting.ledger.data_ledger import PlannedCharge, Preview, trial_led
 from pate.artifacts import Level, Store
 from pate.datasets.content import require_own_ledger
 from pate.datasets.loading import load
-from pate.datasets.roles import require_accepted, require_apart, require_named_groups
+from pate.datasets.roles import (
+    equal_rows_notes,
+    require_accepted,
+    require_apart,
+    require_named_groups,
+)
 from pate.datasets.table import Splits
 from pate.errors import BudgetExceeded, InvalidInput, ReleaseConflict, SpendNeeded
 from pate.untrusted import contained, run_untrusted
@@ -164,7 +169,8 @@ def _planned(
     splits = load(recipe.data, root=options.data_root, plugin_path=options.plugin_path)
     if new:
         require_named_groups(recipe.data, splits, protected=recipe.by_user, section="training")
-        require_apart(recipe.data, splits)
+        for note in equal_rows_notes(require_apart(recipe.data, splits)):
+            options.report(note)
     return splits, plan_run(recipe, records=splits.private.records, groups=splits.private.groups)
 
 
@@ -183,9 +189,10 @@ def preview(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Prev
     private, notes = private_folder(folder, name_of_run(recipe, seed)), list[str]()
     path = ledger_path(recipe, root, seed)
     require_ledger(private, path)
+    options = replace(options, report=notes.append)
     splits, plan = _planned(recipe, private, options)
     try:
-        _require_own_ledger(recipe, splits, path, replace(options, report=notes.append), trial=True)
+        _require_own_ledger(recipe, splits, path, options, trial=True)
     except SpendNeeded as error:
         notes.append(str(error))
     with trial_ledger(path, lambda place: open_ledger(recipe, plan, place)) as ledger:

@@ -422,7 +422,8 @@ class PointRuns:
     def preview(self) -> Preview:
         """Return the charge that the sweep would make in all; nothing is written."""
         first, root = self.grid.points[0].recipe, self.options.data_root
-        path, data = ledger_of(first, self.options), read_data(first.data, self.options)
+        path = ledger_of(first, self.options)
+        data, notes = read_data(first.data, self.options)
         for point in self.one_of_each("distill"):
             with _of_point(point):
                 require_models(point.recipe, data, self.options)
@@ -436,7 +437,8 @@ class PointRuns:
         def open_at(place: Path) -> Ledger:
             return open_ledger(first, self.options, moment=best.moment, path=place)
 
-        notes, charges = other_ledgers(first, self.options), list[PlannedCharge]()
+        notes += other_ledgers(first, self.options)
+        charges = list[PlannedCharge]()
         with trial_ledger(path, open_at) as ledger:
             unpaid = [
                 plan.events

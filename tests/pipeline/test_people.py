@@ -325,10 +325,20 @@ def test_a_record_with_two_roles_is_refused(
 def test_equal_rows_of_different_people_are_counted_in_private(
     project: Any, column: dict[str, Any]
 ) -> None:
+    """Its owner reads the number before and after the run, and nobody else does."""
     three_files(project, **column)
+    note = "7 public records have the very features of a private record, under another id or group"
+    assert project.call_run("--dry-run").stdout.count(note) == 1
+    assert not project.ledger.exists()
     told = project.call_run().stdout
+    assert told.count(note) == 1
+    assert "test records have" not in told
     assert UNPROTECTED in told
     assert "one source" not in told
+    release(project, "out")
+    for file in [*(project.folder / "out").rglob("*"), *project.run_folder.glob("released/*/*/*")]:
+        assert not file.is_file() or b"very features" not in file.read_bytes()
+    assert note not in report(project)
     found = project.json("partition", "report.json")
     assert found["public_records_equal_to_private_ones"] == 7
     assert found["test_records_equal_to_private_ones"] == 0

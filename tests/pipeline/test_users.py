@@ -6,6 +6,7 @@ import csv
 import html
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -185,6 +186,20 @@ def test_a_total_over_patients_and_records_is_not_worded_for_patients(patients):
         "ledger", "show", "data/ledgers/patients.dpsgd.ledger", "--json"
     )
     assert json.loads(shown.stdout)["publish"]["neighbours"] == "lone-record"
+
+
+def test_rows_of_other_people_that_are_equal_are_counted_for_their_owner(patients, monkeypatch):
+    private, public = (patients.folder / f"{name}.csv" for name in ("private", "public"))
+    rows = [line.partition(",")[2] for line in private.read_text().splitlines()[1:4]]
+    with public.open("a") as file:
+        file.writelines(f"other-{number},{row}\n" for number, row in enumerate(rows))
+    note = "3 public records have the very features of a private record, under another id or group"
+    for words in (("train", "mine.toml", "--dry-run"), ("train", "mine.toml")):
+        assert patients.call(*words).stdout.count(note) == 1
+    monkeypatch.setattr("pate.studies.compare.CompareRuns._agree", lambda *_: sys.exit(9))
+    for more, code in ((("--dry-run",), 0), ((), 9)):
+        words = ("compare", "both.toml", "--engine", "serial", *more)
+        assert Project(patients.folder).call(*words, code=code).stdout.count(note) == 1
 
 
 MISTAKES = {

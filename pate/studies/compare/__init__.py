@@ -34,6 +34,7 @@ from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost
 from pate.artifacts import Level
 from pate.artifacts.manifest import MANIFEST
 from pate.datasets.loading import load
+from pate.datasets.roles import equal_rows_notes
 from pate.errors import InvalidInput, LedgerError, SpendNeeded, TeacherError
 from pate.pipeline.ledger import key_path, ledger_path
 from pate.pipeline.recipe import Recipe
@@ -42,7 +43,7 @@ from pate.pipeline.stage import Options
 from pate.recipes.paths import set_file
 from pate.recipes.read import as_settings, read_recipe, remarks
 from pate.stages.catalogue import stages_of
-from pate.stages.data import require_own_ledger
+from pate.stages.data import equal_rows, require_own_ledger
 from pate.stages.exactly_once import releases_in_ledger, require_paid
 from pate.stages.preflight import require_models, require_ready
 from pate.stages.preview import SAME_SETTINGS, charged_elsewhere, other_ledgers, read_data
@@ -359,7 +360,8 @@ class CompareRuns:
 
     def preview(self) -> Preview:
         """Return the charges that the comparison would make in all; nothing is written."""
-        data, root = read_data(self.recipe.data, self.options), self.options.data_root
+        root = self.options.data_root
+        data, notes = read_data(self.recipe.data, self.options)
         points = make_points(
             self.recipe,
             public=len(data.public.features),
@@ -370,7 +372,7 @@ class CompareRuns:
         for labels in {each.method: each for each in _labels(points)}.values():
             with _of_section(labels.method):
                 require_models(labels.recipe, data, self.quiet)
-        notes = other_ledgers(self.any_recipe, self.quiet)
+        notes += other_ledgers(self.any_recipe, self.quiet)
         untrained = [model for each in points for model in each.models]
         if ledgers.pate.exists() and key_path(self.any_recipe, root).exists():
             with Ledger.open(ledgers.pate) as ledger:
@@ -408,6 +410,8 @@ class CompareRuns:
         """Return all points, and whom PATE protects; data are read first, for their counts."""
         data = self._run(self.any_recipe, seed=0)
         data.execute(until="data")
+        for note in equal_rows_notes(equal_rows(data.artifact("data"))):
+            self.options.report(note)
         points = make_points(
             self.recipe,
             public=len(data.artifact("data-public").array("features.npy")),
