@@ -10,10 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from pate.accounting import Ledger
 from pate.datasets.table import Splits
+from pate.mechanisms import Plan
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Options
+from pate.stages.account import order_of, require_computable
 from pate.stages.distill import require_learning, require_student
 from pate.stages.encode import has_missing, refuse_incomplete
 from pate.stages.record_vote import require_distillable
@@ -38,6 +41,13 @@ def require_ready(run: PipelineRun, *, answers: int) -> None:
         require_teachers(recipe, options, classes=classes)
     context = replace(context, inputs={**context.inputs, "data-public": public})
     require_learning(context, classes=classes, answers=answers)
+
+
+def require_cost(run: PipelineRun, plan: Plan, ledger: Ledger) -> None:
+    """Refuse settings at which some figure of a run could not be computed by its ledger."""
+    if not run.recipe.by_records:
+        classes = int(run.artifact("data-public").facts["classes"])
+        require_computable(run.recipe, plan, classes=classes, order=order_of(ledger))
 
 
 def require_models(recipe: Recipe, data: Splits, options: Options) -> None:

@@ -34,7 +34,7 @@ from pate.recipes.read import as_setting, as_settings, read_recipe, read_value
 from pate.stages.catalogue import stages_of
 from pate.stages.data import require_own_ledger
 from pate.stages.exactly_once import require_paid
-from pate.stages.preflight import require_models, require_ready
+from pate.stages.preflight import require_cost, require_models, require_ready
 from pate.stages.preview import other_ledgers, read_data
 from pate.stages.selection import require_made
 from pate.studies.plots import plot_sweep
@@ -469,7 +469,8 @@ class PointRuns:
             self.run(point).execute(until="partition")
         points = self.one_of_each("aggregate")
         runs = [self.run(point) for point in points]
-        plans = [_planned(run, point).events for run, point in zip(runs, points, strict=True)]
+        planned = [_planned(run, point) for run, point in zip(runs, points, strict=True)]
+        plans = [plan.events for plan in planned]
         require_paid(runs[0])
         first, privacy = points[0].recipe, points[0].recipe.privacy
         # The λ of a ledger that this sweep is the first to use: the best one for all of its plans.
@@ -486,6 +487,9 @@ class PointRuns:
             pairs = zip(runs, plans, strict=True)
             unpaid = [events for run, events in pairs if not is_paid(run, ledger)]
             _require_room(ledger, unpaid, first, tag=self.tag)
+            for point, run, plan in zip(points, runs, planned, strict=True):
+                with _of_point(point):
+                    require_cost(run, plan, ledger)
             ledger.plan_study(self.tag, plans, protects=first.protects(named=named))
             cost = study_cost(ledger, self.tag, more=unpaid, group=first.protected_group)
         return self._announced(cost, unpaid=len(unpaid), paid=len(plans) - len(unpaid))

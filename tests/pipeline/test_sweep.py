@@ -899,6 +899,25 @@ def test_every_point_of_a_sweep_is_tried_before_one_is_paid_for(project: Any) ->
         assert not project.artifacts("teacher", project.folder / "runs" / "tiny-sweep")
 
 
+def test_a_cost_that_cannot_be_computed_is_found_before_one_is_paid(
+    project: Any, monkeypatch: Any
+) -> None:
+    from pate.stages import account
+
+    older = account._older_rules
+
+    def overflow(events: Any, delta: float) -> Any:
+        if events[0].event.scale == 4.0:
+            raise OverflowError("math range error")
+        return older(events, delta)
+
+    monkeypatch.setattr(account, "_older_rules", overflow)
+    (line,) = sweep(project, *TWO, code=2).stderr.splitlines()
+    assert line.startswith("pate: aggregate.scale=4.0: what ")
+    assert "cannot be computed (OverflowError); nothing was charged" in line
+    assert project.charges() == []
+
+
 def test_a_study_that_has_charges_does_not_deny_them(project: Any) -> None:
     budget = ("--set", "privacy.budget=30.0", "--set", "privacy.sanitise=false")
     project.call_run("--over", "aggregate.scale=2.0", *budget, stage="sweep")

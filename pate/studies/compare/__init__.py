@@ -45,7 +45,7 @@ from pate.recipes.read import as_settings, read_recipe, remarks
 from pate.stages.catalogue import stages_of
 from pate.stages.data import equal_rows, require_own_ledger
 from pate.stages.exactly_once import releases_in_ledger, require_paid
-from pate.stages.preflight import require_models, require_ready
+from pate.stages.preflight import require_cost, require_models, require_ready
 from pate.stages.preview import SAME_SETTINGS, charged_elsewhere, other_ledgers, read_data
 from pate.studies.compare.recipe import (
     MOST_SEEDS,
@@ -456,6 +456,9 @@ class CompareRuns:
         if votes or steps:  # a finished comparison needs no records
             require_own_ledger(self.any_recipe, self.quiet, report=self.options.report)
         with ledgers.opened() as (pate, dpsgd):
+            for run, labels in zip(runs, _labels(points), strict=True):
+                with _of_section(labels.method):
+                    require_cost(run, labels.plan, pate)
             ledgers.plan(pate, dpsgd, protects=protects)
             cost = ledgers.cost(pate, dpsgd, unpaid=votes, untrained=steps)
             self._announce(cost, budget_in_words(pate), budget_in_words(dpsgd))
