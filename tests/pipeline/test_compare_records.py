@@ -225,10 +225,10 @@ def test_the_total_follows_from_the_charges(made):
 
 
 def test_a_model_of_ones_own_is_released_without_naming_the_plugins_again(made):
+    """In processes of their own, which have not imported them."""
     model = json.loads((made.place / "compare.json").read_text())["runs"]["dpsgd"]["folder"]
     folder = made.place / model
-    assert "accuracy" in made.call("status", folder).stdout
-    released = made.call("release", folder, "out", "--chosen-beforehand").stdout
+    released = made.pate("release", folder, "out", "--chosen-beforehand").stdout
     assert "Next: pate verify out" in released
 
 
