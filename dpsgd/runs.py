@@ -296,22 +296,46 @@ def discard(private: Path) -> None:
 
 
 def bind_to_ledger(
-    private: Path, recipe: DpsgdRecipe, ledger_file: Path, *, plugin_path: Path | None = None
+    private: Path,
+    recipe: DpsgdRecipe,
+    ledger_file: Path,
+    *,
+    noise_multiplier: float,
+    plugin_path: Path | None = None,
 ) -> None:
     """Record the ledger under which a run is begun, or refuse one begun under another.
 
-    The places of the recipe and of the user's own code are recorded with it.
+    The places of the recipe and of the user's own code are recorded with it, and its noise.
     """
-    if require_ledger(private, ledger_file):
+    if require_ledger(private, ledger_file) and (private / CHECKPOINT).exists():
         return
-    path = private / _HOME
     places = {"recipe_file": recipe.data.file, "plugin_path": plugin_path}
     home = {
         "ledger": str(ledger_file.absolute()),
         **{name: str(place.absolute()) for name, place in places.items() if place is not None},
+        "noise_multiplier": noise_multiplier,
         "recipe": recipe.model_dump(mode="json"),
     }
-    write_atomically(path, f"{json.dumps(home, indent=1)}\n".encode())
+    write_atomically(private / _HOME, f"{json.dumps(home, indent=1)}\n".encode())
+
+
+def as_begun(recipe: DpsgdRecipe, private: Path) -> DpsgdRecipe:
+    """Return the recipe with the noise that a run was begun, and charged, with.
+
+    A version that finds less noise for the same ε could not resume it otherwise.
+    """
+    if not (private / CHECKPOINT).exists() or recipe.privacy.epsilon is None:
+        return recipe
+    try:
+        known = json.loads((private / _HOME).read_text()).get("noise_multiplier")
+    except (OSError, ValueError, AttributeError) as error:
+        raise StoreError(f"{private / _HOME} is damaged; choose another --out") from error
+    found: dict[str, Any] = {"epsilon": None, "noise_multiplier": known}
+    if known is None:  # earlier versions found it by moments under a budget, and as now without
+        limited = recipe.privacy.budget is not None and recipe.privacy.accountant == "tightest"
+        found = {"accountant": "moments"} if limited else {}
+    privacy = recipe.privacy.model_copy(update=found)
+    return recipe.model_copy(update={"privacy": privacy})
 
 
 def require_ledger(private: Path, ledger_file: Path) -> bool:

@@ -33,6 +33,7 @@ from dpsgd.runs import (
     STAGE,
     RunPlan,
     TrainingOutcome,
+    as_begun,
     bind_to_ledger,
     digest_of_settings,
     discard,
@@ -108,7 +109,8 @@ def train(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Traini
     if options.study is None:  # a study has asked before its first run
         _require_own_ledger(recipe, splits, path, options)
     with locked_folder(private, folder):
-        bind_to_ledger(private, recipe, path, plugin_path=options.plugin_path)
+        noise, plugins = plan.noise_multiplier, options.plugin_path
+        bind_to_ledger(private, recipe, path, noise_multiplier=noise, plugin_path=plugins)
         store = Store(root=folder)
         store.sweep()
         inputs = prepare(
@@ -171,7 +173,9 @@ def _planned(
         require_named_groups(recipe.data, splits, protected=recipe.by_user, section="training")
         for note in equal_rows_notes(require_apart(recipe.data, splits)):
             options.report(note)
-    return splits, plan_run(recipe, records=splits.private.records, groups=splits.private.groups)
+    begun, private_records = as_begun(recipe, private), splits.private
+    plan = plan_run(begun, records=private_records.records, groups=private_records.groups)
+    return splits, plan
 
 
 def preview(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Preview:

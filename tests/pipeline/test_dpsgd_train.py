@@ -392,6 +392,35 @@ def test_a_budget_raises_the_noise_only_where_the_plan_would_pass_it(quick):
     assert claimed[6.0] == claimed[6.1] < 5.9 < charged[6.1] == charged[6.0] <= 6
 
 
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_run_that_was_begun_resumes_with_its_own_noise(quick, monkeypatch, earlier):
+    """Another version may find less; one before the noise was recorded found it by moments."""
+    words = ("--set", "privacy.budget=20.0", "--set", 'privacy.accountant="tightest"')
+
+    def found(*, accountant, **_):
+        return 3.0 if accountant == "moments" else 2.0
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dpsgd.runs.noise_for", lambda **_: 3.0)
+        patched.setattr("dpsgd.cli.train.EpochTable.show", stop)
+        quick.train(*words, code=130)
+    (home,) = quick.run_folder.glob("private/*/home.json")
+    content = json.loads(home.read_text())
+    assert content.pop("noise_multiplier") == 3.0
+    if earlier:
+        home.write_text(json.dumps(content))
+    monkeypatch.setattr("dpsgd.runs.noise_for", found)
+    assert "paid for" in quick.train(*words, "--dry-run")
+    done = quick.train(*words)
+    assert "resuming after step" in done
+    assert "noise multiplier 3," in done
+    assert len(quick.charges()) == 1
+    assert "noise multiplier 2," in quick.train(*words, "--out", "b", "--spend")
+
+
 def test_why_a_ledger_counts_more_is_stated_once(quick):
     why = "more than this model's own ε, although there is no other release: a ledger adds up"
     first = quick.train("--set", 'privacy.accountant="tightest"')
