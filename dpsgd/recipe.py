@@ -452,6 +452,11 @@ class DpsgdRecipe(BaseModel):
         return "record" if self.by_user else self.unit
 
     @property
+    def nouns(self) -> dict[str, str]:
+        """The nouns for one record and for one user: of :func:`pate._format.in_nouns`."""
+        return {"record": self.record_unit, "user": self.unit if self.by_user else "user"}
+
+    @property
     def by_user(self) -> bool:
         """Whether all records of a user are protected together."""
         return (self.training.by or ("group" if self.data.group else "record")) == "group"

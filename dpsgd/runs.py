@@ -7,19 +7,21 @@ import json
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpsgd.plan import noise_for
-from dpsgd.recipe import DpsgdPrivacySpec, DpsgdRecipe
+from dpsgd.recipe import DpsgdRecipe
 from dpsgd.schedules import Constant, Linear, Schedule
 from pate._files import exclusive_lock, write_atomically
 from pate._format import plural
-from pate.accounting import Event, Ledger, Neighbours, Repeated, compose
+from pate.accounting import Event, Guarantee, Ledger, Neighbours, Repeated, compose
 from pate.accounting.calibrate import Method, dpsgd_step
 from pate.accounting.events import event_from_json, relation_of
 from pate.accounting.ledger.data_ledger import open_data_ledger, total_line
 from pate.accounting.ledger.data_set import NOT_PRIVATE
+from pate.accounting.ledger.terms import moment_for
 from pate.artifacts import Artifact, Level, Store, StoreError, fingerprint
 from pate.datasets.spec import WORDING
 from pate.errors import InvalidInput, LedgerError, SpendNeeded
@@ -150,26 +152,32 @@ def _prior(recipe: DpsgdRecipe, *, public_rate: bool) -> tuple[Event, ...]:
 def _noise(
     recipe: DpsgdRecipe, *, sample_rate: float, steps: int, prior: tuple[Event, ...]
 ) -> float:
-    """Return the noise multiplier that the recipe states, or the smallest for its ε."""
+    """Return the noise multiplier that the recipe states, or the smallest for its ε.
+
+    A ledger adds up log-moments, by which the tightest accountant's plan costs more. Where that
+    alone passes the recipe's budget, the noise is the smallest for the same ε by log-moments.
+    Public settings decide, and never what the ledger holds.
+    """
     privacy = recipe.privacy
     if privacy.noise_multiplier is not None:
         return privacy.noise_multiplier
     assert privacy.epsilon is not None  # the recipe was checked
-    return noise_for(
+    search = partial(
+        noise_for,
         target_epsilon=privacy.epsilon,
         delta=privacy.delta,
         sample_rate=sample_rate,
         steps=steps,
-        accountant=_searched_with(privacy),
         prior=prior,
         tolerance=_TOLERANCE,
     )
-
-
-def _searched_with(privacy: DpsgdPrivacySpec) -> str:
-    """Return the accountant that finds the noise: a ledger with a budget adds up log-moments."""
-    limited = privacy.budget is not None and privacy.accountant == "tightest"
-    return Method.MOMENTS.value if limited else privacy.accountant
+    budget = privacy.budget if privacy.accountant == "tightest" else None
+    if budget is None or budget > privacy.epsilon:
+        found = search(accountant=privacy.accountant)
+        events = (*prior, Repeated(dpsgd_step(sample_rate)(found), steps))
+        if budget is None or compose(events).guarantee(delta=privacy.delta).epsilon <= budget:
+            return found
+    return search(accountant=Method.MOMENTS)
 
 
 def ledger_path(recipe: DpsgdRecipe, data_root: Path, insecure_seed: int | None = None) -> Path:
@@ -191,18 +199,23 @@ def open_ledger(recipe: DpsgdRecipe, plan: RunPlan, path: Path) -> Ledger:
 
     Without a budget it is an odometer, which refuses nothing; its λ is then the best one for the
     first plan, which was made without reading any record, and so it is where that plan may use up
-    the whole budget. It takes charges for one record added or
+    the whole budget, or fits into it at no other λ. It takes charges for one record added or
     removed, and for zero-out; after one of the latter its totals are for zero-out. So it does for
     users; after charges for both, its totals are for users of one record.
     """
     privacy = recipe.privacy
-    whole = privacy.budget in (None, privacy.epsilon)
+    budget, best = privacy.budget, compose(plan.events).guarantee(delta=privacy.delta)
+    whole = budget in (None, privacy.epsilon)
+    if budget is not None and best.epsilon <= budget:
+        moment = moment_for(Guarantee(epsilon=budget, delta=privacy.delta))
+        at_budget = compose(plan.events, [moment]).guarantee(delta=privacy.delta)
+        whole = whole or at_budget.epsilon > budget
     return open_data_ledger(
         path,
         budget=privacy.budget,
         delta=privacy.delta,
         neighbours=Neighbours.USER_ADD_REMOVE if plan.by_user else Neighbours.ADD_REMOVE,
-        moment=compose(plan.events).guarantee(delta=privacy.delta).moment if whole else None,
+        moment=best.moment if whole else None,
     )
 
 
@@ -283,22 +296,46 @@ def discard(private: Path) -> None:
 
 
 def bind_to_ledger(
-    private: Path, recipe: DpsgdRecipe, ledger_file: Path, *, plugin_path: Path | None = None
+    private: Path,
+    recipe: DpsgdRecipe,
+    ledger_file: Path,
+    *,
+    noise_multiplier: float,
+    plugin_path: Path | None = None,
 ) -> None:
     """Record the ledger under which a run is begun, or refuse one begun under another.
 
-    The places of the recipe and of the user's own code are recorded with it.
+    The places of the recipe and of the user's own code are recorded with it, and its noise.
     """
-    if require_ledger(private, ledger_file):
+    if require_ledger(private, ledger_file) and (private / CHECKPOINT).exists():
         return
-    path = private / _HOME
     places = {"recipe_file": recipe.data.file, "plugin_path": plugin_path}
     home = {
         "ledger": str(ledger_file.absolute()),
-        **{name: str(place) for name, place in places.items() if place is not None},
+        **{name: str(place.absolute()) for name, place in places.items() if place is not None},
+        "noise_multiplier": noise_multiplier,
         "recipe": recipe.model_dump(mode="json"),
     }
-    write_atomically(path, f"{json.dumps(home, indent=1)}\n".encode())
+    write_atomically(private / _HOME, f"{json.dumps(home, indent=1)}\n".encode())
+
+
+def as_begun(recipe: DpsgdRecipe, private: Path) -> DpsgdRecipe:
+    """Return the recipe with the noise that a run was begun, and charged, with.
+
+    A version that finds less noise for the same ε could not resume it otherwise.
+    """
+    if not (private / CHECKPOINT).exists() or recipe.privacy.epsilon is None:
+        return recipe
+    try:
+        known = json.loads((private / _HOME).read_text()).get("noise_multiplier")
+    except (OSError, ValueError, AttributeError) as error:
+        raise StoreError(f"{private / _HOME} is damaged; choose another --out") from error
+    found: dict[str, Any] = {"epsilon": None, "noise_multiplier": known}
+    if known is None:  # earlier versions found it by moments under a budget, and as now without
+        limited = recipe.privacy.budget is not None and recipe.privacy.accountant == "tightest"
+        found = {"accountant": "moments"} if limited else {}
+    privacy = recipe.privacy.model_copy(update=found)
+    return recipe.model_copy(update={"privacy": privacy})
 
 
 def require_ledger(private: Path, ledger_file: Path) -> bool:
@@ -332,6 +369,19 @@ def ledger_of_run(folder: Path, made_from: str) -> Path:
     return Path(begun)
 
 
+def place_of_run(folder: Path, made_from: str, name: str) -> Path | None:
+    """Return the ``recipe_file`` or ``plugin_path`` of a run where it is recorded and still there.
+
+    Both may have moved since, and neither is needed for what ``pate release`` writes of most runs.
+    """
+    try:
+        home = json.loads((private_folder(folder, made_from) / _HOME).read_text())
+        place = Path(home[name])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return place if place.exists() else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingOutcome:
     """The outcome of a run; everything in it was released."""
@@ -340,6 +390,7 @@ class TrainingOutcome:
     new: bool  # False: the run was complete before
     ledger: str | None  # the data set's total, in a sentence
     whole: tuple[float, float] | None = None  # ε and δ of the data set, if there are other releases
+    charged: float | None = None  # the data set's ε, if there are none
 
     @property
     def report(self) -> dict[str, Any]:
@@ -411,7 +462,7 @@ def find_outcome(
         return None
     path = ledger_path(recipe, data_root, insecure_seed)
     require_ledger(private_folder(folder, name), path)
-    artifact, line, whole = store.open(STAGE, name), None, None
+    artifact, line, whole, own = store.open(STAGE, name), None, None, None
     charged = set(artifact.facts.get("charges", ()))  # earlier versions did not record them
     if path.exists():
         with Ledger.open(path) as ledger:
@@ -419,10 +470,12 @@ def find_outcome(
             total, made = ledger.data_set_total(), ledger.releases()
             if len(total.shares) > 1 or not made <= charged:
                 whole = total.epsilon, total.delta
+            else:
+                own = total.epsilon
             charged -= made
     if charged:
         raise LedgerError(
             f"the ledger at {path} lacks the charge of the model that is released in {folder}, so "
             "what was spent is not known: restore the ledger from a backup that was made after that"
         )
-    return TrainingOutcome(artifact=artifact, new=new, ledger=line, whole=whole)
+    return TrainingOutcome(artifact=artifact, new=new, ledger=line, whole=whole, charged=own)

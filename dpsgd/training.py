@@ -33,6 +33,7 @@ from dpsgd.runs import (
     STAGE,
     RunPlan,
     TrainingOutcome,
+    as_begun,
     bind_to_ledger,
     digest_of_settings,
     discard,
@@ -50,12 +51,17 @@ from dpsgd.runs import (
 )
 from dpsgd.trainer import Trainer
 from dpsgd.validation import UnsuitableModel, problems
-from pate.accounting import Ledger, event_to_json
+from pate.accounting import Ledger, compose, event_to_json
 from pate.accounting.ledger.data_ledger import PlannedCharge, Preview, trial_ledger
 from pate.artifacts import Level, Store
 from pate.datasets.content import require_own_ledger
 from pate.datasets.loading import load
-from pate.datasets.roles import require_accepted, require_apart, require_named_groups
+from pate.datasets.roles import (
+    equal_rows_notes,
+    require_accepted,
+    require_apart,
+    require_named_groups,
+)
 from pate.datasets.table import Splits
 from pate.errors import BudgetExceeded, InvalidInput, ReleaseConflict, SpendNeeded
 from pate.untrusted import contained, run_untrusted
@@ -103,7 +109,8 @@ def train(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Traini
     if options.study is None:  # a study has asked before its first run
         _require_own_ledger(recipe, splits, path, options)
     with locked_folder(private, folder):
-        bind_to_ledger(private, recipe, path, plugin_path=options.plugin_path)
+        noise, plugins = plan.noise_multiplier, options.plugin_path
+        bind_to_ledger(private, recipe, path, noise_multiplier=noise, plugin_path=plugins)
         store = Store(root=folder)
         store.sweep()
         inputs = prepare(
@@ -164,8 +171,11 @@ def _planned(
     splits = load(recipe.data, root=options.data_root, plugin_path=options.plugin_path)
     if new:
         require_named_groups(recipe.data, splits, protected=recipe.by_user, section="training")
-        require_apart(recipe.data, splits)
-    return splits, plan_run(recipe, records=splits.private.records, groups=splits.private.groups)
+        for note in equal_rows_notes(require_apart(recipe.data, splits)):
+            options.report(note)
+    begun, private_records = as_begun(recipe, private), splits.private
+    plan = plan_run(begun, records=private_records.records, groups=private_records.groups)
+    return splits, plan
 
 
 def preview(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Preview:
@@ -183,9 +193,10 @@ def preview(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Prev
     private, notes = private_folder(folder, name_of_run(recipe, seed)), list[str]()
     path = ledger_path(recipe, root, seed)
     require_ledger(private, path)
+    options = replace(options, report=notes.append)
     splits, plan = _planned(recipe, private, options)
     try:
-        _require_own_ledger(recipe, splits, path, replace(options, report=notes.append), trial=True)
+        _require_own_ledger(recipe, splits, path, options, trial=True)
     except SpendNeeded as error:
         notes.append(str(error))
     with trial_ledger(path, lambda place: open_ledger(recipe, plan, place)) as ledger:
@@ -197,7 +208,7 @@ def preview(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Prev
                 require_unpaid(ledger, recipe, seed)
         except SpendNeeded as error:
             notes.append(str(error))
-        ledger.require_room(plan.events)
+        _require_room(recipe, plan, ledger)
         charge = PlannedCharge.make(ledger, plan.events, path=path.absolute())
     return Preview(charges=(charge,), notes=tuple(notes))
 
@@ -219,6 +230,22 @@ def _require_own_ledger(
         report=options.report,
         remember=not trial,
     )
+
+
+def _require_room(recipe: DpsgdRecipe, plan: RunPlan, ledger: Ledger) -> None:
+    """Refuse what the budget does not cover; name the remedy where the noise is not by moments."""
+    try:
+        ledger.require_room(plan.events)
+    except BudgetExceeded as error:
+        privacy = recipe.privacy
+        by_moments = compose(plan.events).guarantee(delta=privacy.delta).epsilon
+        if privacy.epsilon is None or by_moments <= privacy.epsilon:
+            raise
+        raise error.with_reason(
+            f"this charge would {error.excess}; nothing was charged: choose a smaller "
+            'privacy.epsilon, or privacy.accountant = "moments", whose noise costs a ledger less, '
+            "since it adds up log-moments"
+        ) from None
 
 
 def _is_charged(private: Path, ledger: Ledger) -> bool:
@@ -353,7 +380,7 @@ class _Training:
             return
         if not (self.options.spend or self.options.study is not None):
             require_unpaid(ledger, self.recipe, self.options.insecure_seed)
-        ledger.require_room(self.plan.events)
+        _require_room(self.recipe, self.plan, ledger)
         report(str(PlannedCharge.make(ledger, self.plan.events)))
 
     def fit(

@@ -234,6 +234,22 @@ def in_units(phrase: str, unit: str) -> str:
     return re.sub(r"\bone (record|user)\b", f"one {unit}", phrase)
 
 
+def in_nouns(text: str, *, record: str = "record", user: str = "user") -> str:
+    """Return sentences with the owner's nouns for one record, and for one user.
+
+    Each phrase keeps its meaning: what is about one record is never renamed to a user's noun.
+
+    >>> in_nouns("for one user added or removed, and not for one record", user="patient")
+    'for one patient added or removed, and not for one record'
+    >>> in_nouns("(zero-out; the number of users is public)", user="person")
+    '(zero-out; the number of people is public)'
+    """
+    for noun, word in (("record", record), ("user", user)):
+        text = re.sub(rf"\bnumber of {noun}s\b", f"number of {plural(word)}", text)
+        text = re.sub(rf"\b(one|its) {noun}\b", rf"\1 {word}", text)
+    return text
+
+
 def plural(unit: str) -> str:
     """Return the plural of a noun for whoever is protected.
 

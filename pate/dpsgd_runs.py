@@ -25,6 +25,7 @@ from dpsgd.runs import (
     RunPlan,
     TrainingOutcome,
     ledger_of_run,
+    place_of_run,
     plan_for,
 )
 from pate._format import describe_neighbours
@@ -34,6 +35,7 @@ from pate.artifacts import Artifact, Level, Store
 from pate.artifacts.results import Evaluation
 from pate.datasets.catalogue import data_root as default_root
 from pate.errors import InvalidInput, LedgerError
+from pate.recipes.paths import PluginsSpec, set_file
 from pate.stages.caveats import training_caveats
 
 if TYPE_CHECKING:
@@ -130,7 +132,9 @@ class FinishedTraining:
         with Ledger.open(self.ledger_path) as ledger:
             if not self.is_private:
                 return []
-            return training_caveats(ledger, self.charges, data=self.recipe.data)
+            return training_caveats(
+                ledger, self.charges, data=self.recipe.data, nouns=self.recipe.nouns
+            )
 
     @property
     def guarantee(self) -> Guarantee:
@@ -174,8 +178,9 @@ def open_training(
 ) -> FinishedTraining:
     """Open a finished run; where several were trained in a folder, the one charged last.
 
-    Its ledger is found where it was, unless ``data_root`` is given. Refuses a run that is not
-    finished, one whose ledger lacks its charge, and files that are damaged.
+    Its ledger and plug-ins are found where they were, unless ``data_root`` or ``plugin_path`` is
+    given. Refuses a run that is not finished, one whose ledger lacks its charge, and files that are
+    damaged.
     """
     store = Store(root=folder)
     finished = store.all(STAGE)
@@ -196,11 +201,14 @@ def open_training(
             )
         numbers[max(map(charged.__getitem__, own))] = artifact, place
     artifact, place = numbers[max(numbers)]
-    artifact = store.open(STAGE, str(artifact.manifest["made_from"]))
+    name = str(artifact.manifest["made_from"])
+    artifact, plugins = store.open(STAGE, name), PluginsSpec().chosen(plugin_path)
+    plugin_path = plugins or place_of_run(folder, name, "plugin_path")
     try:
         recipe = DpsgdRecipe.model_validate_json((artifact.path / "recipe.json").read_bytes())
     except (OSError, ValidationError):
         raise InvalidInput(f"{artifact.path / 'recipe.json'} is damaged") from None
+    set_file(recipe, place_of_run(folder, name, "recipe_file"))
     if (artifact.path / EXAMPLES).is_file():
         evaluation, examples = Evaluation.load(artifact), artifact.array(EXAMPLES)
     else:
@@ -213,7 +221,7 @@ def open_training(
         artifact=artifact,
         stated=TrainingOutcome(artifact=artifact, new=False, ledger=None).report,
         ledger_path=place,
-        plugin_path=None if plugin_path is None else plugin_path.absolute(),
+        plugin_path=plugin_path,
     )
 
 

@@ -57,10 +57,24 @@ def show_outcome(outcome: TrainingOutcome, *, unit: str = "record", json: bool) 
     for line in _guarantee(report, unit):
         typer.echo(line)
     if outcome.ledger is not None:
-        typer.echo(f"{outcome.ledger}.")
+        typer.echo(f"{outcome.ledger}.{_why_more(outcome)}")
     files = ", ".join(sorted(outcome.artifact.manifest["files"]))
     typer.echo(f"Written to {outcome.artifact.path}: {files}")
     typer.echo(f"Next: pate report {shlex.quote(str(outcome.artifact.path.parents[2]))}")
+
+
+def _why_more(outcome: TrainingOutcome) -> str:
+    """Return why the only release of a data set costs it more than its own ε, if it does."""
+    guarantee = outcome.report["guarantee"]
+    if outcome.charged is None or outcome.charged <= guarantee["epsilon"] * (1 + 1e-6):
+        return ""
+    rule = "by privacy loss distributions, which are tighter"
+    if guarantee.get("accountant", "moments") == "moments":
+        rule = "at the λ that is best for it alone"
+    return (
+        " That is more than this model's own ε, although there is no other release: a ledger adds "
+        f"up log-moments, at one λ, and the model's own ε is {rule}."
+    )
 
 
 def _guarantee(report: dict[str, Any], unit: str) -> list[str]:
@@ -187,10 +201,20 @@ def train(
     show_outcome(outcome, unit=checked.unit, json=json)
     if json:
         return
-    people = unprotected_people(checked.data)
-    if people is not None:
-        typer.echo(people)
+    for note in (_unfound(outcome, named=not checked.data.own), unprotected_people(checked.data)):
+        if note is not None:
+            typer.echo(note)
     typer.echo(_publish_line(outcome, checked.unit))
+
+
+def _unfound(outcome: TrainingOutcome, *, named: bool) -> str | None:
+    """Return a warning of classes without recall, unless an earlier version kept no evaluation."""
+    from dpsgd.runs import EXAMPLES
+    from pate.artifacts.results import Evaluation, without_recall
+
+    if not (outcome.artifact.path / EXAMPLES).is_file():
+        return None
+    return without_recall("model", Evaluation.load(outcome.artifact).unseen, named=named)
 
 
 def _publish_line(outcome: TrainingOutcome, unit: str) -> str:

@@ -478,12 +478,42 @@ class Evaluation:
                 labels=_share(found["labels"]),
             )
 
+    @property
+    def unseen(self) -> list[str]:
+        """The classes of which no test record was found."""
+        return [each.name for each in self.classes if each.records and not each.right]
+
     def save(self, draft: Draft) -> None:
         classes = [
             {"class": e.name, "records": e.records, "right": e.right, "said": e.predicted}
             for e in self.classes
         ]
         draft.save_json(_EVALUATION, {**asdict(self), "classes": classes})
+
+
+def without_recall(what: str, names: Sequence[str], *, named: bool = True) -> str | None:
+    """Return a warning of a model that finds no test record of some classes; None if of each one.
+
+    Which classes these are follows from test people, who are not protected: ``named`` where errors
+    by class are shown.
+
+    >>> without_recall("student", ["a"])
+    'The student finds no test record of class a: recall is zero.'
+    """
+    if not names:
+        return None
+    if named:
+        return f"The {what} finds no test record of {named_classes(names)}: recall is zero."
+    return (
+        f"The {what} finds no test record of at least one class: recall is zero. `pate report "
+        "--with-confusion` shows the errors by class on test people, who are not protected."
+    )
+
+
+def named_classes(names: Sequence[str]) -> str:
+    """Return "class a", or "classes a, b", with the first five of many."""
+    more = f", and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{'class' if len(names) == 1 else 'classes'} {', '.join(names[:5])}{more}"
 
 
 def save_reference(draft: Draft, share: Share) -> None:

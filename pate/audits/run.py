@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate._format import describe_neighbours
+from pate._format import describe_neighbours, in_nouns
 from pate.accounting import Guarantee
 from pate.artifacts import fingerprint
 from pate.artifacts.results import Costs, Evaluation
@@ -99,7 +99,9 @@ def audit_pate(run: PipelineRun, options: AuditOptions, *, pool: Pool | None = N
     again = open_retraining(run)
     costs = Costs.load(run.artifact("account"))
     claim = Claim(
-        epsilon=costs.guarantee.epsilon, delta=costs.guarantee.delta, protects=costs.protects
+        epsilon=costs.guarantee.epsilon,
+        delta=costs.guarantee.delta,
+        protects=in_nouns(costs.protects, **run.recipe.nouns),
     )
     results, released = Results(options), TABLE if run.recipe.by_records else LABELS
     exposure, rows = None, np.empty(0, dtype=np.int64)

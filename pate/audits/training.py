@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pate._format import in_nouns
 from pate.audits.findings import Finding
 from pate.audits.options import AuditOptions, Results
 from pate.audits.predictions import Predict
@@ -50,7 +51,8 @@ def audit_training(
     if private.labels is None or test.labels is None:
         raise InvalidInput(f"the private records of {training.folder} are not at hand")
     guarantee = training.guarantee
-    claim = Claim(epsilon=guarantee.epsilon, delta=guarantee.delta, protects=training.protects)
+    protects = in_nouns(training.protects, **training.recipe.nouns)
+    claim = Claim(epsilon=guarantee.epsilon, delta=guarantee.delta, protects=protects)
     results, name = Results(options), SUMS_MODEL if training.plan.one_sum else MODEL
     if "leave-one-out" in options.attacks:
         results.skipped.append(

@@ -218,7 +218,10 @@ def schema(
 
 @app.command()
 def new(
-    path: Annotated[Path, typer.Argument(help="The file to write.")],
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="The file to write; of your own data, by default NAME.toml here."),
+    ] = None,
     start: Annotated[
         StartName | None,
         typer.Option(
@@ -261,9 +264,13 @@ def new(
     from pate.errors import InvalidInput
 
     own_votes = start is StartName.own_votes
+    given = [each for each in (csv, images, npz) if each is not None]
+    if path is None:
+        if not given:
+            raise InvalidInput("name the file to write: pate new my.toml")
+        path = Path(f"{given[0].resolve().stem}.toml")
     if not path.suffix:
         path = path.with_suffix(".sh" if own_votes else ".toml")
-    given = [each for each in (csv, images, npz) if each is not None]
     if len(given) > 1:
         raise InvalidInput("--csv, --images and --npz exclude one another; give one of them")
     wrong = {StartName.tabular: images, StartName.images: csv or npz, StartName.own_votes: given}
@@ -320,7 +327,13 @@ def show_summary(
 
     from pate._format import in_units
     from pate.accounting.ledger.data_ledger import total_line
-    from pate.artifacts.results import Costs, Evaluation, Labels, load_reference
+    from pate.artifacts.results import (
+        Costs,
+        Evaluation,
+        Labels,
+        load_reference,
+        without_recall,
+    )
     from pate.cli.stage_table import duration
     from pate.pipeline.ledger import open_ledger
     from pate.stages.caveats import publish_line, tuning_caveats
@@ -351,6 +364,9 @@ def show_summary(
     console = wide_console()
     console.print(f"{run.folder}:", soft_wrap=True)
     console.print(table)
+    unfound = without_recall("student", evaluation.unseen, named=not run.recipe.data.own)
+    if unfound is not None:
+        console.print(f"Note: {unfound}", soft_wrap=True)
     with open_ledger(run.recipe, run.options) as ledger:
         if details:
             _show_epsilons(run, costs, ledger.data_set_total())

@@ -10,7 +10,7 @@ These checks look at private records: a refusal, and its number, are for the own
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -114,6 +114,25 @@ def require_apart(spec: DataSpec, splits: Splits) -> dict[str, int]:
         if first == "private":
             equal[f"{second}_records_equal_to_private_ones"] = rows
     return equal
+
+
+def equal_rows_notes(equal: Mapping[str, int]) -> list[str]:
+    """Return a sentence for each role that has rows of private records under other names.
+
+    For the owner's screen alone: the number follows from private records.
+
+    >>> equal_rows_notes({"public_records_equal_to_private_ones": 0})
+    []
+    """
+    return [
+        f"{count} {key.partition('_')[0]} {'record has' if count == 1 else 'records have'} the "
+        "very features of a private record, under another id or group: if "
+        f"{'it is of a person' if count == 1 else 'any is of a person'} who is private, too, that "
+        "person is not protected; remove such records there (for your eyes only: the number "
+        "follows from private records)"
+        for key, count in equal.items()
+        if count
+    ]
 
 
 def _where(spec: DataSpec, role: str) -> str:

@@ -41,6 +41,12 @@ def release_once(
     most_answers: int | None = None,
 ) -> Release:
     """Draw answers, charge their caps and return them; see :meth:`pate.Ledger.release`."""
+    if not isinstance(votes, Votes):
+        raise InvalidInput(
+            f"votes are a {type(votes).__name__}; give pate.Votes.from_labels(labels, classes=…) "
+            "for an array of (teachers, queries) predictions, or pate.Votes(counts=…) for one of "
+            "(queries, classes) counts"
+        )
     if mechanism.uses_student:
         raise InvalidInput(f"{mechanism!r} asks a student between rounds; use pate.run for it")
     answers = votes.queries if most_answers is None else most_answers
@@ -70,6 +76,11 @@ def release_table_once(
     mechanism: CountMechanism, votes: RecordVotes, *, ledger: Ledger, name: str
 ) -> CountRelease:
     """Noise a table, charge it and return it; see :meth:`pate.Ledger.release`."""
+    if not isinstance(votes, RecordVotes):
+        raise InvalidInput(
+            f"votes are a {type(votes).__name__}; give pate.count_record_votes(…), or "
+            "pate.RecordVotes(counts=…) for an array of (cells, classes) counts"
+        )
     events = mechanism.events(reach=votes.reach, per_user=votes.per_user)
     group = None if votes.per_user is None else votes.group or unnamed_group(name)
 

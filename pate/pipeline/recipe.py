@@ -296,6 +296,14 @@ class Recipe(BaseModel):
         return "record" if self.partition.by == "group" else self.unit
 
     @property
+    def nouns(self) -> dict[str, str]:
+        """The nouns for one record and for one user: of :func:`pate._format.in_nouns`."""
+        return {
+            "record": self.record_unit,
+            "user": self.unit if self.partition.by == "group" else "user",
+        }
+
+    @property
     def asked(self) -> str:
         """The teachers, the mechanism and the caps in a line: it distinguishes runs in a folder."""
         spec = self.aggregate

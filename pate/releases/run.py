@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PureWindowsPath
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from pate._format import in_nouns
 from pate.accounting import (
     Analysis,
     Charge,
@@ -303,7 +304,7 @@ class _Charges:
             return []
         if chosen_beforehand:
             return [stated_beforehand()]
-        raise study_refusal(studies)
+        raise study_refusal(studies, self.run.recipe.nouns)
 
     def statement(self) -> dict[str, Any]:
         """Return ``guarantee.json``."""
@@ -431,11 +432,12 @@ def stated_beforehand() -> str:
     )
 
 
-def study_refusal(studies: Iterable[TotalStudyCost]) -> InvalidInput:
+def study_refusal(studies: Iterable[TotalStudyCost], nouns: Mapping[str, str]) -> InvalidInput:
     """Return the refusal of a run whose settings were compared with others."""
     found = ", and ".join(
         f"one of {each.releases} release{'s' * (each.releases > 1)} of the study "
-        f"“{each.here.name}”, or has the settings of one, which cost {each.describe()}"
+        f"“{each.here.name}”, or has the settings of one, which cost "
+        f"{in_nouns(each.describe(), **nouns)}"
         for each in studies
     )
     return InvalidInput(

@@ -110,12 +110,12 @@ def _charged(run: FinishedTraining, *, chosen_beforehand: bool) -> tuple[dict[st
         own = [each for each in charges if each.release in run.charges]
         if len(own) != len(run.charges):  # opening the run has compared them once
             raise LedgerError(f"{ledger.path} holds no charge that pays for {run.artifact.path}")
-        notes = training_caveats(ledger, run.charges, data=run.recipe.data)
+        notes = training_caveats(ledger, run.charges, data=run.recipe.data, nouns=run.recipe.nouns)
         studies = studies_behind(ledger, run.charges)
         terms = ledger.terms
     if studies:
         if not chosen_beforehand:
-            raise study_refusal(studies)
+            raise study_refusal(studies, run.recipe.nouns)
         notes.append(stated_beforehand())
     events = [event for each in own for event in each.events]
     if tally(events) != tally(run.plan.events):

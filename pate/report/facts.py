@@ -20,7 +20,14 @@ from pate.accounting import Accountant, Analysis, Conversion, Event, Ledger, Nei
 from pate.accounting.events import tally
 from pate.accounting.ledger.running_total import states_records
 from pate.artifacts import Artifact, Level
-from pate.artifacts.results import Costs, Evaluation, Labels, StatedGuarantee
+from pate.artifacts.results import (
+    Costs,
+    Evaluation,
+    Labels,
+    StatedGuarantee,
+    named_classes,
+    without_recall,
+)
 from pate.dpsgd_runs import DpsgdRecipe
 from pate.errors import InvalidInput
 from pate.mechanisms import make_mechanism, voting_mechanism
@@ -125,6 +132,7 @@ class Facts:
     stated_apart: bool = False  # record votes are among all releases: each states its relation
     warns_of_unlearnt: bool = True  # of classes without labels; releases of format 3 did not
     private: PrivateFacts | None = None
+    unseen: tuple[str, ...] = ()  # classes without recall, not to be named; empty in a release
 
     @property
     def cells(self) -> int:
@@ -174,12 +182,18 @@ class Facts:
         if word == "weak" and not self.seeded:
             yield weak_guarantee(self.guarantee, in_units(verdict, self.recipe.unit))
         unseen = [row.name for row in self.classes if row.records and not row.correct]
-        yield from poor_accuracy("student", self.student, majority=self.majority, unseen=unseen)
+        yield from poor_accuracy(
+            "student",
+            self.student,
+            majority=self.majority,
+            unseen=unseen or self.unseen,
+            named=bool(self.confusion),
+        )
         unlearnt = [row.name for row in self.classes if not row.labels and row.name not in unseen]
         # The released labels tell it, also where errors by class are left out.
         if unlearnt and self.warns_of_unlearnt:
             yield (
-                f"No released label is of {_named_classes(unlearnt)}: the student cannot find "
+                f"No released label is of {named_classes(unlearnt)}: the student cannot find "
                 f"records of {'it' if len(unlearnt) == 1 else 'them'}."
             )
 
@@ -224,23 +238,20 @@ def weak_guarantee(guarantee: Cost, verdict: str) -> str:
 
 
 def poor_accuracy(
-    what: str, share: Share, *, majority: float, unseen: Sequence[str]
+    what: str, share: Share, *, majority: float, unseen: Sequence[str], named: bool
 ) -> Iterator[str]:
-    """Yield warnings that a model is no better than the majority class, or misses a class whole."""
+    """Yield warnings that a model is no better than the majority class, or misses a class whole.
+
+    ``named`` where errors by class are shown, so that ``unseen`` may be, too.
+    """
     if no_better(share.low, majority):
         yield (
             f"The {what} is no better than a guess: it is right on "
             f"{format_percent(share.accuracy)} of the test records, and always predicting the "
             f"majority class is right on {format_percent(majority)}."
         )
-    if unseen:
-        yield f"The {what} finds no test record of {_named_classes(unseen)}: recall is zero."
-
-
-def _named_classes(names: Sequence[str]) -> str:
-    """Return "class a", or "classes a, b", with the first five of many."""
-    more = f", and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{'class' if len(names) == 1 else 'classes'} {', '.join(names[:5])}{more}"
+    if (unfound := without_recall(what, unseen, named=named)) is not None:
+        yield unfound
 
 
 class ShownArtifacts:
@@ -338,6 +349,7 @@ def gather_facts(run: PipelineRun, *, confusion: bool = False) -> Facts:
             for row, count in zip(evaluation.classes, labels, strict=True)
         ),
         confusion=evaluation.confusion if tested else (),
+        unseen=tuple(evaluation.unseen),
         majority=max(row.records for row in evaluation.classes) / evaluation.student.records,
         student=evaluation.student,
         labels=evaluation.labels,

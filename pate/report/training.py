@@ -51,6 +51,7 @@ class TrainingFacts:
     digests: tuple[Digest, ...]
     versions: Mapping[str, str]
     written: date
+    unseen: tuple[str, ...] = ()  # classes without recall, not to be named; empty in a release
 
     @property
     def verdict(self) -> str:
@@ -66,7 +67,13 @@ class TrainingFacts:
         """Sentences to read first, beside the notes, as on the page of a student."""
         weak = strength(self.guarantee.epsilon)[0] == "weak" and not self.not_private
         unseen = [row.name for row in self.classes if row.records and not row.right]
-        poor = poor_accuracy("model", self.student, majority=self.majority, unseen=unseen)
+        poor = poor_accuracy(
+            "model",
+            self.student,
+            majority=self.majority,
+            unseen=unseen or self.unseen,
+            named=bool(self.classes),
+        )
         return (*([weak_guarantee(self.guarantee, self.verdict)] if weak else ()), *poor)
 
     @property
@@ -162,6 +169,7 @@ def gather_training_facts(run: FinishedTraining, *, confusion: bool = False) -> 
         curve=cost_by_steps(run.plan, run.plan.events, delta=guarantee.delta),
         epochs=measured_epochs(run.stated["epochs"]),
         classes=evaluation.classes if confusion or not run.recipe.data.own else (),
+        unseen=tuple(evaluation.unseen),
         majority=majority_of(evaluation.classes),
         student=evaluation.student,
         all_releases=None if whole is None else _publishable(whole),

@@ -7,11 +7,11 @@ model card show it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from pate._format import describe_neighbours, format_cost
+from pate._format import describe_neighbours, format_cost, in_nouns
 from pate.accounting import Guarantee, Ledger, Neighbours
 from pate.accounting.ledger.data_set import NOT_PRIVATE, sibling_ledger
 from pate.accounting.ledger.known_records import other_ledgers
@@ -60,13 +60,17 @@ def tuning_caveats(run: PipelineRun, ledger: Ledger) -> list[str]:
         )
     if seeded:  # then nothing is a guarantee in any case
         return found
-    return found + _of_other_method(ledger) + charged_elsewhere(ledger) + _compared(run, ledger)
+    found += _of_other_method(ledger) + charged_elsewhere(ledger) + _compared(run, ledger)
+    return [in_nouns(each, **run.recipe.nouns) for each in found]
 
 
-def training_caveats(ledger: Ledger, own: Sequence[str], *, data: DataSpec) -> list[str]:
+def training_caveats(
+    ledger: Ledger, own: Sequence[str], *, data: DataSpec, nouns: Mapping[str, str] | None = None
+) -> list[str]:
     """Return the same for a model trained by DP-SGD on ``data``, by the names of its charges.
 
-    That of the study, where the model belongs to one, is the last.
+    That of the study, where the model belongs to one, is the last. ``nouns`` are those of the
+    recipe for one record and for one user.
     """
     people, charges = unprotected_people(data), ledger.charges()
     found = [] if people is None else [people]
@@ -84,7 +88,7 @@ def training_caveats(ledger: Ledger, own: Sequence[str], *, data: DataSpec) -> l
         for study in studies_behind(ledger, own)
     ]
     notes = _seeded(_seeded_releases(ledger)) + _of_other_method(ledger) + charged_elsewhere(ledger)
-    return found + notes + compared
+    return [in_nouns(each, **(nouns or {})) for each in found + notes + compared]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pate.artifacts import Level
+from pate.artifacts import Artifact, Level
 from pate.datasets import content
 from pate.datasets.loading import load
-from pate.datasets.roles import require_apart, require_named_groups
+from pate.datasets.roles import equal_rows_notes, require_apart, require_named_groups
 from pate.datasets.spec import WORDING, DataSpec
 from pate.datasets.table import Splits, Table, record_ids
 from pate.errors import MissingFile, SpendNeeded
@@ -111,7 +111,10 @@ def _write_data(context: Context) -> None:
         splits = _load(context.recipe, options)
     protected = context.recipe.protected_group is not None
     require_named_groups(spec, splits, protected=protected, section="partition")
-    write_splits(context, splits, equal=require_apart(spec, splits))
+    equal = require_apart(spec, splits)
+    for note in equal_rows_notes(equal):
+        options.report(note)
+    write_splits(context, splits, equal=equal)
 
 
 def write_splits(context: Context, splits: Splits, *, equal: dict[str, int]) -> None:
@@ -141,6 +144,11 @@ def write_splits(context: Context, splits: Splits, *, equal: dict[str, int]) -> 
         draft.save_json("groups.json", None if groups is None else list(groups))
         draft.save_json(_EQUAL, equal)
         draft.facts.update(classes=splits.classes, named=splits.private.ids is not None)
+
+
+def equal_rows(data: Artifact) -> dict[str, int]:
+    """Return the numbers of equal rows that a result of the stage holds; earlier ones held none."""
+    return data.json(_EQUAL) if (data.path / _EQUAL).is_file() else {}
 
 
 def _has_missing(table: Table) -> bool:
@@ -191,9 +199,8 @@ def _write_shards(context: Context) -> None:
         if shards.slices is not None and len(shards.slices) > len(shards.offsets):
             draft.save_array("slices.npy", shards.slices)
             draft.save_json("slices.json", _digests(shards.slices, sorted_features, sorted_labels))
-        equal = data.json(_EQUAL) if (data.path / _EQUAL).is_file() else {}
         report = _shard_report(shards, sorted_features, sorted_labels)
-        draft.save_json("report.json", report | equal)
+        draft.save_json("report.json", report | equal_rows(data))
         draft.facts.update(
             classes=data.facts["classes"],
             teachers=shards.count,

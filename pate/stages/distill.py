@@ -36,10 +36,10 @@ def _settings(recipe: Recipe, options: Options) -> Any:
     return {"student": student, "plugin": options.source_digest(student)}
 
 
-def require_student(context: Context, *, classes: int) -> None:
+def require_student(recipe: Recipe, options: Options, *, classes: int) -> None:
     """Refuse a student that cannot be made: for stages before labels are paid for."""
-    with _before_the_charge("be made"):
-        _fresh(context, classes=classes)
+    with _before_the_charge("be made", options):
+        _fresh(recipe, options, classes=classes)
 
 
 def require_learning(context: Context, *, classes: int, answers: int) -> None:
@@ -48,7 +48,7 @@ def require_learning(context: Context, *, classes: int, answers: int) -> None:
     See :func:`try_student`.
     """
     global _passed
-    require_student(context, classes=classes)
+    require_student(context.recipe, context.options, classes=classes)
     public = [context.inputs[name].digest for name in ("data-public", "encoder")]
     tried = fingerprint(_settings(context.recipe, context.options), public, classes, answers)
     if _passed is None or _passed[0] is not context.options:
@@ -56,7 +56,7 @@ def require_learning(context: Context, *, classes: int, answers: int) -> None:
     if tried in _passed[1]:
         return
     features = graph_features(context)
-    with _before_the_charge("be trained, asked and stored"):
+    with _before_the_charge("be trained, asked and stored", context.options):
         try_student(
             context.recipe.student,
             np.array(student_inputs(context)),
@@ -114,18 +114,20 @@ def _try(spec: StudentSpec, data: StudentData, *, plugin_path: Path | None) -> N
         predict_labels(again, few, classes=data.classes, private=False)
 
 
-def _fresh(context: Context, *, classes: int) -> Teacher:
-    spec, path = context.recipe.student, context.options.plugin_path
+def _fresh(recipe: Recipe, options: Options, *, classes: int) -> Teacher:
+    spec, path = recipe.student, options.plugin_path
     return make(spec.as_model(), classes=classes, seed=spec.seed, plugin_path=path)
 
 
 @contextmanager
-def _before_the_charge(what: str) -> Iterator[None]:
+def _before_the_charge(what: str, options: Options) -> Iterator[None]:
+    # Other points of a study may be paid for.
+    so = "nothing was charged" if options.study is None else "its labels were not charged"
     try:
         yield
     except (TeacherError, InvalidInput) as error:
         text = str(error).removeprefix("the student failed: ")
-        raise type(error)(f"the student cannot {what}, so nothing was charged: {text}") from None
+        raise type(error)(f"the student cannot {what}, so {so}: {text}") from None
 
 
 def _run(context: Context) -> None:

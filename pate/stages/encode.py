@@ -281,9 +281,38 @@ def require_complete(
     many columns are what models are tried with. For stages before labels are paid for: the message
     is for the owner, and that private records have missing values is published nowhere.
     """
-    spec, facts = context.recipe, context.inputs["encoder"].facts
-    raw = spec.student.inputs == "raw"
-    if raw and facts.get("categories", False):
+    facts = context.inputs["encoder"].facts
+    missing = bool(facts.get("missing", False))
+    refuse_incomplete(
+        context.recipe,
+        context.options,
+        classes=classes,
+        width=width,
+        categories=bool(facts.get("categories", False)),
+        raw=bool(facts.get("raw_missing", False)),
+        encoded=missing,
+        private=private is not None and (missing or has_missing(private)),
+    )
+
+
+def refuse_incomplete(
+    recipe: Recipe,
+    options: Options,
+    *,
+    classes: int,
+    width: int,
+    categories: bool,
+    raw: bool,
+    encoded: bool,
+    private: bool,
+) -> None:
+    """Refuse models that take no missing values or codes of categories, where these reach them.
+
+    Values are missing from public records as they are (``raw``), from these ``encoded``, or from
+    the encoded ``private`` ones that teachers learn from.
+    """
+    student, plain = recipe.student, recipe.student.inputs == "raw"
+    if plain and categories:
         raise InvalidInput(
             'student.inputs is "raw", and columns hold categories, which a model would take for '
             'numbers; set inputs = "features" in [student], so that it learns from what the '
@@ -291,18 +320,18 @@ def require_complete(
         )
     impute = 'add the step "impute" to the encoder'
     models = []
-    if private is not None and (facts.get("missing", False) or has_missing(private)):
-        entries = spec.teachers.mix or [model_for(spec.teachers, 0)]
+    if private:
+        entries = recipe.teachers.mix or [model_for(recipe.teachers, 0)]
         models = [("teachers", each, impute) for each in entries]
-    if facts.get("raw_missing" if raw else "missing", False):
-        if raw:
-            done = spec.encoder.completes
+    if raw if plain else encoded:
+        if plain:
+            done = recipe.encoder.completes
             impute = f'{"" if done else f"{impute} and "}set inputs = "features" in [student]'
-        if spec.student.method != "supervised":
-            raise _incomplete(f"the student's method {spec.student.method!r}", impute)
-        models.append(("student", spec.student.as_model(), impute))
+        if student.method != "supervised":
+            raise _incomplete(f"the student's method {student.method!r}", impute)
+        models.append(("student", student.as_model(), impute))
     for who, model, remedy in models:
-        made = make(model, classes=classes, seed=0, plugin_path=context.options.plugin_path)
+        made = make(model, classes=classes, seed=0, plugin_path=options.plugin_path)
         if not takes_missing(made, width=width):
             raise _incomplete(f"the model {model.model} of [{who}]", remedy)
 

@@ -10,7 +10,7 @@ from pate.accounting import Event, Ledger
 from pate.accounting.ledger.data_ledger import PlannedCharge, Preview, trial_ledger
 from pate.artifacts.results import LABELS, charge_name
 from pate.datasets.loading import load
-from pate.datasets.roles import require_accepted, require_apart
+from pate.datasets.roles import equal_rows_notes, require_accepted, require_apart
 from pate.datasets.spec import DataSpec
 from pate.datasets.table import Splits
 from pate.errors import BudgetExceeded, SpendNeeded
@@ -22,7 +22,9 @@ from pate.pipeline.stage import Options
 from pate.stages.account import order_of, sanitised_price
 from pate.stages.aggregate import events_to_pay
 from pate.stages.data import require_own_ledger
+from pate.stages.distill import require_student
 from pate.stages.exactly_once import settings_of
+from pate.stages.preflight import require_models
 
 _PAID_BEFORE = (
     "this run has paid for labels of other teachers or records; new ones cost again: undo the "
@@ -71,17 +73,23 @@ def preview(run: PipelineRun, *, until: str | None = None) -> RunPreview:
     names = run.names_until(until)
     stages = tuple(states.get(name) or _missing(name) for name in names)
     if {"aggregate", "account"} <= done:
+        if "distill" in names and "distill" not in done:
+            classes = int(run.artifact("data-public").facts["classes"])
+            require_student(recipe, options, classes=classes)
         return RunPreview(stages=stages, charges=(), notes=(_nothing(run),))
-    data = read_data(recipe.data, options)
+    data, notes = read_data(recipe.data, options)
+    if {"teach", "vote"} & set(names):
+        require_models(recipe, data, options)
     if "aggregate" not in names:
-        later = ("nothing to charge: labels are released later, by `pate aggregate`",)
-        return RunPreview(stages=stages, charges=(), notes=later)
+        notes.append("nothing to charge: labels are released later, by `pate aggregate`")
+        return RunPreview(stages=stages, charges=(), notes=tuple(notes))
     plan = recipe.plan(inputs=len(data.public.features))
 
     def open_at(place: Any) -> Ledger:
         return open_ledger(recipe, options, moment=plan.moment, path=place)
 
-    notes, events = other_ledgers(recipe, options), plan.events
+    notes += other_ledgers(recipe, options)
+    events = plan.events
     with trial_ledger(path, open_at) as ledger:
         if "aggregate" in done:
             events = ()
@@ -107,12 +115,11 @@ def _missing(stage: str) -> State:
     return State(stage=stage, done=False, why="missing", made_from=None)
 
 
-def read_data(spec: DataSpec, options: Options) -> Splits:
-    """Return the data of a run, or of a study, refused as it would refuse them."""
+def read_data(spec: DataSpec, options: Options) -> tuple[Splits, list[str]]:
+    """Return the data of a run, or of a study, refused as it would refuse them, and remarks."""
     require_accepted(spec)
     data = load(spec, root=options.data_root, plugin_path=options.plugin_path)
-    require_apart(spec, data)
-    return data
+    return data, equal_rows_notes(require_apart(spec, data))
 
 
 def other_ledgers(recipe: Recipe, options: Options) -> list[str]:

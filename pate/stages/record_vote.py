@@ -53,9 +53,7 @@ def _vote_settings(recipe: Recipe, options: Options) -> Any:
 def _vote(context: Context) -> None:
     """Write the table of votes; memory holds one block of distances, whatever the records are."""
     classes = int(context.inputs["data-public"].facts["classes"])
-    public = public_features(context)
-    require_student(context, classes=classes)
-    require_complete(context, classes=classes, width=int(np.prod(public.shape[1:])))
+    require_distillable(context)
     cells = len(context.inputs["cells"].array("centres.npy"))
     shards = context.inputs["partition"]
     count = len(shards.array("offsets.npy")) - 1
@@ -70,6 +68,17 @@ def _vote(context: Context) -> None:
             leftover.unlink()  # of workers that were lost
         draft.save_array("counts.npy", counts)
         draft.facts.update(shards.facts)
+
+
+def require_distillable(context: Context) -> None:
+    """Refuse a student that cannot be made, or that takes no inputs such as these.
+
+    For this stage, and for a study before its first charge.
+    """
+    classes = int(context.inputs["data-public"].facts["classes"])
+    width = int(np.prod(public_features(context).shape[1:]))
+    require_student(context.recipe, context.options, classes=classes)
+    require_complete(context, classes=classes, width=width)
 
 
 def _parts(context: Context, folder: Path, count: int, progress: Progress) -> Any:

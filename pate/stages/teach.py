@@ -42,10 +42,7 @@ def _run(context: Context) -> None:
     shards = context.inputs["partition"]
     plugin = _settings(context.recipe, context.options)["plugin"]
     classes = shards.facts["classes"]
-    require_student(context, classes=classes)
-    private = np.load(private_features_path(context), mmap_mode="r")
-    width = int(np.prod(private.shape[1:]))
-    require_complete(context, classes=classes, width=width, private=private)
+    require_trainable(context)
     encoder = context.inputs["encoder"].digest
     # Under the data set's key: names of folders turn up in messages, and follow from records.
     key = naming_key(context.recipe, context.options.data_root)
@@ -56,7 +53,6 @@ def _run(context: Context) -> None:
 
     spec, digests = context.recipe.teachers, shards.json("shards.json")
     if spec.slices > 1:
-        require_slices(context, classes=classes)
         flat = shards.json("slices.json")
         digests = [flat[at : at + spec.slices] for at in range(0, len(flat), spec.slices)]
     checkpoints = [
@@ -103,11 +99,27 @@ def _attempts(spec: TeachersSpec) -> int:
     return 1 + (spec.retries if spec.on_error == "retry" else 0)
 
 
-def require_slices(context: Context, *, classes: int) -> None:
-    """Refuse slices for models that cannot go on from a checkpoint."""
-    spec, plugins = context.recipe.teachers, context.options.plugin_path
+def require_trainable(context: Context) -> None:
+    """Refuse what training would be refused for, of teachers and of the student; none is trained.
+
+    For this stage, and for a study before its first charge.
+    """
+    recipe, options = context.recipe, context.options
+    classes = context.inputs["partition"].facts["classes"]
+    require_student(recipe, options, classes=classes)
+    private = np.load(private_features_path(context), mmap_mode="r")
+    width = int(np.prod(private.shape[1:]))
+    require_complete(context, classes=classes, width=width, private=private)
+    if recipe.teachers.slices > 1:
+        require_teachers(recipe, options, classes=classes)
+
+
+def require_teachers(recipe: Recipe, options: Options, *, classes: int) -> None:
+    """Refuse teachers that cannot be made, and slices for some that cannot resume a checkpoint."""
+    spec = recipe.teachers
     for each in spec.mix or [model_for(spec, 0)]:
-        if not is_torch_teacher(make(each, classes=classes, seed=0, plugin_path=plugins)):
+        made = make(each, classes=classes, seed=0, plugin_path=options.plugin_path)
+        if spec.slices > 1 and not is_torch_teacher(made):
             raise InvalidInput(no_slices(each.model))
 
 

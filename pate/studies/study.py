@@ -146,12 +146,13 @@ class TwoLedgers:
         with self._copied() as (pate, dpsgd):
             of_pate = partial(pate.require_room, labels, records=self.relation)
             of_dpsgd = partial(dpsgd.require_room, training)
+            so = uncharged(self.tag, pate, dpsgd)
             if self.pate in made:
-                _require_room("PATE is", self.pate, of_pate)
+                _require_room("PATE is", self.pate, of_pate, so)
             if self.dpsgd in made:
-                _require_room("DP-SGD is", self.dpsgd, of_dpsgd)
+                _require_room("DP-SGD is", self.dpsgd, of_dpsgd, so)
             of_both = partial(of_pate, sibling_events=training) if labels else of_dpsgd
-            _require_room("both methods are", made[0], of_both)
+            _require_room("both methods are", made[0], of_both, so)
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Ledger, Ledger]]:
@@ -219,7 +220,7 @@ class TwoLedgers:
             A result of one method may lead to releases of the other, so either plan is fixed only
             while nothing of the study was charged in either ledger.
         """
-        begun = any(self.tag in each.studies for each in (*pate.charges(), *dpsgd.charges()))
+        begun = _begun(self.tag, pate, dpsgd)
         relation = describe_neighbours(relation_of(chain(*self.steps)))
         pate.plan_study(self.tag, self.votes, protects=protects, begun=begun)
         dpsgd.plan_study(self.tag, self.steps, protects=relation, begun=begun)
@@ -239,12 +240,21 @@ class TwoLedgers:
         )
 
 
-def _require_room(who: str, path: Path, ask: Callable[[], None]) -> None:
+def _begun(tag: str, *ledgers: Ledger) -> bool:
+    return any(tag in each.studies for ledger in ledgers for each in ledger.charges())
+
+
+def uncharged(tag: str, *ledgers: Ledger) -> str:
+    """Return a clause for a refusal: nothing was charged, or nothing more if a study was begun."""
+    return f"nothing {'more ' if _begun(tag, *ledgers) else ''}was charged"
+
+
+def _require_room(who: str, path: Path, ask: Callable[[], None], uncharged: str) -> None:
     try:
         ask()
     except BudgetExceeded as error:
         raise error.with_reason(
-            f"what {who} to release here would {error.excess} in {path}; nothing was charged: "
+            f"what {who} to release here would {error.excess} in {path}; {uncharged}: "
             "compare at fewer or smaller ε, or with fewer seeds"
         ) from error
 

@@ -13,7 +13,8 @@ import math
 import time
 import tomllib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,7 @@ from pate.accounting import Conversion, Event, Ledger, compose
 from pate.accounting.ledger.data_ledger import PlannedCharge, Preview, trial_ledger
 from pate.accounting.ledger.study_costs import StudyCost, study_cost
 from pate.artifacts import fingerprint
-from pate.errors import BudgetExceeded, InvalidInput
+from pate.errors import BudgetExceeded, InvalidInput, TeacherError
 from pate.mechanisms import Plan
 from pate.pipeline.ledger import key_path, ledger_of, open_ledger
 from pate.pipeline.recipe import Recipe
@@ -33,6 +34,7 @@ from pate.recipes.read import as_setting, as_settings, read_recipe, read_value
 from pate.stages.catalogue import stages_of
 from pate.stages.data import require_own_ledger
 from pate.stages.exactly_once import require_paid
+from pate.stages.preflight import require_cost, require_models, require_ready
 from pate.stages.preview import other_ledgers, read_data
 from pate.stages.selection import require_made
 from pate.studies.plots import plot_sweep
@@ -42,6 +44,7 @@ from pate.studies.study import (
     releases_in_words,
     require_own_labels,
     tag_of,
+    uncharged,
 )
 from pate.studies.tables import SweepRow, require_same_noise, write_sweep_table
 
@@ -419,13 +422,13 @@ class PointRuns:
     def preview(self) -> Preview:
         """Return the charge that the sweep would make in all; nothing is written."""
         first, root = self.grid.points[0].recipe, self.options.data_root
-        path, inputs = ledger_of(first, self.options), dict[str, int]()
-        for point in self.grid.points:
-            spec = point.recipe.data
-            if (key := spec.model_dump_json()) not in inputs:
-                inputs[key] = len(read_data(spec, self.options).public.features)
+        path = ledger_of(first, self.options)
+        data, notes = read_data(first.data, self.options)
+        for point in self.one_of_each("distill"):
+            with _of_point(point):
+                require_models(point.recipe, data, self.options)
         points = self.one_of_each("aggregate")
-        plans = [p.recipe.plan(inputs=inputs[p.recipe.data.model_dump_json()]) for p in points]
+        plans = [p.recipe.plan(inputs=len(data.public.features)) for p in points]
         best = compose(itertools.chain(*(plan.events for plan in plans))).guarantee(
             delta=first.privacy.delta, conversion=Conversion(first.privacy.conversion)
         )
@@ -434,14 +437,15 @@ class PointRuns:
         def open_at(place: Path) -> Ledger:
             return open_ledger(first, self.options, moment=best.moment, path=place)
 
-        notes, charges = other_ledgers(first, self.options), list[PlannedCharge]()
+        notes += other_ledgers(first, self.options)
+        charges = list[PlannedCharge]()
         with trial_ledger(path, open_at) as ledger:
             unpaid = [
                 plan.events
                 for plan, point in zip(plans, points, strict=True)
                 if not (known and is_paid(self.run(point), ledger))
             ]
-            _require_room(ledger, unpaid, first)
+            _require_room(ledger, unpaid, first, tag=self.tag)
             if unpaid:
                 charge = PlannedCharge.make(
                     ledger,
@@ -465,13 +469,15 @@ class PointRuns:
             self.run(point).execute(until="partition")
         points = self.one_of_each("aggregate")
         runs = [self.run(point) for point in points]
-        plans = [_planned(run, point).events for run, point in zip(runs, points, strict=True)]
+        planned = [_planned(run, point) for run, point in zip(runs, points, strict=True)]
+        plans = [plan.events for plan in planned]
         require_paid(runs[0])
         first, privacy = points[0].recipe, points[0].recipe.privacy
         # The λ of a ledger that this sweep is the first to use: the best one for all of its plans.
         best = compose(itertools.chain(*plans)).guarantee(
             delta=privacy.ledger_delta, conversion=Conversion(privacy.conversion)
         )
+        self._require_ready()
         named = bool(runs[0].artifact("data").facts["named"])
         states = itertools.chain(*(run.states() for run in runs))
         if not all(each.done for each in states if each.stage == "aggregate"):
@@ -480,10 +486,22 @@ class PointRuns:
             require_own_labels(runs, ledger, tag=self.tag)
             pairs = zip(runs, plans, strict=True)
             unpaid = [events for run, events in pairs if not is_paid(run, ledger)]
-            _require_room(ledger, unpaid, first)
+            _require_room(ledger, unpaid, first, tag=self.tag)
+            for point, run, plan in zip(points, runs, planned, strict=True):
+                with _of_point(point):
+                    require_cost(run, plan, ledger)
             ledger.plan_study(self.tag, plans, protects=first.protects(named=named))
             cost = study_cost(ledger, self.tag, more=unpaid, group=first.protected_group)
         return self._announced(cost, unpaid=len(unpaid), paid=len(plans) - len(unpaid))
+
+    def _require_ready(self) -> None:
+        """Refuse the models and inputs of any point while none of them is paid for."""
+        for point in self.one_of_each("distill"):
+            run = self.run(point)
+            if not _finished(run):
+                answers = _planned(run, point).answers
+                with _of_point(point):
+                    require_ready(run, answers=answers)
 
     def _announced(self, cost: StudyCost, *, unpaid: int, paid: int) -> str:
         count = len(self.grid.points)
@@ -515,6 +533,14 @@ class PointRuns:
         return result
 
 
+@contextmanager
+def _of_point(point: Point) -> Iterator[None]:
+    try:
+        yield
+    except (TeacherError, InvalidInput) as error:
+        raise type(error)(f"{point}: {error}") from None
+
+
 def _planned(run: PipelineRun, point: Point) -> Plan:
     """Return the most that a point will ask, and its cost; no vote is read."""
     inputs = len(run.artifact("data-public").array("features.npy"))
@@ -524,14 +550,16 @@ def _planned(run: PipelineRun, point: Point) -> Plan:
         raise error.with_reason(f"{point}: {error}") from error
 
 
-def _require_room(ledger: Ledger, unpaid: Sequence[Sequence[Event]], recipe: Recipe) -> None:
+def _require_room(
+    ledger: Ledger, unpaid: Sequence[Sequence[Event]], recipe: Recipe, *, tag: str
+) -> None:
     try:
         ledger.require_room(itertools.chain(*unpaid), records=recipe.neighbours)
     except BudgetExceeded as error:
         what = "the release" if len(unpaid) == 1 else f"the {len(unpaid)} releases"
         raise error.with_reason(
-            f"{what} of this sweep would {error.excess}; nothing was charged: sweep over fewer "
-            "values, or with more noise"
+            f"{what} of this sweep would {error.excess}; {uncharged(tag, ledger)}: sweep over "
+            "fewer values, or with more noise"
         ) from error
 
 

@@ -24,7 +24,7 @@ from pate._format import (
     describe_neighbours,
     format_cost,
     format_delta,
-    in_units,
+    in_nouns,
 )
 from pate.accounting import Guarantee, Neighbours
 from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost, earlier_releases_caveat
@@ -535,6 +535,7 @@ def comparison_notes(
     each at the ``reach`` nearest public inputs.
     ``unit`` is the noun for whoever is protected.
     """
+    nouns = {"record": unit} if per_user is None else {"user": unit}
     relation = {row.method: row.neighbours or "" for row in rows if row.target is not None}
     ours = relation.get("pate") or relation["record-votes"]  # which hold for the same data sets
     repeated = any(len(row.runs) > 1 for row in rows)
@@ -544,7 +545,7 @@ def comparison_notes(
     if "record-votes" in relation:
         own = _records_note(rows, per_user=per_user, unit=unit, reach=reach)
     notes = [
-        in_units(compare_neighbours(ours, relation["dpsgd"], users=per_user is not None), unit),
+        in_nouns(compare_neighbours(ours, relation["dpsgd"], users=per_user is not None), **nouns),
         *([] if squares is None else [_SQUARES.format(describe_neighbours(squares, unit))]),
         *([] if own is None else [own]),
         "All ε are data-independent and cover all that a run releases. PATE's is the smallest of "
@@ -554,7 +555,7 @@ def comparison_notes(
         + (f"The recipe states: “{tuning}”" if tuning else "The recipe does not state it."),
         _SPREAD if repeated else "One repetition has no spread: add --seeds 3.",
         "Times and memory are for you alone: they follow from the private records.",
-        *(in_units(note, unit) for note in costs),
+        *(in_nouns(note, **nouns) for note in costs),
     ]
     weak = [f"{row.name} at ε = {row.target:g}" for row in no_better_rows(rows)]
     if weak:

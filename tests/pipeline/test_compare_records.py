@@ -55,7 +55,7 @@ queries = 12
 model = "centroids:Centroids"
 
 [dpsgd.model]
-entry = "dpsgd.models:linear"
+entry = "nets:linear"
 
 [dpsgd.training]
 steps = 5
@@ -77,6 +77,7 @@ def _no_plots(monkeypatch):
 
 def prepared(project):
     project.data(records=600)
+    project.plugin("nets", "from dpsgd.models import linear\n")
     (project.folder / "mine.toml").write_text(RECIPE)
     return project
 
@@ -221,6 +222,14 @@ def test_the_total_follows_from_the_charges(made):
     (study,) = as_written(shown)["studies"]
     for part, stated in (("here", "pate"), ("other", "dpsgd"), ("together", "together")):
         assert study[part] == cost[stated]
+
+
+def test_a_model_of_ones_own_is_released_without_naming_the_plugins_again(made):
+    """In processes of their own, which have not imported them."""
+    model = json.loads((made.place / "compare.json").read_text())["runs"]["dpsgd"]["folder"]
+    folder = made.place / model
+    released = made.pate("release", folder, "out", "--chosen-beforehand").stdout
+    assert "Next: pate verify out" in released
 
 
 @pytest.mark.campaign
@@ -389,3 +398,62 @@ def test_a_comparison_of_an_earlier_version_is_refused_in_one_line(made):
     finally:
         file.write_text(kept)
     assert said.splitlines()[-1].endswith("repeat `pate compare`, which pays for nothing twice")
+
+
+# Comes as far as learning, and fails there.
+PICKY = """
+class Picky:
+    def __init__(self, classes):
+        self.classes = classes
+
+    def fit(self, X, y):
+        raise ValueError("no")
+
+    def predict(self, X):
+        return X
+"""
+WRONG = 'model = "centroids:Centroid"'
+FAULTS = {
+    "record votes": ("[record_votes.student]", WRONG, "did you mean 'Centroids'?"),
+    "teachers' student": ("[pate.student]", WRONG, "did you mean 'Centroids'?"),
+    "teachers": ("[pate.teachers]", WRONG, "did you mean 'Centroids'?"),
+    "learning": ("[pate.student]", 'model = "picky:Picky"', "cannot be trained, asked and stored"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_method_is_tried_before_a_comparison_pays_for_one(project, fault):
+    section, wrong, why = FAULTS[fault]
+    prepared(project)
+    project.plugin("picky", PICKY)
+    before, after = RECIPE.split(section)
+    after = after.replace('model = "centroids:Centroids"', wrong, 1)
+    (project.folder / "mine.toml").write_text(before + section + after)
+    runs = [()] if fault == "learning" else [("--dry-run",), ()]  # a dry run trains nothing
+    for words in runs:
+        (line,) = project.call(*WORDS, *words, code=2).stderr.splitlines()
+        assert line.startswith(f"pate: {section.partition('.')[0]}] of this comparison: ")
+        assert why in line
+        assert "nothing was charged" not in line  # which a later point could not know
+        assert charges(project) == [[], []]
+        assert not list(project.folder.glob("runs/mine/private/teacher/*"))
+
+
+def test_categories_that_reach_a_student_raw_are_found_before_a_comparison_pays(project):
+    lines = [f"{'ab'[n % 2]},{n / 7},{'no' if n % 2 else 'yes'}" for n in range(300)]
+    table = "\n".join(["kind,size,what", *lines]) + "\n"
+    (project.folder / "tiny.csv").write_text(table)
+    changes = {
+        'source = "tiny.npz"': 'source = "tiny.csv"\nlabel = "what"',
+        "[compare]": '[encoder]\nsteps = ["one-hot"]\n\n[compare]',
+        "[pate.student]": '[pate.student]\ninputs = "features"',
+    }
+    text = RECIPE
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    (project.folder / "mine.toml").write_text(text)
+    for words in (("--dry-run",), ()):
+        refused = project.call(*WORDS, *words, code=2).stderr
+        assert refused.startswith("pate: [record_votes] of this comparison: student.inputs is")
+        assert 'set inputs = "features"' in refused
+        assert charges(project) == [[], []]

@@ -469,10 +469,19 @@ def test_a_model_that_is_no_data_is_refused_with_the_reason(tmp_path: Path) -> N
         'scale = 0.5\nsteps = ["normalise"]\npca = { dimension = 5, noise_multiplier = 8.0 }\n',
         'encoder = "own:halve"\n',
     )
-    project.train("--plugin-path", "plugins")
-    words = ("release", "runs/tiny", "out", "--plugin-path", "plugins")
-    assert "features.encoder own:halve is not a torch module" in project.pate_of(*words, code=2)
+    with (tmp_path / "tiny.toml").open("a") as recipe:
+        recipe.write('\n[plugins]\npath = "plugins"\n')
+    project.train()
+    refused = project.pate_of("release", "runs/tiny", "out", code=2)  # it knows the plug-ins
+    assert "features.encoder own:halve is not a torch module" in refused
     assert not (tmp_path / "out").exists()
+    (tmp_path / "elsewhere").mkdir()
+    project.folder = tmp_path / "elsewhere"
+    words = ("--attacks", "membership", "--shadows", "0")
+    assert "TPR at 1 % FPR" in project.pate_of("audit", "../runs/tiny", *words)
+    (tmp_path / "plugins").rename(tmp_path / "moved")
+    words = ("release", "../runs/tiny", "out", "--plugin-path", "../moved")
+    assert "is not a torch module" in project.pate_of(*words, code=2)
 
 
 @pytest.mark.campaign
@@ -506,7 +515,7 @@ def test_other_recipes_are_released(tmp_path: Path, old: str, new: str, relation
     project.change("public = 40", "public = 120")
     project.change(old, new)
     project.train("--plugin-path", "plugins")
-    project.pate_of("release", "runs/tiny", "out", "--plugin-path", "plugins")
+    project.pate_of("release", "runs/tiny", "out")
     assert "verified: " in project.pate_of("verify", "out")
     assert relation in (tmp_path / "out/MODEL_CARD.md").read_text()
 

@@ -21,8 +21,12 @@ import pytest
 from harness import Project
 from safetensors.numpy import load_file
 
+from dpsgd.recipe import DpsgdRecipe
+from dpsgd.runs import open_ledger, plan_run
 from pate._format import format_epsilon
 from pate.accounting import Guarantee, Ledger, Neighbours, compose, event_from_json
+from pate.accounting.plan_guarantee import guarantee_of_plan
+from pate.recipes.read import read_recipe
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """\
@@ -368,6 +372,75 @@ def test_over_budget_is_refused_and_leaves_nothing(quick):
     assert len(quick.charges()) == 1
     assert "a budget never changes" in quick.train("--set", "privacy.budget=9.0", "--out", "b",
                                                    code=2)  # fmt: skip
+
+
+def test_a_budget_raises_the_noise_only_where_the_plan_would_pass_it(quick):
+    """The ledger adds up log-moments, by which the noise of the tightest accountant costs more."""
+    claimed, charged, noise = {}, {}, {}
+    for budget in (None, 20.0, 6.0, 6.1):
+        changes = ['privacy.accountant="tightest"']
+        changes += [] if budget is None else [f"privacy.budget={budget}"]
+        _, recipe = read_recipe(str(quick.folder / "tiny.toml"), changes, DpsgdRecipe)
+        plan = plan_run(recipe, records=320)
+        noise[budget] = plan.noise_multiplier
+        claimed[budget] = guarantee_of_plan(plan.events, delta=1e-3).epsilon
+        with open_ledger(recipe, plan, quick.folder / str(budget) / "tiny.dpsgd.ledger") as ledger:
+            ledger.charge(plan.events, release="dpsgd")  # 6.1 was refused, at the λ of another plan
+            charged[budget] = ledger.spent().epsilon
+    assert noise[20.0] == noise[None] < noise[6.0] == noise[6.1]
+    assert 5.99 < claimed[None] == claimed[20.0] <= 6 < charged[None] <= charged[20.0]
+    assert claimed[6.0] == claimed[6.1] < 5.9 < charged[6.1] == charged[6.0] <= 6
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_run_that_was_begun_resumes_with_its_own_noise(quick, monkeypatch, earlier):
+    """Another version may find less; one before the noise was recorded found it by moments."""
+    words = ("--set", "privacy.budget=20.0", "--set", 'privacy.accountant="tightest"')
+
+    def found(*, accountant, **_):
+        return 3.0 if accountant == "moments" else 2.0
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dpsgd.runs.noise_for", lambda **_: 3.0)
+        patched.setattr("dpsgd.cli.train.EpochTable.show", stop)
+        quick.train(*words, code=130)
+    (home,) = quick.run_folder.glob("private/*/home.json")
+    content = json.loads(home.read_text())
+    assert content.pop("noise_multiplier") == 3.0
+    if earlier:
+        home.write_text(json.dumps(content))
+    monkeypatch.setattr("dpsgd.runs.noise_for", found)
+    assert "paid for" in quick.train(*words, "--dry-run")
+    done = quick.train(*words)
+    assert "resuming after step" in done
+    assert "noise multiplier 3," in done
+    assert len(quick.charges()) == 1
+    assert "noise multiplier 2," in quick.train(*words, "--out", "b", "--spend")
+
+
+def test_why_a_ledger_counts_more_is_stated_once(quick):
+    why = "more than this model's own ε, although there is no other release: a ledger adds up"
+    first = quick.train("--set", 'privacy.accountant="tightest"')
+    assert first.count(why) == 1
+    assert "by privacy loss distributions, which are tighter." in first
+    second = quick.train("--epsilon", "3", "--spend")  # beside another, it is no surprise
+    assert why not in second
+
+
+def test_noise_that_costs_a_ledger_too_much_is_refused_with_the_remedy(quick):
+    quick.ledger_file().parent.mkdir(parents=True)
+    budget = Guarantee(epsilon=6.0, delta=1e-3)
+    Ledger.open(quick.ledger_file(), budget=budget).close()
+    words = ("--set", 'privacy.accountant="tightest"', "--epsilon", "5.5")
+    for more in ((), ("--dry-run",)):
+        refused = quick.train(*words, *more, code=3)
+        assert "past the budget of 6" in refused
+        assert 'privacy.accountant = "moments"' in refused
+        assert refused.count("\n") == 1
+    assert quick.charges() == []
 
 
 def test_a_charge_is_printed_before_it_is_made(quick):

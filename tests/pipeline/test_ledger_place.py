@@ -244,3 +244,29 @@ def test_a_dry_run_of_a_sweep_charges_nothing(project: Any) -> None:
     assert "nothing to charge: all releases in" in project.pate(*words, "--dry-run").stdout
     refused = project.pate(*words, "--dry-run", "--private-selection", code=2).stderr
     assert "--dry-run does not go with --private-selection" in refused
+
+
+@pytest.mark.parametrize(
+    ("section", "model"),
+    [
+        ("student", "logistc"),
+        ("student", "sklearn.ensemble:RandomForestClassifer"),
+        ("teachers", "logistc"),
+    ],
+)
+def test_a_dry_run_refuses_models_that_cannot_be_made(
+    project: Any, section: str, model: str
+) -> None:
+    project.write("other", **{section: {"model": model}})
+    done = project.call_run("--dry-run", recipe="other", code=2)
+    assert model.rpartition(":")[2] in done.stderr
+    assert "will charge" not in done.stdout
+    project.call_run("--dry-run", stage="partition", recipe="other")  # it needs no models
+
+
+def test_a_dry_run_of_a_student_alone_refuses_it(project: Any) -> None:
+    """The labels are paid for; another student costs nothing, and must be made all the same."""
+    project.call_run(stage="account")
+    project.write("other", student={"model": "centroids:Centroid"})
+    refused = project.call_run("--out", "runs/tiny", "--dry-run", recipe="other", code=2)
+    assert "did you mean 'Centroids'?" in refused.stderr

@@ -328,6 +328,20 @@ MISTAKES = (
 )
 
 
+def test_a_recipe_without_a_name_is_named_after_its_data(folder: Path) -> None:
+    write_table(folder / "visits.csv", 900)
+    (folder / "work").mkdir()
+    project = Project(folder / "work")
+    words = ("--csv", "../visits.csv", "--label", "outcome", "--group", "patient")
+    assert "wrote visits.toml; next: pate run visits.toml" in project.call("new", *words).stdout
+    made = (folder / "work" / "visits.toml").read_text()
+    assert tomllib.loads(made)["data"]["source"] == "../visits.csv"
+    refused = project.call("new", "--csv", "../visits.csv", "--label", "patient", code=2).stderr
+    assert refused == "pate: visits.toml exists; choose another name\n"
+    assert (folder / "work" / "visits.toml").read_text() == made
+    assert "name the file to write" in project.call("new", "--from", "tabular", code=2).stderr
+
+
 def test_mistakes_are_one_line_and_write_nothing(folder: Path) -> None:
     project = Project(folder)
     write_table(folder / "visits.csv", 300)

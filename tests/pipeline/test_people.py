@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import re
 from pathlib import Path
@@ -212,6 +213,37 @@ def test_the_unprotected_are_named_and_their_errors_left_out(project: Any) -> No
     assert project.charges() == paid
 
 
+BLIND = """
+import numpy as np
+
+
+class Blind:
+    \"\"\"Never predicts the last class.\"\"\"
+
+    def fit(self, X, y):
+        return self
+
+    def predict(self, X):
+        return np.argmax(np.asarray(X)[:, :2], axis=1)
+"""
+UNFOUND = "The student finds no test record of at least one class: recall is zero."
+
+
+def test_a_class_without_recall_is_flagged_and_not_named(project: Any) -> None:
+    """To the owner: a release is made without what follows from test people, unless asked."""
+    project.plugin("blind", BLIND)
+    plain(project, student={"model": "blind:Blind"})
+    assert f"Note: {UNFOUND}" in project.call_run().stdout
+    page = html.unescape(report(project))
+    assert UNFOUND in page
+    assert "finds no test record of class" not in page
+    release(project, "out")
+    released = html.unescape((project.folder / "out" / "report.html").read_text())
+    assert "finds no test record" not in released
+    assert "finds no test record" not in (project.folder / "out" / "MODEL_CARD.md").read_text()
+    assert "finds no test record of class 2" in report(project, "--with-confusion")
+
+
 @pytest.mark.campaign
 def test_errors_on_unprotected_people_are_released_where_asked(project: Any) -> None:
     plain(project)
@@ -293,10 +325,20 @@ def test_a_record_with_two_roles_is_refused(
 def test_equal_rows_of_different_people_are_counted_in_private(
     project: Any, column: dict[str, Any]
 ) -> None:
+    """Its owner reads the number before and after the run, and nobody else does."""
     three_files(project, **column)
+    note = "7 public records have the very features of a private record, under another id or group"
+    assert project.call_run("--dry-run").stdout.count(note) == 1
+    assert not project.ledger.exists()
     told = project.call_run().stdout
+    assert told.count(note) == 1
+    assert "test records have" not in told
     assert UNPROTECTED in told
     assert "one source" not in told
+    release(project, "out")
+    for file in [*(project.folder / "out").rglob("*"), *project.run_folder.glob("released/*/*/*")]:
+        assert not file.is_file() or b"very features" not in file.read_bytes()
+    assert note not in report(project)
     found = project.json("partition", "report.json")
     assert found["public_records_equal_to_private_ones"] == 7
     assert found["test_records_equal_to_private_ones"] == 0

@@ -888,3 +888,41 @@ def test_digits_as_they_come(tmp_path: Path) -> None:
     assert rows[2]["labels"]["accuracy"] > 0.7
     with Ledger.open(tmp_path / "data" / "ledgers" / "digits.ledger") as ledger:
         assert [each.studies for each in ledger.charges()] == [("sweep swept",)] * 4
+
+
+def test_every_point_of_a_sweep_is_tried_before_one_is_paid_for(project: Any) -> None:
+    words = ("--over", "student.model=centroids:Centroids,centroids:Centroid")
+    for more in (("--dry-run",), ()):
+        (line,) = project.call_run(*words, *more, stage="sweep", code=2).stderr.splitlines()
+        assert line.startswith("pate: student.model=centroids:Centroid: the student cannot be made")
+        assert project.charges() == []
+        assert not project.artifacts("teacher", project.folder / "runs" / "tiny-sweep")
+
+
+def test_a_cost_that_cannot_be_computed_is_found_before_one_is_paid(
+    project: Any, monkeypatch: Any
+) -> None:
+    from pate.stages import account
+
+    older = account._older_rules
+
+    def overflow(events: Any, delta: float) -> Any:
+        if events[0].event.scale == 4.0:
+            raise OverflowError("math range error")
+        return older(events, delta)
+
+    monkeypatch.setattr(account, "_older_rules", overflow)
+    (line,) = sweep(project, *TWO, code=2).stderr.splitlines()
+    assert line.startswith("pate: aggregate.scale=4.0: what ")
+    assert "cannot be computed (OverflowError); nothing was charged" in line
+    assert project.charges() == []
+
+
+def test_a_study_that_has_charges_does_not_deny_them(project: Any) -> None:
+    budget = ("--set", "privacy.budget=30.0", "--set", "privacy.sanitise=false")
+    project.call_run("--over", "aggregate.scale=2.0", *budget, stage="sweep")
+    more = ("--over", "aggregate.scale=2.0,0.5", *budget)
+    refused = project.call_run(*more, stage="sweep", code=3).stderr
+    assert "the release of this sweep would bring" in refused
+    assert "; nothing more was charged: " in refused
+    assert len(project.charges()) == 1

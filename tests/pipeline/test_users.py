@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import html
 import json
+import re
+import sys
 
 import numpy as np
 import pytest
@@ -186,6 +188,20 @@ def test_a_total_over_patients_and_records_is_not_worded_for_patients(patients):
     assert json.loads(shown.stdout)["publish"]["neighbours"] == "lone-record"
 
 
+def test_rows_of_other_people_that_are_equal_are_counted_for_their_owner(patients, monkeypatch):
+    private, public = (patients.folder / f"{name}.csv" for name in ("private", "public"))
+    rows = [line.partition(",")[2] for line in private.read_text().splitlines()[1:4]]
+    with public.open("a") as file:
+        file.writelines(f"other-{number},{row}\n" for number, row in enumerate(rows))
+    note = "3 public records have the very features of a private record, under another id or group"
+    for words in (("train", "mine.toml", "--dry-run"), ("train", "mine.toml")):
+        assert patients.call(*words).stdout.count(note) == 1
+    monkeypatch.setattr("pate.studies.compare.CompareRuns._agree", lambda *_: sys.exit(9))
+    for more, code in ((("--dry-run",), 0), ((), 9)):
+        words = ("compare", "both.toml", "--engine", "serial", *more)
+        assert Project(patients.folder).call(*words, code=code).stdout.count(note) == 1
+
+
 MISTAKES = {
     "training.records=50": "give training.users",
     "training.by=patient": "'record' or 'group'",
@@ -207,7 +223,7 @@ def test_mistakes_are_refused_in_a_line_before_a_charge(patients, change):
 def test_patients_are_compared_with_patients(patients):
     project = Project(patients.folder)
     words = ("--engine", "serial", "--set", "data.unit=patient")
-    project.call("compare", "both.toml", *words)
+    printed = project.call("compare", "both.toml", *words).stdout
     table = json.loads((patients.folder / "runs" / "both" / "compare.json").read_text())
     relations = {row["method"]: row["neighbours"] for row in table["rows"]}
     assert relations["pate"] == "user-add-remove"
@@ -219,7 +235,15 @@ def test_patients_are_compared_with_patients(patients):
     section = page[page.index('id="comparison"') : page.index('id="guarantee"')]
     assert ">all records of one patient added or removed<" in section
     assert "for all contributions of one patient removed (zero-out; the number of pat" in section
-    assert "one user" not in section.split('id="warnings"')[0]
+    texts = {"screen": printed, "page": page, "notes": " ".join(table["notes"])}
+    model = f"runs/both/{table['runs']['dpsgd']['folder']}"
+    texts["status"] = project.call("status", model).stdout
+    for name, folder in (("refused model", model), ("refused student", "runs/both")):
+        texts[name] = project.call("release", folder, "out", code=2).stderr
+        assert "which cost ε = " in texts[name]
+    for where, text in texts.items():
+        assert "one patient" in text, where
+        assert not re.search(r"\bone user\b|\bnumber of users\b", text), where
     charged, spent = steps_of(patients)
     assert spent.neighbours is Neighbours.USER_ZERO_OUT
     assert charged[0].event.per_user
@@ -262,3 +286,20 @@ def test_patients_and_records_have_no_total_for_patients(patients):
     table = json.loads((patients.folder / "runs" / "both" / "compare.json").read_text())
     assert "PATE protects more at the same ε" in table["notes"][0]
     assert table["cost"]["together"]["neighbours"] == "zero-out"
+
+
+def test_a_class_that_a_model_never_finds_is_flagged_and_not_named(patients):
+    """One private record has it; who of the test people has it is not shown."""
+    lines = [f"p-{row},{row % 7},1.0,no" for row in range(200)]
+    text = "\n".join(["patient,a,b,ill", "p,0.0,1.0,yes", *lines]) + "\n"
+    (patients.folder / "private.csv").write_text(text)
+    quick = ("--set", "privacy.noise_multiplier=0.4", "--set", "training.steps=20")
+    printed = patients.call("train", "mine.toml", *quick).stdout
+    flag = "The model finds no test record of at least one class: recall is zero."
+    assert flag in printed
+    Project(patients.folder).call("report", "runs/mine")
+    page = html.unescape((patients.folder / "runs" / "mine" / "report.html").read_text())
+    assert flag in page
+    assert "finds no test record of class" not in page
+    Project(patients.folder).call("release", "runs/mine", "out")
+    assert "finds no test record" not in (patients.folder / "out" / "report.html").read_text()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from dpsgd.recipe import DpsgdRecipe
 from dpsgd.runs import CHECKPOINT, STAGE, TrainingOutcome, find_outcome, name_of_run, private_folder
 from dpsgd.runs import ledger_path as dpsgd_ledger_path
 from pate import _html
-from pate._format import format_delta, format_percent
+from pate._format import format_delta, format_percent, in_nouns
 from pate._plots import render_figure
 from pate.accounting import Event, Guarantee, Ledger, Neighbours
 from pate.accounting.events import tally
@@ -34,7 +34,8 @@ from pate.accounting.ledger.study_costs import NOT_PLANNED, TotalStudyCost
 from pate.artifacts import Level
 from pate.artifacts.manifest import MANIFEST
 from pate.datasets.loading import load
-from pate.errors import InvalidInput, LedgerError, SpendNeeded
+from pate.datasets.roles import equal_rows_notes
+from pate.errors import InvalidInput, LedgerError, SpendNeeded, TeacherError
 from pate.pipeline.ledger import key_path, ledger_path
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.runner import PipelineRun
@@ -42,11 +43,13 @@ from pate.pipeline.stage import Options
 from pate.recipes.paths import set_file
 from pate.recipes.read import as_settings, read_recipe, remarks
 from pate.stages.catalogue import stages_of
-from pate.stages.data import require_own_ledger
+from pate.stages.data import equal_rows, require_own_ledger
 from pate.stages.exactly_once import releases_in_ledger, require_paid
+from pate.stages.preflight import require_cost, require_models, require_ready
 from pate.stages.preview import SAME_SETTINGS, charged_elsewhere, other_ledgers, read_data
 from pate.studies.compare.recipe import (
     MOST_SEEDS,
+    ComparedLabels,
     ComparedModel,
     ComparePoint,
     CompareRecipe,
@@ -126,7 +129,8 @@ class Comparison:
         shown = self._publishable
         hidden = [row.name for row in self.rows if row not in shown]
         notes = [f"Not shown, because it may not be published: {', '.join(hidden)}."]
-        cost = f"All rows together, and whoever chooses by them: {self.cost.describe()}."
+        whole = in_nouns(self.cost.describe(), **self.recipe.any_pate.nouns)
+        cost = f"All rows together, and whoever chooses by them: {whole}."
         return _html.table(
             self._title,
             ("method", "ε at most", "accuracy", "95 % interval"),
@@ -356,7 +360,8 @@ class CompareRuns:
 
     def preview(self) -> Preview:
         """Return the charges that the comparison would make in all; nothing is written."""
-        data, root = read_data(self.recipe.data, self.options), self.options.data_root
+        root = self.options.data_root
+        data, notes = read_data(self.recipe.data, self.options)
         points = make_points(
             self.recipe,
             public=len(data.public.features),
@@ -364,7 +369,10 @@ class CompareRuns:
             groups=data.private.groups,
         )
         ledgers, votes = self._ledgers(points), _votes(points)
-        notes = other_ledgers(self.any_recipe, self.quiet)
+        for labels in {each.method: each for each in _labels(points)}.values():
+            with _of_section(labels.method):
+                require_models(labels.recipe, data, self.quiet)
+        notes += other_ledgers(self.any_recipe, self.quiet)
         untrained = [model for each in points for model in each.models]
         if ledgers.pate.exists() and key_path(self.any_recipe, root).exists():
             with Ledger.open(ledgers.pate) as ledger:
@@ -402,6 +410,8 @@ class CompareRuns:
         """Return all points, and whom PATE protects; data are read first, for their counts."""
         data = self._run(self.any_recipe, seed=0)
         data.execute(until="data")
+        for note in equal_rows_notes(equal_rows(data.artifact("data"))):
+            self.options.report(note)
         points = make_points(
             self.recipe,
             public=len(data.artifact("data-public").array("features.npy")),
@@ -425,6 +435,10 @@ class CompareRuns:
         require_charged_models(self.folder.glob("dpsgd/*"), secure, seeded=seeded)
         untrained = self._untrained(points, ledgers)
         self._check_models(untrained)
+        for run, labels in zip(runs, _labels(points), strict=True):
+            if not _is_finished(run):
+                with _of_section(labels.method):
+                    require_ready(run, answers=labels.plan.answers)
         if not self.options.spend:
             here = models_in(self.folder.glob("dpsgd/*"))
             plans = [each.plan.events for each in untrained]
@@ -442,6 +456,9 @@ class CompareRuns:
         if votes or steps:  # a finished comparison needs no records
             require_own_ledger(self.any_recipe, self.quiet, report=self.options.report)
         with ledgers.opened() as (pate, dpsgd):
+            for run, labels in zip(runs, _labels(points), strict=True):
+                with _of_section(labels.method):
+                    require_cost(run, labels.plan, pate)
             ledgers.plan(pate, dpsgd, protects=protects)
             cost = ledgers.cost(pate, dpsgd, unpaid=votes, untrained=steps)
             self._announce(cost, budget_in_words(pate), budget_in_words(dpsgd))
@@ -471,7 +488,8 @@ class CompareRuns:
         report(f"PATE: at most {cost.here.describe(why=False)} ({for_pate})")
         if cost.other is not None:
             report(f"DP-SGD: at most {cost.other.describe(why=False)} ({for_dpsgd})")
-        report(f"both, which a table of all of them costs: at most {cost_in_words(cost.together)}")
+        whole = in_nouns(cost_in_words(cost.together), **self.any_recipe.nouns)
+        report(f"both, which a table of all of them costs: at most {whole}")
         if not cost.in_advance:
             report(
                 f"These are {NOT_PLANNED} (study “{self.tag}”); for a study of its own, give an "
@@ -482,12 +500,8 @@ class CompareRuns:
 
     @property
     def any_recipe(self) -> Recipe:
-        """A recipe of PATE in this comparison: all have the same data, and protect the same."""
-        largest = max(self.recipe.compare.epsilons)
-        records = self.recipe.for_record_votes(largest)
-        found = self.recipe.for_pate(largest, noise=1.0) if records is None else records
-        assert found is not None  # which the recipe has checked
-        return found
+        """A recipe of PATE in this comparison."""
+        return self.recipe.any_pate
 
     def _label_runs(self, points: Iterable[ComparePoint]) -> list[PipelineRun]:
         return [
@@ -631,9 +645,24 @@ def _is_finished(run: PipelineRun) -> bool:
     return "evaluate" in done or ("account" in done and not enough_labels(run))
 
 
+def _labels(points: Iterable[ComparePoint]) -> list[ComparedLabels]:
+    """Return all labels to release."""
+    return [labels for point in points for labels in point.labels]
+
+
 def _votes(points: Iterable[ComparePoint]) -> list[Sequence[Event]]:
     """Return the events of all labels to release."""
-    return [labels.plan.events for point in points for labels in point.labels]
+    return [labels.plan.events for labels in _labels(points)]
+
+
+@contextlib.contextmanager
+def _of_section(method: str) -> Iterator[None]:
+    """Let a refusal name the section of a comparison that it is about."""
+    try:
+        yield
+    except (TeacherError, InvalidInput) as error:
+        name = method.replace("-", "_")
+        raise type(error)(f"[{name}] of this comparison: {error}") from None
 
 
 # --- models of dpsgd ------------------------------------------------------------------------------

@@ -250,6 +250,14 @@ class CompareRecipe(BaseModel):
             }
         )
 
+    @property
+    def any_pate(self) -> PateRecipe:
+        """A recipe of PATE in this comparison: all have the same data, and protect the same."""
+        largest = max(self.compare.epsilons)
+        found = self.for_record_votes(largest) or self.for_pate(largest, noise=1.0)
+        assert found is not None  # which the recipe has checked
+        return found
+
     def for_record_votes(self, epsilon: float) -> PateRecipe | None:
         """Return the recipe of record votes at this ε; None where they are not compared.
 

@@ -137,3 +137,23 @@ def test_past_the_budget_nothing_is_drawn(ledger):
 def test_names_that_cannot_be_files(ledger, name):
     with pytest.raises(InvalidInput, match="use letters, digits"):
         ledger.release(NOISY, VOTES, name=name)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "votes", "remedy"),
+    [
+        (NOISY, np.zeros((100, 3), dtype=int), r"pate\.Votes\.from_labels"),
+        (NOISY, [[0, 1]], r"pate\.Votes\(counts=…\)"),
+        (NOISY, pate.RecordVotes(counts=np.ones((2, 2), dtype=int)), r"pate\.Votes"),
+        (pate.LaplaceCounts(scale=1.0), np.ones((2, 2)), r"pate\.count_record_votes"),
+        (pate.LaplaceCounts(scale=1.0), VOTES, r"pate\.RecordVotes"),
+    ],
+)
+def test_what_are_no_votes_is_refused_in_a_line_before_anything(
+    ledger, tmp_path, mechanism, votes, remedy
+):
+    with pytest.raises(InvalidInput, match=remedy) as refused:
+        ledger.release(mechanism, votes, name="labels-1")
+    assert "\n" not in str(refused.value)
+    assert ledger.charges() == []
+    assert not (tmp_path / "patients.ledger.answers").exists()
