@@ -129,7 +129,7 @@ def test_what_is_no_tracker_is_refused_before_anything_is_paid_for(run, project)
     for wrong in (object(), Everything, Old(), None):
         with pytest.raises(InvalidInput, match="no pate.Callback: give an object with on_stage"):
             run(Everything(), wrong)
-    with pytest.raises(InvalidInput, match="callbacks is a Everything; give a list"):
+    with pytest.raises(InvalidInput, match="callbacks is a Everything"):
         pate.run("tiny.toml", callbacks=Everything())
     assert not project.run_folder.exists()
     assert not project.charges()

@@ -80,7 +80,9 @@ def test_tables_of_every_library_are_one(library):
     assert (clf.predict(library(TEST)) == own.predict(TEST)).all()
     assert clf.score(library(TEST), TEST["outcome"]) > 0.8
     assert list(clf.feature_names_in_) == ["job", "age"]
-    assert clf.protects_ == "all records of one user added, removed or replaced"
+    assert clf.protects_ == (
+        "all records of one user added or removed, or replaced under the same id"
+    )
     ensemble = pate.train_teachers(
         "ridge",
         library(PRIVATE[["job", "age", "outcome"]]),
