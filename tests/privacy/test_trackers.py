@@ -127,7 +127,7 @@ def test_what_is_no_tracker_is_refused_before_anything_is_paid_for(run, project)
             pass
 
     for wrong in (object(), Everything, Old(), None):
-        with pytest.raises(InvalidInput, match="no pate.Callback: give an object with on_stage"):
+        with pytest.raises(InvalidInput, match=r"no pate\.Callback: give an object with on_stage"):
             run(Everything(), wrong)
     with pytest.raises(InvalidInput, match="callbacks is a Everything"):
         pate.run("tiny.toml", callbacks=Everything())
