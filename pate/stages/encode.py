@@ -283,12 +283,7 @@ def require_complete(
     """
     spec, facts = context.recipe, context.inputs["encoder"].facts
     raw = spec.student.inputs == "raw"
-    if raw and facts.get("categories", False):
-        raise InvalidInput(
-            'student.inputs is "raw", and columns hold categories, which a model would take for '
-            'numbers; set inputs = "features" in [student], so that it learns from what the '
-            "encoder makes of them"
-        )
+    require_no_codes(spec, categories=facts.get("categories", False))
     impute = 'add the step "impute" to the encoder'
     models = []
     if private is not None and (facts.get("missing", False) or has_missing(private)):
@@ -305,6 +300,16 @@ def require_complete(
         made = make(model, classes=classes, seed=0, plugin_path=context.options.plugin_path)
         if not takes_missing(made, width=width):
             raise _incomplete(f"the model {model.model} of [{who}]", remedy)
+
+
+def require_no_codes(recipe: Recipe, *, categories: bool) -> None:
+    """Refuse a student that would learn from codes of categories."""
+    if categories and recipe.student.inputs == "raw":
+        raise InvalidInput(
+            'student.inputs is "raw", and columns hold categories, which a model would take for '
+            'numbers; set inputs = "features" in [student], so that it learns from what the '
+            "encoder makes of them"
+        )
 
 
 def _incomplete(what: str, remedy: str) -> InvalidInput:

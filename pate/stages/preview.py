@@ -22,6 +22,7 @@ from pate.pipeline.stage import Options
 from pate.stages.account import order_of, sanitised_price
 from pate.stages.aggregate import events_to_pay
 from pate.stages.data import require_own_ledger
+from pate.stages.encode import require_no_codes
 from pate.stages.exactly_once import settings_of
 
 _PAID_BEFORE = (
@@ -54,8 +55,9 @@ class RunPreview(Preview):
 def preview(run: PipelineRun, *, until: str | None = None) -> RunPreview:
     """Return what a run up to a stage would do, and charge for labels and for a sanitised ε.
 
-    Data files are read, and refused as a run would refuse them. Nothing is trained, drawn or
-    written, and no teacher or vote is opened.
+    Data files are read, private ones too, and refused as a run would refuse them: a record with two
+    roles is found before its charge. Nothing is trained on private records, drawn or written, and
+    no teacher or vote is opened.
 
     Raises
     ------
@@ -73,6 +75,8 @@ def preview(run: PipelineRun, *, until: str | None = None) -> RunPreview:
     if {"aggregate", "account"} <= done:
         return RunPreview(stages=stages, charges=(), notes=(_nothing(run),))
     data = read_data(recipe.data, options)
+    if "encoder" in names:
+        _require_encodable(recipe, data)
     if "aggregate" not in names:
         later = ("nothing to charge: labels are released later, by `pate aggregate`",)
         return RunPreview(stages=stages, charges=(), notes=later)
@@ -113,6 +117,17 @@ def read_data(spec: DataSpec, options: Options) -> Splits:
     data = load(spec, root=options.data_root, plugin_path=options.plugin_path)
     require_apart(spec, data)
     return data
+
+
+def _require_encodable(recipe: Recipe, data: Splits) -> None:
+    """Refuse steps that do not fit the columns; built-in ones are tried on public rows."""
+    from pate.encoders.chain import fit_encoder
+
+    spec, public = recipe.encoder, data.public.features
+    spec.require_categories(data.categories)
+    if spec.steps and public.ndim == 2 and not spec.runs_user_code:
+        fit_encoder(spec, public, categories=data.categories)
+    require_no_codes(recipe, categories=bool(data.categories))
 
 
 def other_ledgers(recipe: Recipe, options: Options) -> list[str]:
