@@ -153,9 +153,12 @@ def test_help_loads_nothing_heavy_and_is_quick():
 def test_a_distribution_of_the_same_import_name_is_reported(tmp_path):
     """The time-series metric PATE; not an install of ours from before it was pate-privacy."""
 
+    script = tmp_path / "script.py"
+
     def imports(code="import pate; print(pate.Guarantee.__name__)"):
+        script.write_text(code)
         run = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-W", "error", script],
             env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
             capture_output=True,
             text=True,
@@ -171,6 +174,7 @@ def test_a_distribution_of_the_same_import_name_is_reported(tmp_path):
     out, err = imports()
     assert out == "Guarantee\n"
     assert err.count("\n") == 1
+    assert err.startswith("pate: ")
     assert "the time-series package PATE (PATE-0.1.1.dist-info) is installed, too" in err
     replaced = "import pate, sys; del pate.__version__; from dpsgd.cli import main; main()"
     out, err = imports(replaced)
