@@ -265,7 +265,7 @@ def provided(distributions):
 
 
 def test_every_import_belongs_to_a_declared_dependency():
-    """One that is there by chance, as a dependency of a dependency, may go with the next version."""
+    """What is there as a dependency of a dependency may go with the next version."""
     imported = {name for path in sources("pate") + sources("dpsgd") for name in third_party(path)}
     imported -= {"pate", "dpsgd", *sys.stdlib_module_names, *GUESTS}
     assert {"numpy", "PIL", "pyarrow", "ray", "torchvision"} <= imported
