@@ -156,8 +156,8 @@ def _example(path: Path, *, images: bool) -> tuple[OwnFiles, list[Preview], tupl
             labels=np.array(classes),
             sides=sides,
             files=images,
-            text=not images,
-            gaps=not images,
+            text=() if images else ("job",),
+            gaps=() if images else ("job",),
         )
         for records in (5000, 1000, 1000)
     ]
