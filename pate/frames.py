@@ -137,8 +137,8 @@ def _in_memory(X: Any, *, where: str) -> Any:
             f"{where} is a {kind.__name__} of {', '.join(map(str, X))}; give one of them, "
             f"such as {where}[{first!r}]"
         )
-    if hasattr(X, "column_names") and not hasattr(X, "__len__"):
-        raise InvalidInput(f"{where} is a {kind.__name__}, which is streamed; load it as a table")
+    if kind.__name__ == "IterableDataset":
+        raise InvalidInput(f"{where} is an IterableDataset, which is streamed; load it as a table")
     return X
 
 
