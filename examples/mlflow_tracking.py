@@ -2,7 +2,7 @@
 
 Needs ``pip install "pate-privacy[mlflow]"``. A tracker is a class with two methods
 (:class:`pate.Callback`). It is given what may be published, when the run is over: never the number
-of private records, a data-dependent ε, or how long a stage took that reads private records.
+of private records, a data-dependent ε, or which stages were run anew and how long they took.
 
 MLflow's client is used without its fluent API, which would add the user's name and the path of the
 program to each run.
@@ -29,15 +29,13 @@ class MlflowTracker:
         self.client: MlflowClient | None = None
         self.run_id = ""
 
-    def on_stage(self, name: str, state: str, seconds: float | None) -> None:
+    def on_stage(self, name: str, state: str) -> None:
         if self.client is None:  # not before: MLflow notes when an experiment was made
             self.client = MlflowClient(tracking_uri=self.tracking_uri)
             known = self.client.get_experiment_by_name(self.experiment)
             home = known.experiment_id if known else self.client.create_experiment(self.experiment)
             self.run_id = self.client.create_run(home).info.run_id
         self.client.set_tag(self.run_id, f"stage.{name}", state)
-        if seconds is not None:
-            self.client.log_metric(self.run_id, f"seconds.{name}", seconds)
 
     def on_metric(self, name: str, value: float) -> None:
         assert self.client is not None  # stages come first

@@ -6,7 +6,7 @@ Names are loaded when they are first used, so that ``import pate`` stays light.
 from __future__ import annotations
 
 import importlib
-import warnings
+import sys
 from typing import TYPE_CHECKING, Any
 
 from pate._namesake import namesake_warning
@@ -100,7 +100,8 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 if (_message := namesake_warning()) is not None:
-    warnings.warn(_message, stacklevel=2)
+    # Not warnings.warn, which adds a line of source code, and with -W error would end the import.
+    print(f"pate: {_message}", file=sys.stderr)
 
 
 def __getattr__(name: str) -> Any:

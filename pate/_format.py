@@ -29,6 +29,8 @@ _NEIGHBOURS = {
     "as-stated": "data sets as the sensitivity was stated",
 }
 _USERS = {"add-remove": "all records of one user added or removed"}
+PROTECTED_USERS = "all records of one user added or removed, or replaced under the same id"
+_EARLIER_USERS = "all records of one user added, removed or replaced"  # claimed more than it meant
 # By the values of pate.accounting.Accountant; log-moments are described where they are used.
 COMPOSITION_RULES = {
     "gaussian": "the plan's Gaussian noise composes exactly (Dong, Roth & Su 2022, Corollary 3.3; "
@@ -213,6 +215,15 @@ def describe_neighbours(neighbours: str, unit: str = "record", *, users: bool = 
     return in_units(_USERS.get(neighbours, described) if users else described, unit)
 
 
+def restate_protected(phrase: str) -> str:
+    """Return a stored phrase as it is stated now: earlier versions left out "under the same id".
+
+    >>> restate_protected("all records of one user added, removed or replaced")
+    'all records of one user added or removed, or replaced under the same id'
+    """
+    return PROTECTED_USERS if phrase == _EARLIER_USERS else phrase
+
+
 def in_units(phrase: str, unit: str) -> str:
     """Return a phrase on one record, or on all records of one user, with the owner's noun for it.
 
@@ -220,8 +231,8 @@ def in_units(phrase: str, unit: str) -> str:
 
     >>> in_units("one record added or removed, or replaced under the same id", "patient")
     'one patient added or removed, or replaced under the same id'
-    >>> in_units("all records of one user added, removed or replaced", "patient")
-    'all records of one patient added, removed or replaced'
+    >>> in_units(PROTECTED_USERS, "patient")
+    'all records of one patient added or removed, or replaced under the same id'
     >>> in_units("all contributions of one user removed (the number of users is public)", "person")
     'all contributions of one person removed (the number of people is public)'
     >>> in_units("all records of one user added or removed", "record")

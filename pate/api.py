@@ -380,7 +380,8 @@ def run(
     until : str, optional
         The last stage to run. By default all.
     callbacks : sequence of Callback
-        Trackers, which are given public and released values when the run is over.
+        Trackers, which are given public and released values when the run is over. One that raises
+        does not undo the run: :func:`open_run` opens it.
     **options
         See :class:`RunOptions`.
 
@@ -412,6 +413,10 @@ def run(
     True
     >>> folder.cleanup()
     """
+    if callbacks:
+        from pate.pipeline.callbacks import call_back, require_trackers
+
+        require_trackers(callbacks)
     given = make_options(**options)
     made = prepare_run(str(recipe), set=set, out=out, options=given)
     if until is not None and until not in {stage.name for stage in made.stages}:
@@ -419,8 +424,6 @@ def run(
         raise InvalidInput(f"until is {until!r}; the stages are {names}")
     made.execute(until=until)
     if callbacks:
-        from pate.pipeline.callbacks import call_back
-
         call_back(made, callbacks, until=until)
     return Run(made)
 

@@ -32,7 +32,7 @@ from pate.frames import (
     fitted_encoder,
     is_frame,
     rebuild_frame,
-    split_columns,
+    split_frame,
 )
 from pate.partition import PartitionSpec, partition
 from pate.record_votes import group_names
@@ -233,7 +233,7 @@ def train_teachers(
     """
     teachers = check_whole("teachers", teachers, least=2)
     made = Model.of(model, settings)
-    X, y, groups = split_columns(as_frame(X, exact=groups), y, groups)
+    X, y, groups = split_frame(X, y, groups, classes=classes)
     records = Records.of(X)
     names, labels = encode_labels(y, classes, records=len(records.array))
     owners = None if groups is None else group_names(groups, len(labels))

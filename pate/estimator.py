@@ -38,13 +38,12 @@ from pate.frames import (
     Encoder,
     align_columns,
     as_array,
-    as_frame,
     encode_each,
     fit_frame_encoder,
     is_frame,
     is_number,
     require_same_kinds,
-    split_columns,
+    split_frame,
 )
 from pate.mechanisms import COUNT_MECHANISMS, BaseMechanism, CountMechanism, Mechanism, plan_table
 from pate.randomness import Randomness
@@ -336,7 +335,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "leave one of the two out"
             )
         self._named = [each for each in (y, groups) if isinstance(each, str)]
-        X, y, groups = split_columns(as_frame(X, exact=groups), y, groups)
+        X, y, groups = split_frame(X, y, groups, classes=self.classes)
         records, y = self._validated(X, y)
         check_classification_targets(y)
         names, _ = encode_labels(y, self.classes, records=len(y))
@@ -636,9 +635,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _compared(self, X: Any, name: str) -> Any:
         """Check inputs against the private records."""
-        X = as_frame(X, where=name)
+        (X, *_) = split_frame(X, *self._named, where=name, missing_ok=True)
         if is_frame(X) and hasattr(self, "feature_names_in_"):
-            (X, *_) = split_columns(X, *self._named, where=name, missing_ok=True)
             others = "X" if name == "public" else "the table of fit"
             X = align_columns(X, self.feature_names_in_, where=name, others=others)
         if self._is_raw(X):

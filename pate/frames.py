@@ -66,12 +66,11 @@ def as_array(X: Any) -> NDArray[Any]:
     return array
 
 
-def as_frame(X: Any, *, where: str = "X", exact: Any = None) -> Any:
+def as_frame(X: Any, *, where: str = "X") -> Any:
     """Return a table with named columns as a DataFrame; what has no names, unchanged.
 
     A table whose one column holds arrays or images is an array of them. A frame that is none of
-    pandas', but behaves like one, is left as it is. Values of the column ``exact``, of people, are
-    not made doubles, which would make one of two long numbers.
+    pandas', but behaves like one, is left as it is.
 
     Guarantees:
         What a column becomes follows from its declared type, so that no record decides it for all.
@@ -79,17 +78,71 @@ def as_frame(X: Any, *, where: str = "X", exact: Any = None) -> Any:
     >>> as_frame([[1.0, 2.0]])
     [[1.0, 2.0]]
     """
+    return split_frame(X, where=where)[0]
+
+
+def split_frame(
+    X: Any,
+    labels: Any = None,
+    groups: Any = None,
+    *,
+    classes: Any = None,
+    where: str = "X",
+    missing_ok: bool = False,
+) -> tuple[Any, Any, Any]:
+    """Return a table as :func:`as_frame`, without the columns that are named, and these apart.
+
+    Labels that a table holds by numbers with names (``ClassLabel`` of datasets) are names where the
+    ``classes`` are texts. Groups are not made doubles, which would make one of two long numbers.
+
+    >>> split_frame([[1.0]], ["yes"])
+    ([[1.0]], ['yes'], None)
+    """
+    X = _in_memory(X, where=where)
     names = None if isinstance(X, np.ndarray) else column_names(X)
     if names is None or (is_frame(X) and type(X).__module__.partition(".")[0] != "pandas"):
-        return X
+        rest, labels, groups = split_columns(X, labels, groups, where=where, missing_ok=missing_ok)
+        return rest, labels, groups
     if len(set(names)) < len(names):
         raise InvalidInput(f"{where} has two columns of one name; give each its own name")
-    columns = {
-        name: np.array(_listing(X[name]), dtype=object)
-        if isinstance(exact, str) and name == exact
-        else _column(column_values(X, name), numbers=_declares_numbers(X, name))
-        for name in names
-    }
+    apart = [each for each in (labels, groups) if isinstance(each, str)]
+    _require_columns(names, [] if missing_ok else apart, where=where)
+    rest = _frame(
+        {
+            name: _column(column_values(X, name), name, _declares_numbers(X, name), where=where)
+            for name in names
+            if name not in apart
+        },
+        where=where,
+    )
+    if isinstance(labels, str) and labels in names:
+        values = _label_names(X, labels, classes)
+        if values is None:
+            numbers = _declares_numbers(X, labels)
+            values = _column(column_values(X, labels), labels, numbers, where=where)
+        labels = _series(values, labels)
+    if isinstance(groups, str) and groups in names:
+        groups = _series(np.array(_listing(X[groups]), dtype=object), groups)
+    return rest, labels, groups
+
+
+def _in_memory(X: Any, *, where: str) -> Any:
+    """Return a table that is to be computed first; refuse what is no table, but several."""
+    kind = type(X)
+    if kind.__module__.partition(".")[0] == "polars" and hasattr(X, "collect"):
+        return X.collect()
+    if isinstance(X, Mapping) and any(hasattr(each, "column_names") for each in X.values()):
+        first = next(iter(X))
+        raise InvalidInput(
+            f"{where} is a {kind.__name__} of {', '.join(map(str, X))}; give one of them, "
+            f"such as {where}[{first!r}]"
+        )
+    if kind.__name__ == "IterableDataset":
+        raise InvalidInput(f"{where} is an IterableDataset, which is streamed; load it as a table")
+    return X
+
+
+def _frame(columns: dict[Any, NDArray[Any]], *, where: str) -> Any:
     if len(columns) == 1:
         (only,) = columns.values()
         if only.ndim > 1:
@@ -98,7 +151,8 @@ def as_frame(X: Any, *, where: str = "X", exact: Any = None) -> Any:
         if values.ndim != 1 or values.dtype.kind not in "fO":
             raise InvalidInput(
                 f"column {name!r} of {where} holds values that are neither numbers nor text; turn "
-                "them into one of these, or leave the column out"
+                "them into one of these, or leave the column out (arrays and images are taken "
+                "where no other column is left)"
             )
     try:
         from pandas import DataFrame, Series
@@ -110,6 +164,28 @@ def as_frame(X: Any, *, where: str = "X", exact: Any = None) -> Any:
         ) from None
     # Of a stated dtype: pandas would find one by the values.
     return DataFrame({name: Series(each, dtype=each.dtype) for name, each in columns.items()})
+
+
+def _series(values: NDArray[Any], name: str) -> Any:
+    """Return a column with its name, which a charge records of groups."""
+    try:
+        from pandas import Series
+    except ImportError:
+        return values
+    return Series(values, dtype=values.dtype, name=name)
+
+
+def _label_names(table: Any, name: str, classes: Any) -> NDArray[Any] | None:
+    """Return labels by the names that their type has for them; None if they count as they are."""
+    features = getattr(table, "features", None)  # of datasets
+    known = getattr(features[name], "names", None) if isinstance(features, Mapping) else None
+    if known is None or classes is None or not all(isinstance(each, str) for each in classes):
+        return None
+    places = np.array([-1 if each is None else each for each in _listing(table[name])], dtype=int)
+    if places.size and not (places.min() >= 0 and places.max() < len(known)):
+        raise InvalidInput(f"column {name!r} has a label without a name; leave such records out")
+    names: NDArray[Any] = np.array(known, dtype=object)
+    return names[places]  # type: ignore[no-any-return]
 
 
 def _listing(values: Any) -> list[Any]:
@@ -126,7 +202,7 @@ def _declares_numbers(table: Any, name: Any) -> bool:
     return _NUMBERS.match(str(getattr(column, "dtype", getattr(column, "type", "")))) is not None
 
 
-def _column(values: Any, *, numbers: bool) -> NDArray[Any]:
+def _column(values: Any, name: Any, numbers: bool, *, where: str) -> NDArray[Any]:
     """Return a column as doubles, objects with NaN for missing ones, or an array of arrays."""
     if hasattr(next(iter(values), None), "getbands"):  # images of PIL
         images = [np.asarray(image) for image in values]
@@ -134,7 +210,12 @@ def _column(values: Any, *, numbers: bool) -> NDArray[Any]:
             raise InvalidInput("the images have several shapes; make them agree")
         # One by one: an image of another depth does not change how the others are scaled.
         return np.stack([each / (255.0 if each.dtype == np.uint8 else 1.0) for each in images])
-    array = as_array(values)
+    try:
+        array = as_array(values)
+    except ValueError:  # of lists; outside the handler, as its message may quote one
+        array = None
+    if array is None:
+        raise InvalidInput(f"column {name!r} of {where} has arrays of several shapes; make one")
     if array.dtype.kind in "biuf":
         return array.astype(np.float64)
     if array.ndim > 1 or array.dtype.kind not in "OUT":
@@ -171,13 +252,17 @@ def split_columns(
             return (X, *chosen)
         raise InvalidInput(f"{names[0]!r} names a column, and {where} is no table with names")
     known = list(X.columns)
-    absent = [name for name in names if name not in known]
-    if absent and not missing_ok:
-        raise InvalidInput(f"{where} has no column {absent[0]!r}; it has {_listed(known)}")
+    _require_columns(known, [] if missing_ok else names, where=where)
     taken = [
         X[each] if isinstance(each, str) and each in known else each for each in chosen
     ]  # as Series: a charge records the name of a column of people
     return (X[[name for name in known if name not in names]], *taken)
+
+
+def _require_columns(known: Sequence[Any], wanted: Sequence[str], *, where: str) -> None:
+    absent = [name for name in wanted if name not in known]
+    if absent:
+        raise InvalidInput(f"{where} has no column {absent[0]!r}; it has {_listed(known)}")
 
 
 def align_columns(frame: Any, columns: Sequence[Any], *, where: str, others: str) -> Any:

@@ -4,7 +4,8 @@ The default assigns a record by a keyed hash of its id (or of its user's id): no
 influences it. So adding or removing a record, or replacing what stands under its id, moves no other
 record to another teacher, and one teacher changes at most. A record without an id of its own is
 named by what it holds; then to replace it is to remove one and add another, and two teachers may
-change: the guarantee is stated for records added or removed.
+change: the guarantee is stated for records added or removed. So it is with users: other records
+under the same id change one teacher, another user in somebody's place changes two.
 
 A shuffled equal split assigns a record by its place in the data. It is valid only for one record
 *replaced* by another in the same place, whatever their ids: adding one would shift all others.
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pate._format import PROTECTED_USERS
 from pate.accounting import Neighbours
 from pate.errors import InvalidInput
 from pate.record_votes import capped
@@ -77,12 +79,12 @@ class PartitionSpec(BaseModel):
         """Return in words whom the guarantee protects; ``named`` if records have their own ids.
 
         Without ids a record is known by its content, so that a replaced one is one record removed
-        and another one added: two teachers change.
+        and another one added: two teachers change, as they do for a user replaced by another.
         """
         if self.method == "shuffle":
             return "one record replaced"
         if self.by == "group":
-            return "all records of one user added, removed or replaced"
+            return PROTECTED_USERS
         return f"one record added or removed{', or replaced under the same id' if named else ''}"
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pate._format import restate_protected
 from pate.accounting import (
     Accountant,
     Analysis,
@@ -307,7 +308,7 @@ class Labels(Answers):
             soft = SoftLabels(
                 probabilities=artifact.array(_SOFT[0]), confidence=artifact.array(_SOFT[1])
             )
-        protects = str(facts.get("protects", ""))
+        protects = restate_protected(str(facts.get("protects", "")))
         return replace(labels, protects=protects, table=table, soft=soft)
 
     def save(self, draft: Draft) -> None:
@@ -361,7 +362,7 @@ class Costs:
             sanitised = found["sanitised"]
             return cls(
                 guarantee=StatedGuarantee.from_json(found["guarantee"]),
-                protects=found["protects"],
+                protects=restate_protected(found["protects"]),
                 randomness=found["randomness"],
                 odometer=_by_conversion(found["odometer"]),
                 plan=_by_conversion(found["plan"]),

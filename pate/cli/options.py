@@ -162,7 +162,10 @@ Spend = Annotated[
 DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run", help="Print what would run and be charged, and to which ledger; stop there."
+        "--dry-run",
+        help="Print what would run and be charged, and to which ledger; stop there. Reads your "
+        "data files, private ones too, for the checks of a run; trains on no private record, "
+        "writes nothing, charges nothing.",
     ),
 ]
 WithConfusion = Annotated[

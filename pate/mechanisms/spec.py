@@ -72,6 +72,13 @@ def _registered(name: Any) -> Any:
     return name
 
 
+def _closed(schema: dict[str, Any]) -> None:
+    """Refuse in the JSON schema, too, what is no key of any registered mechanism."""
+    schema["additionalProperties"] = False
+    for key in _registered_keys():
+        schema["properties"].setdefault(key, {"description": "of a registered mechanism"})
+
+
 Name = Annotated[str, BeforeValidator(_registered)]
 Noise = Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)]
 AtLeastOne = Annotated[int, Field(ge=1)]
@@ -86,7 +93,9 @@ class AggregateSpec(BaseModel):
     """
 
     # Extra keys are those of registered mechanisms; all others are refused below.
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="allow", frozen=True, strict=True, allow_inf_nan=False, json_schema_extra=_closed
+    )
 
     mechanism: Name = Field(
         default="lnmax",

@@ -7,15 +7,18 @@ is read from.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol, Self, final, runtime_checkable
 
 from pate.artifacts import Artifact, Level, StoreError
 from pate.artifacts.results import Costs, Evaluation, Labels
-from pate.errors import InvalidInput
+from pate.errors import InvalidInput, PateError
 from pate.pipeline.runner import PipelineRun
+from pate.untrusted import run_untrusted
 
 StageState = Literal["done", "left out"]
 
@@ -25,12 +28,16 @@ class Callback(Protocol):
     """A tracker of runs: ``pate.run(..., callbacks=[tracker])``.
 
     Guarantees:
-        Both methods are called when the run is over: the moment of a call within it would tell how
-        long private stages took. A run that fails calls nothing, since that may depend on private
-        records too.
+        * Both methods are called when the run is over: the moment of a call within it would tell
+          how long private stages took. A run that fails calls nothing, since that may depend on
+          private records too.
+        * Which calls come, and in which order, follows from the recipe alone. A result that was
+          kept is told as one that was made anew: whether a stage ran, and so how long it took,
+          depends on whether private records changed. Only released values can show such a change:
+          labels that are drawn again, and paid for again, differ from those before.
     """
 
-    def on_stage(self, name: str, state: StageState, seconds: float | None) -> None:
+    def on_stage(self, name: str, state: StageState) -> None:
         """Take the state of a stage.
 
         Parameters
@@ -38,10 +45,7 @@ class Callback(Protocol):
         name : str
             The name of the stage.
         state : {"done", "left out"}
-            ``"left out"`` after ``until``. Whether a stage was done before is not told: it depends
-            on whether private records changed.
-        seconds : float or None
-            How long it took, of a stage that may not read private records; otherwise None.
+            ``"done"``, in this run or before; ``"left out"`` after ``until``.
         """
 
     def on_metric(self, name: str, value: float) -> None:
@@ -86,17 +90,53 @@ class Metric:
         return cls(name, value, artifact.level)  # type: ignore[arg-type]
 
 
+def require_trackers(callbacks: Sequence[Callback]) -> None:
+    """Refuse what is no tracker, before anything is run or paid for."""
+    if not isinstance(callbacks, Sequence):
+        raise InvalidInput(f"callbacks is a {type(callbacks).__name__}; give a list of trackers")
+    for callback in callbacks:
+        for method, values in (("on_stage", ("name", "state")), ("on_metric", ("name", "value"))):
+            try:
+                inspect.signature(getattr(callback, method, None)).bind(*values)  # type: ignore[arg-type]
+            except ValueError:  # one of C has none to check
+                continue
+            except TypeError:
+                raise InvalidInput(
+                    f"callbacks has a {type(callback).__name__}, which is no pate.Callback: give "
+                    f"an object with {method}({', '.join(values)})"
+                ) from None
+
+
 def call_back(run: PipelineRun, callbacks: Sequence[Callback], *, until: str | None = None) -> None:
-    """Give trackers what may be known of a run that was executed."""
+    """Give trackers what may be known of a run that was executed.
+
+    One that raises does not keep the others from being called; the first error is raised then.
+    """
     names = [stage.name for stage in run.stages]
     last = len(names) if until is None else names.index(until) + 1
     metrics = list(_metrics(run, set(names[:last])))
-    for callback in callbacks:
+
+    def give(callback: Callback) -> None:
         for at, name in enumerate(names):
-            state: StageState = "done" if at < last else "left out"
-            callback.on_stage(name, state, run.durations.get(name))
+            callback.on_stage(name, "done" if at < last else "left out")
         for metric in metrics:
             callback.on_metric(metric.name, float(metric.value))
+
+    problems = []
+    for callback in callbacks:
+        try:
+            run_untrusted(
+                f"tracker {type(callback).__name__}",
+                partial(give, callback),
+                private=True,
+                error=PateError,
+                advice=f"; the run is done: pate.open_run({str(run.folder)!r})",
+                silent=False,
+            )
+        except PateError as problem:
+            problems.append(problem)
+    if problems:
+        raise problems[0]
 
 
 def _metrics(run: PipelineRun, done: set[str]) -> Iterator[Metric]:

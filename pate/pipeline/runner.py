@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from pate._files import shared_lock, write_atomically
 from pate._validate import LEAST_NOISE, MOST_NOISE
-from pate.artifacts import Artifact, Level, Store, fingerprint
+from pate.artifacts import Artifact, Store, fingerprint
 from pate.artifacts.manifest import MANIFEST
 from pate.datasets.catalogue import CATALOGUE
 from pate.datasets.loading import require_files
@@ -54,8 +54,6 @@ class PipelineRun:
     options: Options
     # Results that count as those of their stages, whatever the files of the recipe are now.
     pinned: Mapping[str, Artifact] = field(default_factory=dict)
-    # Seconds of stages that ran and may not read private records; of others they are private.
-    durations: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     # What each stage is made from and its fingerprint, computed once while stages run.
     _origins: dict[str, tuple[dict[str, str], str]] = field(
         default_factory=dict, init=False, repr=False
@@ -133,8 +131,6 @@ class PipelineRun:
                 start = time.monotonic()
                 stage.run(self.context(stage.name))
                 seconds = time.monotonic() - start
-                if stage.clearance < Level.PRIVATE:
-                    self.durations[stage.name] = seconds
                 self._announce(StageEvent(stage=stage.name, state="done", seconds=seconds))
                 ran.append(stage.name)
             else:

@@ -150,7 +150,15 @@ def _example(path: Path, *, images: bool) -> tuple[OwnFiles, list[Preview], tupl
     )
     sides, classes = (32, 32) if images else None, ("no", "yes")
     found = [
-        Preview(records=records, labels=np.array(classes), sides=sides, files=images)
+        # As most tables, with text and gaps; steps for them are there to be left out.
+        Preview(
+            records=records,
+            labels=np.array(classes),
+            sides=sides,
+            files=images,
+            text=() if images else ("job",),
+            gaps=() if images else ("job",),
+        )
         for records in (5000, 1000, 1000)
     ]
     return files, found, classes
@@ -268,6 +276,7 @@ def _text(
         resized=layout.resized,
         side=_SIDE,
         steps=_steps(layout, by_distance=start == "records"),
+        seen=images or bool(private.columns),
         prepared=bool(layout.text or layout.gaps),
         units=units,
         who=who,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pate import __version__
+from pate._format import restate_protected
 from pate.accounting import Accountant, Analysis, ReleasePlan, event_from_json
 from pate.accounting.events import tally
 from pate.artifacts import digest_of
@@ -287,7 +288,7 @@ def _settings(given: _Given) -> Iterator[str]:
     protects = {recipe.protects(named=named) for named in (True, False)}
     if stated["neighbours"] != recipe.neighbours.value:
         yield "guarantee.json: its neighbours are not those of the partition in release.json"
-    if statement["protects"] not in protects:
+    if restate_protected(statement["protects"]) not in protects:
         yield "guarantee.json: it protects something else than the partition in release.json"
     if statement["data_set"].get("covers") == "user" and partition.by != "group":
         yield "guarantee.json: its data set covers users, and the release itself does not"

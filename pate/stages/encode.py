@@ -312,12 +312,7 @@ def refuse_incomplete(
     the encoded ``private`` ones that teachers learn from.
     """
     student, plain = recipe.student, recipe.student.inputs == "raw"
-    if plain and categories:
-        raise InvalidInput(
-            'student.inputs is "raw", and columns hold categories, which a model would take for '
-            'numbers; set inputs = "features" in [student], so that it learns from what the '
-            "encoder makes of them"
-        )
+    require_no_codes(recipe, categories=categories)
     impute = 'add the step "impute" to the encoder'
     models = []
     if private:
@@ -334,6 +329,16 @@ def refuse_incomplete(
         made = make(model, classes=classes, seed=0, plugin_path=options.plugin_path)
         if not takes_missing(made, width=width):
             raise _incomplete(f"the model {model.model} of [{who}]", remedy)
+
+
+def require_no_codes(recipe: Recipe, *, categories: bool) -> None:
+    """Refuse a student that would learn from codes of categories."""
+    if categories and recipe.student.inputs == "raw":
+        raise InvalidInput(
+            'student.inputs is "raw", and columns hold categories, which a model would take for '
+            'numbers; set inputs = "features" in [student], so that it learns from what the '
+            "encoder makes of them"
+        )
 
 
 def _incomplete(what: str, remedy: str) -> InvalidInput:

@@ -23,6 +23,7 @@ from pate.stages.account import order_of, sanitised_price
 from pate.stages.aggregate import events_to_pay
 from pate.stages.data import require_own_ledger
 from pate.stages.distill import require_student
+from pate.stages.encode import require_no_codes
 from pate.stages.exactly_once import settings_of
 from pate.stages.preflight import require_models
 
@@ -56,8 +57,9 @@ class RunPreview(Preview):
 def preview(run: PipelineRun, *, until: str | None = None) -> RunPreview:
     """Return what a run up to a stage would do, and charge for labels and for a sanitised ε.
 
-    Data files are read, and refused as a run would refuse them. Nothing is trained, drawn or
-    written, and no teacher or vote is opened.
+    Data files are read, private ones too, and refused as a run would refuse them: a record with two
+    roles is found before its charge. Nothing is trained on private records, drawn or written, and
+    no teacher or vote is opened.
 
     Raises
     ------
@@ -80,6 +82,8 @@ def preview(run: PipelineRun, *, until: str | None = None) -> RunPreview:
     data, notes = read_data(recipe.data, options)
     if {"teach", "vote"} & set(names):
         require_models(recipe, data, options)
+    if "encoder" in names:
+        _require_encodable(recipe, data)
     if "aggregate" not in names:
         notes.append("nothing to charge: labels are released later, by `pate aggregate`")
         return RunPreview(stages=stages, charges=(), notes=tuple(notes))
@@ -120,6 +124,17 @@ def read_data(spec: DataSpec, options: Options) -> tuple[Splits, list[str]]:
     require_accepted(spec)
     data = load(spec, root=options.data_root, plugin_path=options.plugin_path)
     return data, equal_rows_notes(require_apart(spec, data))
+
+
+def _require_encodable(recipe: Recipe, data: Splits) -> None:
+    """Refuse steps that do not fit the columns; built-in ones are tried on public rows."""
+    from pate.encoders.chain import fit_encoder
+
+    spec, public = recipe.encoder, data.public.features
+    spec.require_categories(data.categories)
+    if spec.steps and public.ndim == 2 and not spec.runs_user_code:
+        fit_encoder(spec, public, categories=data.categories)
+    require_no_codes(recipe, categories=bool(data.categories))
 
 
 def other_ledgers(recipe: Recipe, options: Options) -> list[str]:

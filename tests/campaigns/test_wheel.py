@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -87,3 +88,47 @@ def test_the_wheel_works_outside_the_repository(built, tmp_path):
     run("pate", "new", "mine", "--from", "tabular")
     run("python", "-c", SNIPPET)
     run("python", "-m", "doctest", ROOT / "README.md")
+
+
+def test_one_set_of_pins_satisfies_every_extra(tmp_path):
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    probe = [*pip, "download", "--no-deps", "--dest", str(tmp_path), "packaging"]
+    if subprocess.run(probe, capture_output=True, timeout=60).returncode:
+        pytest.skip("no package index answers")
+    words = ("--dry-run", "--ignore-installed", "--no-build-isolation")
+    done = subprocess.run(
+        [*pip, "install", *words, "--constraint", "constraints.txt", ".[all,docs]"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def interpreter(version):
+    """A Python of this version on the PATH, or one of pyenv; None if there is none."""
+    homes = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    places = [shutil.which(f"python{version}"), *homes]
+    probe = ["-c", f"import sys; assert '%d.%d' % sys.version_info[:2] == '{version}'"]
+    works = (p for p in places if p and not subprocess.run([p, *probe], check=False).returncode)
+    return next(works, None)
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_sources_compile_and_import_under_every_declared_python(version, tmp_path):
+    """Without dependencies: what is imported at the top of the package needs none."""
+    declared = f"Programming Language :: Python :: {version}"
+    assert declared in (ROOT / "pyproject.toml").read_text()
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} here")
+    own = os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    trees = ("pate", "dpsgd", "examples", "benchmarks", "docs/tutorials")
+    for words in (
+        ("-m", "compileall", "-q", *trees),
+        ("-c", "import pate, dpsgd; pate.PateError, dir(pate), dir(dpsgd)"),
+    ):
+        command = [python, "-W", "error", *words]
+        done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr

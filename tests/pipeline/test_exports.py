@@ -28,81 +28,176 @@ OWNER = {
     "authors": ["Its office"],
     "answers": {"parameters": "The board agreed to <b>this</b> ε.", "trust": "Two people."},
 }
-# Keys of the registry's template (opendp/deployments-registry-data, 057e5d8) with their types, and
-# whether a record must have them.
-TEXT, NUMBER = str, (int, float)
-TEMPLATE = {
-    "basic": {
-        "name": (TEXT, True),
-        "data_curators": (list, True),
-        "description": (TEXT, True),
-        "intended_use": (TEXT, True),
-        "data_product_type": ({"Machine learning model"}, True),
-        "data_product_region": (TEXT, True),
-        "data_product_sector": (
-            {"Technology", "Healthcare", "Education", "Government", "Energy", "Finance"},
-            False,
+# The record of the registry (opendp/deployments-registry-data, layout of 057e5d8) as far as it is
+# known here, as JSON schema: its sections, their keys and types, the values that a key may have
+# (those of schemas/deployments-schema.yaml at c1d3d30), and what a record must have. The registry
+# adds values as records need them; no other key is allowed in any section.
+TEXT = {"type": "string", "minLength": 1}
+NUMBER = {"type": "number", "exclusiveMinimum": 0}
+
+
+def one_of(*values: Any) -> dict[str, Any]:
+    return {"enum": list(values)}
+
+
+def section(*required: str, **keys: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": list(required),
+        "properties": keys,
+    }
+
+
+def listed(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": 1}
+
+
+REGISTRY = section(
+    "url_slug",
+    "deployment",
+    url_slug={"type": "string", "pattern": "^[a-z0-9_-]+$"},
+    deployment=section(
+        "basic",
+        "administrative",
+        basic=section(
+            "name",
+            "data_curators",
+            "description",
+            "intended_use",
+            "data_product_type",
+            "data_product_region",
+            "publication_date",
+            name=TEXT,
+            data_curators=listed(
+                section(
+                    "data_curator_name",
+                    "data_curator_type",
+                    data_curator_name=TEXT,
+                    data_curator_type=TEXT,
+                )
+            ),
+            description=TEXT,
+            intended_use=TEXT,
+            data_product_type=one_of(
+                "Summary statistics",
+                "Machine learning model",
+                "Dataset",
+                "Synthetic data",
+                "Interactive API",
+                "SQL queries",
+            ),
+            data_product_region=TEXT,
+            data_product_sector=one_of(
+                "Technology", "Healthcare", "Education", "Government", "Energy", "Finance"
+            ),
+            publication_date={"type": "string", "format": "date"},
         ),
-        "publication_date": (TEXT, True),
-    },
-    "dp_variant": {
-        "variant_name": ({"Pure DP", "Approximate DP"}, False),
-        "data_domain": (TEXT, False),
-        "unprotected_quantities": (TEXT, False),
-    },
-    "privacy_loss": {
-        "privacy_unit": (TEXT, False),
-        "privacy_unit_details": (TEXT, False),
-        "privacy_parameters": (dict, False),
-        "privacy_parameters_details": (TEXT, False),
-    },  # number_of_privacy_units is private
+        dp_variant=section(
+            variant_name=one_of(
+                "Pure DP", "Approximate DP", "Zero-concentrated DP", "Renyi DP", "Custom"
+            ),
+            data_domain=TEXT,
+            unprotected_quantities=TEXT,
+        ),
+        privacy_loss=section(
+            privacy_unit=TEXT,
+            privacy_unit_details=TEXT,
+            privacy_parameters=section(
+                epsilon=NUMBER, delta={"type": ["number", "string"]}, rho=NUMBER
+            ),
+            privacy_parameters_details=TEXT,
+            number_of_privacy_units={},
+        ),
+        deployment_model=section(
+            model_name=one_of("Local", "Central", "Shuffle", "Federated", "Varies"),
+            model_name_details=TEXT,
+            trust_assumptions=TEXT,
+            actors=TEXT,
+            release_type=one_of("One release", "Many releases"),
+            release_type_details=TEXT,
+            data_source_type=one_of("Static", "Dynamic"),
+            data_source_type_details=TEXT,
+            access_type=one_of("Interactive", "Non-interactive"),
+            access_type_details=TEXT,
+        ),
+        implementation=section(
+            preprocessing_and_hyperparameter_tuning=TEXT,
+            mechanisms=TEXT,
+            composition=TEXT,
+            post_processing=TEXT,
+            justification=TEXT,
+            utility=TEXT,
+            additional_information=TEXT,
+        ),
+        administrative=section(
+            "status",
+            "registry_authors",
+            "tier",
+            status=one_of(
+                "Converted",
+                "Draft",
+                "Pending",
+                "Changes Required",
+                "Approved",
+                "Approved (Update Requested)",
+                "Approved (Pending)",
+            ),
+            registry_authors=listed(TEXT),
+            tier=one_of(1, 2, 3),
+            sources=TEXT,
+        ),
+    ),
+)
+OURS = {  # what no release of ours is otherwise
+    "basic": {"data_product_type": {"Machine learning model"}},
+    "dp_variant": {"variant_name": {"Pure DP", "Approximate DP"}},
     "deployment_model": {
-        "model_name": ({"Central"}, False),
-        "trust_assumptions": (TEXT, False),
-        "actors": (TEXT, False),
-        "release_type": ({"One release"}, False),
-        "release_type_details": (TEXT, False),
-        "data_source_type": ({"Static"}, False),
-        "access_type": ({"Non-interactive"}, False),
+        "model_name": {"Central"},
+        "release_type": {"One release"},
+        "data_source_type": {"Static"},
+        "access_type": {"Non-interactive"},
     },
-    "implementation": {
-        "preprocessing_and_hyperparameter_tuning": (TEXT, False),
-        "mechanisms": (TEXT, False),
-        "composition": (TEXT, False),
-        "post_processing": (TEXT, False),
-        "justification": (TEXT, False),
-        "utility": (TEXT, False),
-        "additional_information": (TEXT, False),
-    },
-    "administrative": {
-        "status": ({"Draft"}, True),
-        "registry_authors": (list, True),
-        "tier": ({1, 2, 3}, True),
-    },
+    "administrative": {"status": {"Draft"}},
 }
 
 
 def registry_problems(text: str) -> list[str]:
-    """What the template of the registry finds wrong with a record."""
+    """What is wrong with a record: of the registry's kind, and of what ours are."""
+    jsonschema = pytest.importorskip("jsonschema")
     record = yaml.safe_load(text)
-    found = [f"{key} is not known" for key in record.keys() - {"url_slug", "deployment"}]
-    found += [f"{name} is not known" for name in record["deployment"].keys() - TEMPLATE.keys()]
-    for name, keys in TEMPLATE.items():
-        section = record["deployment"][name]
-        found += [f"{name}.{key} is not known" for key in section.keys() - keys.keys()]
-        for key, (kind, needed) in keys.items():
-            value = section.get(key)
-            if key not in section:
-                found += [f"{name}.{key} is missing"] * needed
-            elif not (value in kind if isinstance(kind, set) else isinstance(value, kind)):
+    checker = jsonschema.Draft202012Validator(
+        REGISTRY, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    )
+    found = []
+    for error in checker.iter_errors(record):
+        place = ".".join(map(str, error.absolute_path)).removeprefix("deployment.")
+        if error.validator == "required":
+            key = next(key for key in error.validator_value if repr(key) in error.message)
+            found.append(f"{place}.{key} is missing")
+        else:
+            found.append(f"{place}: {error.message}")
+    for name, keys in OURS.items():
+        for key, values in keys.items():
+            value = record["deployment"].get(name, {}).get(key)
+            if value not in values:
                 found.append(f"{name}.{key} is {value!r}")
-    parameters = record["deployment"]["privacy_loss"]["privacy_parameters"]
-    if not all(isinstance(each, NUMBER) for each in parameters.values()):
-        found.append(f"parameters are {parameters}")
-    for curator in record["deployment"]["basic"].get("data_curators", ()):
-        if set(curator) != {"data_curator_name", "data_curator_type"}:
-            found.append(f"a curator is {curator}")
+    if "number_of_privacy_units" in record["deployment"]["privacy_loss"]:
+        found.append("number_of_privacy_units is private")
     return found
+
+
+def test_what_is_no_record_of_the_registry_is_found(given: Path) -> None:
+    text = (given / "deployment.yaml").read_text()
+    for old, new, problem in (
+        ('status: "Draft"', 'status: "Done"', "administrative.status: 'Done' is not one of"),
+        ("  dp_variant:", "  dp_flavor:", "'dp_flavor' was unexpected"),
+        ('_date: "', '_date: "1/', "is not a 'date'"),
+        ("tier: 3", "tier: 4", "4 is not one of"),
+        ('region: "EU"', "region: ''", "basic.data_product_region: '' should be non-empty"),
+    ):
+        assert old in text
+        assert any(problem in each for each in registry_problems(text.replace(old, new)))
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +300,7 @@ def test_a_record_for_the_registry_fits_its_template(given: Path, matrix: Path) 
         "basic.data_product_region",
         "administrative.registry_authors",
     ]
-    assert registry_problems(text) == [f"{key} is missing" for key in missing]
+    assert sorted(registry_problems(text)) == sorted(f"{key} is missing" for key in missing)
     for key in (*missing, "privacy_loss.number_of_privacy_units"):
         assert f"# Only the owner can state {key}\n" in text
     assert '"patient (record-level)"' in text
@@ -276,6 +371,16 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(project: Any, tmp_pa
     project.call_run("--spend", recipe="code")
     with pytest.raises(InvalidInput, match="is not data alone, because a Centroids is a class of"):
         released(project, "code", tmp_path / "out", also=["hf"])
+    assert not (tmp_path / "out").exists()
+    project.plugin(
+        "halves",
+        "class Halves:\n    def fit(self, X): pass\n    def transform(self, X): return X / 2\n",
+    )
+    student = {"model": "ridge", "inputs": "features"}
+    project.write(name="step", student=student, encoder={"steps": ["halves:Halves"]})
+    project.call_run("--spend", recipe="step")
+    with pytest.raises(InvalidInput, match="the encoder's step halves:Halves is code of its own"):
+        released(project, "step", tmp_path / "out", also=["hf"])
     assert not (tmp_path / "out").exists()
     with pytest.raises(InvalidInput, match="also holds 'gguf'; a release is also written as hf"):
         released(project, "tiny", tmp_path / "out", also=["gguf"])

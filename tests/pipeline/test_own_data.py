@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -357,3 +358,20 @@ def test_mistakes_are_one_line_and_write_nothing(folder: Path) -> None:
         assert told.count("\n") == 1
         assert message in told
         assert not (folder / "my.toml").exists()
+
+
+def test_the_commands_for_own_data_of_the_first_page_run(elsewhere: Project) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "get-started.md").read_text()
+    section = page.partition("## Your own data\n")[2].partition("\n## ")[0]
+    snippet, commands = re.findall(r"(?ms)^```(?:python)?\n(.*?)^```", section)
+    code = "".join(line[4:] + "\n" for line in snippet.splitlines() if line.startswith(">>> "))
+    with contextlib.chdir(elsewhere.folder):
+        exec(code, {})
+    for line in commands.splitlines():
+        program, *words = line.partition("#")[0].split()
+        assert program == "pate"
+        if words[0] == "run" and "--dry-run" not in words:
+            words += ["--engine", "serial"]
+        told = elsewhere.call(*words).stdout
+    assert "student's accuracy" in told
+    assert "for one person added or removed" in told

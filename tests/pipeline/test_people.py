@@ -19,6 +19,7 @@ from tests.harness import tiny_records
 
 pytestmark = pytest.mark.usefixtures("plain_plots")
 USERS = "all records of one user"
+REPLACED = "added or removed, or replaced under the same id"
 UNPROTECTED = "The people in public and test records are not protected"
 WHO = np.array([f"p{row // 3}" for row in range(150)])
 
@@ -41,7 +42,7 @@ def test_a_group_column_protects_users_by_itself(project: Any) -> None:
     project.data(who=WHO)
     plain(project, data={"group": "who"})
     told = project.call_run().stdout
-    assert f"{USERS} added, removed or replaced" in told
+    assert f"{USERS} {REPLACED}" in told
     (total,) = [line for line in told.splitlines() if line.startswith("Whole data set so far")]
     assert f"for {USERS} added or removed; " in total
     assert "for one user added or removed." in told.splitlines()[-1]
@@ -102,7 +103,7 @@ def test_a_total_over_users_and_records_covers_records(project: Any) -> None:
     assert claim in project.call("ledger", "show", "runs/tiny").stdout
     card = release(project, "both")
     assert claim in (project.folder / "both" / "report.html").read_text()
-    assert f"for {USERS} added, removed or replaced" in card  # this release by itself
+    assert f"for {USERS} {REPLACED}" in card  # this release by itself
     assert claim in card
     statement = json.loads((project.folder / "both" / "guarantee.json").read_text())
     assert statement["data_set"]["covers"] == "mixed"
@@ -112,6 +113,28 @@ def release(project: Any, out: str, *words: str) -> str:
     options = ["--plugin-path", "plugins"]
     project.call("release", "runs/tiny", out, *options, *words)
     return str((project.folder / out / "MODEL_CARD.md").read_text())
+
+
+def test_what_an_earlier_version_said_of_users_is_restated(
+    project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release with its words still verifies; a new one of the same run has those of today."""
+    earlier = "all records of one user added, removed or replaced"
+    project.data(who=WHO)
+    plain(project, data={"group": "who"})
+    with monkeypatch.context() as before:
+        before.setattr("pate.partition.PROTECTED_USERS", earlier)
+        for module in ("artifacts.results", "releases.verify"):
+            before.setattr(f"pate.{module}.restate_protected", str)
+        project.call_run()
+        assert f"for {earlier}" in release(project, "before")
+    project.call("verify", "before", "--trust", "--plugin-path", "plugins")
+    release(project, "after")
+    for name in ("MODEL_CARD.md", "guarantee.json", "deployment.yaml", "report.html"):
+        told = " ".join((project.folder / "after" / name).read_text().split())
+        assert f"{USERS} {REPLACED}" in told, name
+        assert earlier not in told
+    assert earlier not in report(project)
 
 
 def test_more_labels_of_users_do_not_rest_on_releases_of_records(project: Any) -> None:

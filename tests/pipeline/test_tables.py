@@ -263,3 +263,52 @@ def test_models_of_dpsgd_read_tables_and_know_their_columns(tmp_path: Any) -> No
     np.testing.assert_array_equal(student.predict(frame[list(student.columns or ())]), found)
     with pytest.raises(InvalidInput, match="X has no column 'sex'"):
         student.predict(frame.drop(columns="sex"))
+
+
+def snapshot(folder: Any) -> dict[str, float]:
+    return {str(path): path.stat().st_mtime for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_dry_run_finds_steps_that_do_not_fit_and_writes_nothing(table: Any) -> None:
+    refusals = {
+        ("standardise",): 'step "standardise" would take codes of categories for numbers',
+        (): "2 of 4 columns hold categories",
+        ("one-hot", "ordinal"): "step ordinal finds no column of categories",
+        ("one-hot",): 'student.inputs is "raw", and columns hold categories',
+    }
+    for steps, refusal in refusals.items():
+        student = LOGISTIC | ({"inputs": "raw"} if "raw" in refusal else {})
+        table.write(encoder={"steps": list(steps)}, student=student)
+        before = snapshot(table.folder)
+        assert refusal in table.call_run("--dry-run", code=2).stderr
+        assert snapshot(table.folder) == before
+        assert refusal in table.call_run(code=2).stderr  # and so the run itself
+        table.call_run("--dry-run", stage="partition")  # which would not get so far
+    table.write()
+    assert "ε" in table.call_run("--dry-run").stdout
+    assert not table.charges()
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_the_recipe_to_start_from_runs_on_a_table_with_text(table: Any, text: bool) -> None:
+    for number, name in enumerate(("private", "public", "test")):
+        rows = patients(600 if name == "private" else 150, seed=number)
+        left_out = set() if text else {"sex", "city"}
+        write(
+            table.folder / f"{name}.csv",
+            [
+                {"mark": f"{at}.{number}"}  # no row of one file is in another
+                | {key: value for key, value in row.items() if key not in left_out}
+                for at, row in enumerate(rows)
+            ],
+        )
+    table.call("new", "start.toml", "--from", "tabular")
+    recipe = table.folder / "start.toml"
+    made = recipe.read_text().replace('["no", "yes"]', '["ill", "well"]')
+    recipe.write_text(made.replace("count = 200", "count = 20").replace("40.0", "5.0"))
+    words = ("run", "start.toml", "--set", "privacy.epsilon=8.0", "--engine", "serial")
+    if not text:  # as the comment on the steps says
+        assert "leave the step out" in table.call(*words, "--dry-run", code=2).stderr
+        recipe.write_text(recipe.read_text().replace('steps = ["one-hot", ', "steps = ["))
+    table.call(*words, "--dry-run")
+    assert "student's accuracy" in table.call(*words, "--insecure-seed", "1").stdout

@@ -27,9 +27,9 @@ class Everything:
     def __init__(self):
         self.stages, self.metrics = {}, {}
 
-    def on_stage(self, name, state, seconds):
+    def on_stage(self, name, state):
         assert not self.metrics
-        self.stages[name] = (state, seconds)
+        self.stages[name] = state
 
     def on_metric(self, name, value):
         self.metrics[name] = value
@@ -67,11 +67,6 @@ def test_mlflow_holds_nothing_private(run, project):
         "not_private", "epsilon", "delta", "student_accuracy", "labels_accuracy",
         "agreement_accuracy",
     }  # fmt: skip
-    # Durations are those of stages that cannot read private records.
-    assert {name for name, (_, seconds) in seen.stages.items() if seconds is not None} == {
-        "encoder",
-        "distill",
-    }
     files = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     text = b"\n".join(files.values())
     assert repr(guarantee.epsilon).encode() in text  # the search finds what is there
@@ -91,8 +86,8 @@ def test_mlflow_holds_nothing_private(run, project):
 def test_until_and_seeds_are_told_apart(run):
     seen = Everything()
     run(seen, until="aggregate")
-    assert seen.stages["aggregate"] == ("done", None)
-    assert seen.stages["account"] == ("left out", None)
+    assert seen.stages["aggregate"] == "done"
+    assert seen.stages["account"] == "left out"
     assert "answered" in seen.metrics
     assert "epsilon" not in seen.metrics
     seeded = Everything()
@@ -107,6 +102,51 @@ def test_a_run_that_fails_calls_nothing(run, project):
     with pytest.raises(pate.PateError):
         run(seen)
     assert not seen.stages
+
+
+def test_calls_do_not_depend_on_whether_private_records_changed(run, project):
+    """Released values may; which stages were run anew, and for how long, may not."""
+    first, kept, drawn = Everything(), Everything(), Everything()
+    run(first)
+    run(kept, spend=True)
+    assert (kept.stages, kept.metrics) == (first.stages, first.metrics)
+    before = project.artifacts("vote")
+    arrays = dict(np.load(project.folder / "tiny.npz"))
+    features, labels = tiny_records(RECORDS + 1)  # one more record
+    names = np.append(arrays["who"], f"{MARK}-{RECORDS}")
+    np.savez(project.folder / "tiny.npz", X=features, y=labels, who=names)
+    run(drawn, spend=True)
+    assert project.artifacts("vote") > before  # the stages did run anew
+    assert list(drawn.stages.items()) == list(kept.stages.items())
+    assert list(drawn.metrics) == list(kept.metrics)
+
+
+def test_what_is_no_tracker_is_refused_before_anything_is_paid_for(run, project):
+    class Old(Everything):
+        def on_stage(self, name, state, seconds):
+            pass
+
+    for wrong in (object(), Everything, Old(), None):
+        with pytest.raises(InvalidInput, match=r"no pate\.Callback: give an object with on_stage"):
+            run(Everything(), wrong)
+    with pytest.raises(InvalidInput, match="callbacks is a Everything"):
+        pate.run("tiny.toml", callbacks=Everything())
+    assert not project.run_folder.exists()
+    assert not project.charges()
+
+
+def test_a_tracker_that_raises_does_not_undo_the_run(run, project):
+    class Broken(Everything):
+        def on_metric(self, name, value):
+            raise ConnectionError(f"{MARK} of a server")
+
+    seen = Everything()
+    with pytest.raises(pate.PateError, match="tracker Broken raised ConnectionError") as raised:
+        run(Broken(), seen)
+    assert "test_trackers.py line" in str(raised.value)
+    assert MARK not in str(raised.value)
+    assert "pate.open_run('runs/tiny')" in str(raised.value)
+    assert seen.metrics["epsilon"] == pate.open_run("runs/tiny").guarantee.epsilon
 
 
 def test_a_private_value_is_no_metric(run, project):

@@ -104,6 +104,25 @@ def test_scripts_about_a_release_run(tmp_path, monkeypatch):
     assert pate.load_student("given").columns == ("age", "sex", "city", "weight")
 
 
+DATE = r"\b20\d\d-\d\d-\d\d\b"
+
+
+def test_every_table_of_results_has_its_date_and_its_command():
+    page = re.sub(r"(?ms)^```.*?^```", "", (ROOT / "docs" / "results.md").read_text())
+    tables = 0
+    for section in re.split(r"(?m)^## ", page)[1:]:
+        before = ""
+        for block in re.split(r"((?:^\|.*\n)+)", section, flags=re.MULTILINE):
+            if not block.startswith("|"):
+                before = block
+                continue
+            tables += 1
+            assert re.search(DATE, before), f"no date: {block.splitlines()[0]}"
+            command = r"`(…|pate|dpsgd|python) |no command"
+            assert re.search(command, before + block), f"no command: {block.splitlines()[0]}"
+    assert tables >= 10
+
+
 def test_every_public_name_is_in_the_reference():
     pages = "".join(page.read_text() for page in ROOT.glob("docs/reference/api/*.md"))
     listed = set(re.findall(r"(?m)^::: (\S+)$", pages))

@@ -14,7 +14,7 @@ import pate
 from pate.datasets.columns import frame_cells
 from pate.ensemble import Records, _ids
 from pate.errors import InvalidInput
-from pate.frames import as_frame, fit_frame_encoder, split_columns
+from pate.frames import as_frame, fit_frame_encoder, split_frame
 from pate.record_votes import group_names
 
 pd = pytest.importorskip("pandas")
@@ -80,7 +80,9 @@ def test_tables_of_every_library_are_one(library):
     assert (clf.predict(library(TEST)) == own.predict(TEST)).all()
     assert clf.score(library(TEST), TEST["outcome"]) > 0.8
     assert list(clf.feature_names_in_) == ["job", "age"]
-    assert clf.protects_ == "all records of one user added, removed or replaced"
+    assert clf.protects_ == (
+        "all records of one user added or removed, or replaced under the same id"
+    )
     ensemble = pate.train_teachers(
         "ridge",
         library(PRIVATE[["job", "age", "outcome"]]),
@@ -224,7 +226,75 @@ def test_a_dataset_of_images_is_an_array():
     pixels = np.random.default_rng(0).integers(0, 256, size=(4, 5, 6), dtype=np.uint8)
     features = datasets.Features({"image": datasets.Image()})
     table = datasets.Dataset.from_dict({"image": list(map(image.fromarray, pixels))}, features)
-    assert np.allclose(as_frame(table, exact="who"), pixels / 255)
+    assert np.allclose(as_frame(table), pixels / 255)
+
+
+def pictures(count, seed=0, label=True, **columns):
+    """Pictures as a ``datasets.Dataset``: those of the class "yes" are bright."""
+    datasets, image = pytest.importorskip("datasets"), pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, count)
+    pixels = (rng.random((count, 5, 5)) * 100 + y[:, None, None] * 120).astype(np.uint8)
+    columns |= {"image": list(map(image.fromarray, pixels))}
+    kinds = {"image": datasets.Image()}
+    if label:
+        columns |= {"label": y.tolist()}
+        kinds |= {"label": datasets.ClassLabel(names=["no", "yes"])}
+    if "who" in columns:
+        kinds |= {"who": datasets.Value("int64")}
+    return datasets.Dataset.from_dict(columns, datasets.Features(kinds)), y
+
+
+@pytest.mark.parametrize("classes", [[0, 1], ["no", "yes"]], ids=["numbers", "names"])
+def test_pictures_with_labels_and_people_in_other_columns(classes):
+    private, _ = pictures(300, who=list(range(100)) * 3)
+    test, labels = pictures(60, seed=1)
+    clf = pate.PATEClassifier(teachers=20, epsilon=8.0, classes=classes, random_state=0)
+    clf.fit(private, "label", public=test, groups="who")  # the labels of public are not used
+    truth = np.array(classes)[labels]
+    for each in (test, test.remove_columns("label")):
+        assert (clf.predict(each) == truth).mean() > 0.9
+    ensemble = pate.train_teachers("ridge", private, "label", groups="who", teachers=5)
+    assert pate.vote(ensemble, test.remove_columns("label")).counts.sum() == 5 * 60
+    with pytest.raises(InvalidInput, match=r"'image' of X .* where no other column is left"):
+        as_frame(test)
+
+
+def test_a_column_of_lists_is_an_array_beside_labels():
+    datasets = pytest.importorskip("datasets")
+    X = np.arange(12.0).reshape(4, 3)
+    table = datasets.Dataset.from_dict({"x": X.tolist(), "label": [0, 1, 0, 1]})
+    for each in (table, table.with_format("torch")):
+        rest, labels, _ = split_frame(each, "label")
+        assert np.array_equal(rest, X)
+        assert labels.tolist() == [0, 1, 0, 1]
+    uneven = datasets.Dataset.from_dict({"x": [[1.0], [2.0, 4321.5]], "label": [0, 1]})
+    with pytest.raises(InvalidInput, match="column 'x' of X has arrays of several shapes") as error:
+        split_frame(uneven, "label")
+    assert "4321" not in str(error.value)
+
+
+def test_a_label_without_a_name_is_no_other_label():
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(a=datasets.Value("float64"), y=datasets.ClassLabel(names=["n"]))
+    for odd in (-1, None):
+        table = datasets.Dataset.from_dict({"a": [1.0, 2.0], "y": [0, odd]}, features)
+        with pytest.raises(InvalidInput, match="'y' has a label without a name"):
+            split_frame(table, "y", classes=["n"])
+
+
+def test_a_lazy_table_is_read_and_several_tables_are_refused():
+    datasets, polars = pytest.importorskip("datasets"), pytest.importorskip("polars")
+    lazy = polars.LazyFrame({"a": [1.0, 2.0], "y": [0, 1]})
+    rest, labels, _ = split_frame(lazy, "y")
+    assert rest["a"].tolist() == [1.0, 2.0]
+    assert labels.tolist() == [0.0, 1.0]
+    one = datasets.Dataset.from_dict({"a": [1.0]})
+    splits = datasets.DatasetDict(train=one, test=one)
+    with pytest.raises(InvalidInput, match=r"DatasetDict of train, test; .* such as X\['train'\]"):
+        as_frame(splits)
+    with pytest.raises(InvalidInput, match="IterableDataset, which is streamed"):
+        as_frame(one.to_iterable_dataset())
 
 
 def test_dates_are_refused_by_the_name_of_their_column():
@@ -315,7 +385,7 @@ def test_an_image_of_another_depth_scales_no_other():
 @pytest.mark.parametrize("library", [same, to_polars, to_dataset, to_arrow])
 def test_long_numbers_of_people_stay_apart(library):
     table = library(pd.DataFrame({"who": [2**60, 2**60 + 1], "age": [30.0, 40.0]}))
-    _, who = split_columns(as_frame(table, exact="who"), "who")
+    _, _, who = split_frame(table, None, "who")
     assert group_names(who, 2) == [str(2**60), str(2**60 + 1)]
 
 

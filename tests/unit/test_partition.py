@@ -94,7 +94,8 @@ def test_a_shuffle_is_not_stable_when_one_record_goes_and_says_so():
     assert SHUFFLE.protects(named=True) == "one record replaced"
     assert HASH.protects(named=False) == "one record added or removed"
     assert HASH.protects(named=True).endswith("added or removed, or replaced under the same id")
-    assert USERS.protects(named=False).startswith("all records of one user added, removed")
+    users = "all records of one user added or removed, or replaced under the same id"
+    assert {USERS.protects(named=named) for named in (True, False)} == {users}
 
 
 def test_a_shuffle_is_even():
@@ -120,6 +121,27 @@ def test_a_user_who_leaves_moves_no_other():
     left = [number for number in range(300) if users[number] != "user-7"]
     after = split([ids[n] for n in left], teachers=6, spec=USERS, groups=[users[n] for n in left])
     assert after == {ids[n]: before[ids[n]] for n in left}
+
+
+def test_another_user_in_somebodys_place_changes_two_teachers():
+    """Which the guarantee does not cover: it says "replaced under the same id"."""
+    ids = names(300)
+    users = [f"user-{number % 40}" for number in range(300)]
+
+    def contents(records, users):
+        """Record -> shard of data sets in which only the user ``user-7`` differs."""
+        shards = partition(ids, teachers=6, spec=USERS, groups=users)
+        bounds = zip(shards.offsets, shards.offsets[1:], strict=False)
+        return [{(records[row], users[row]) for row in shards.order[a:b]} for a, b in bounds]
+
+    before = contents(ids, users)
+    own = [number % 40 == 7 for number in range(300)]
+    other = [f"{each}-new" if mine else each for each, mine in zip(ids, own, strict=True)]
+    same_id = contents(other, users)
+    assert sum(one != two for one, two in zip(before, same_id, strict=True)) == 1
+    replaced = ["somebody-else" if mine else user for user, mine in zip(users, own, strict=True)]
+    other_id = contents(other, replaced)
+    assert sum(one != two for one, two in zip(before, other_id, strict=True)) == 2
 
 
 def test_users_are_not_shuffled():

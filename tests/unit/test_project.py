@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import enum
+import functools
+import importlib.metadata
 import inspect
 import os
 import re
@@ -18,6 +20,7 @@ import pytest
 import pate
 import pate.accounting
 from pate.accounting import Ledger
+from pate.errors import IN_EXTRA
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,8 +70,15 @@ def sources(package):
     return sorted((ROOT / package).rglob("*.py"))
 
 
+@functools.cache
+def nodes(path):
+    """All nodes of a file that import or call something."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Call)
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+
+
 def imported_modules(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -153,9 +163,12 @@ def test_help_loads_nothing_heavy_and_is_quick():
 def test_a_distribution_of_the_same_import_name_is_reported(tmp_path):
     """The time-series metric PATE; not an install of ours from before it was pate-privacy."""
 
+    script = tmp_path / "script.py"
+
     def imports(code="import pate; print(pate.Guarantee.__name__)"):
+        script.write_text(code)
         run = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-W", "error", script],
             env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
             capture_output=True,
             text=True,
@@ -171,6 +184,7 @@ def test_a_distribution_of_the_same_import_name_is_reported(tmp_path):
     out, err = imports()
     assert out == "Guarantee\n"
     assert err.count("\n") == 1
+    assert err.startswith("pate: ")
     assert "the time-series package PATE (PATE-0.1.1.dist-info) is installed, too" in err
     replaced = "import pate, sys; del pate.__version__; from dpsgd.cli import main; main()"
     out, err = imports(replaced)
@@ -212,6 +226,62 @@ def test_versions_agree_and_every_dependency_is_pinned():
     for requirement in project["dependencies"] + extras:
         name = re.split(r"[\[>]", requirement)[0]
         assert name in pins | {"pate-privacy"}, requirement
+
+
+# Used where somebody has them, and never asked for.
+GUESTS = {
+    "IPython": "progress in a notebook, which has it",
+    "pandas": "tables with text, which reach us as DataFrames; refused with the remedy without it",
+}
+
+
+def third_party(path):
+    """The packages that a file imports, at its top or within functions, also by their name."""
+    for module in imported_modules(path):
+        yield module.partition(".")[0]
+    for node in nodes(path):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if called in ("import_module", "find_spec") and isinstance(node.args[0].value, str):
+                yield node.args[0].value.partition(".")[0]
+
+
+def declared(*extras):
+    """The distributions that an installation with these extras asks for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = [each for extra in extras for each in project["optional-dependencies"][extra]]
+    return [re.split(r"[\[<>=]", each)[0] for each in [*project["dependencies"], *optional]]
+
+
+def provided(distributions):
+    """The names that distributions are imported by, from their lists of files."""
+    found = set()
+    for each in distributions:
+        files = importlib.metadata.distribution(each).files or []
+        found |= {
+            file.parts[0].partition(".")[0] for file in files if file.suffix in (".py", ".so")
+        }
+    return found
+
+
+def test_every_import_belongs_to_a_declared_dependency():
+    """What is there as a dependency of a dependency may go with the next version."""
+    imported = {name for path in sources("pate") + sources("dpsgd") for name in third_party(path)}
+    imported -= {"pate", "dpsgd", *sys.stdlib_module_names, *GUESTS}
+    assert {"numpy", "PIL", "pyarrow", "ray", "torchvision"} <= imported
+    core = provided(declared())
+    extras = provided(declared("boosting", "federated", "parquet", "ray")) - core
+    assert imported <= core | extras
+    # What an extra brings is asked for with its name (MissingPackage), or is at home in Flower.
+    assert imported & extras <= {*IN_EXTRA, "cryptography", "starlette"}
+
+
+def test_every_extra_is_part_of_all_but_those_of_a_checkout():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(project["optional-dependencies"])
+    (everything,) = project["optional-dependencies"]["all"]
+    part = set(everything.partition("[")[2].rstrip("]").split(","))
+    assert part == extras - {"all", "bench", "dev", "docs"}
 
 
 @pytest.mark.campaign

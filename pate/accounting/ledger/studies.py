@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from pate._format import describe_neighbours
+from pate._format import describe_neighbours, restate_protected
 from pate.accounting.events import Event, event_from_json, event_to_json, relation_of, tally
 from pate.accounting.guarantee import Neighbours
 
@@ -151,5 +151,10 @@ class StudyTables:
             votes = any(event.neighbours is Neighbours.REPLACE_ONE for event in events)
             if not votes and relation_of(events) is Neighbours.ZERO_OUT:  # early ones claimed more
                 protects = describe_neighbours(Neighbours.ZERO_OUT)
-            plans[study] = StudyPlan(study=study, protects=protects, after=after, releases=releases)
+            plans[study] = StudyPlan(
+                study=study,
+                protects=restate_protected(protects),
+                after=after,
+                releases=releases,
+            )
         return plans

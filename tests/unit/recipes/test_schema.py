@@ -13,7 +13,7 @@ from harness import Project
 
 from pate.recipes.explain import models_in
 from pate.recipes.read import shipped_recipes
-from pate.recipes.schema import recipe_models, reference_page, sections
+from pate.recipes.schema import json_schema, recipe_models, reference_page, sections
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,3 +59,13 @@ def test_pate_schema_describes_every_key_and_accepts_every_shipped_recipe(kind, 
     told = project.call("schema", "page", code=2).stderr
     kinds = "pate, dpsgd, compare, federation, party"
     assert told == f"pate: 'page' is no kind of recipe; the kinds are {kinds}\n"
+
+
+@pytest.mark.parametrize("section", ["aggregate", "student", "data"])
+def test_pate_schema_refuses_a_misspelt_key(section):
+    jsonschema = pytest.importorskip("jsonschema")
+    checker = jsonschema.Draft202012Validator(json_schema("pate"))
+    recipe = tomllib.loads(shipped_recipes("pate")["mnist-teachers"].read_text())
+    assert checker.is_valid(recipe)
+    recipe[section]["sigmaa"] = 4.0
+    assert not checker.is_valid(recipe)
