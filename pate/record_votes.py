@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -392,7 +392,7 @@ def count_votes(
     return np.bincount(places, minlength=shape[0] * shape[1]).reshape(shape).astype(np.int64)
 
 
-def capped(order: Sequence[str] | NDArray[Any], groups: Sequence[Hashable], most: int) -> IntArray:
+def capped(order: Sequence[str] | NDArray[Any], groups: Sequence[str], most: int) -> IntArray:
     """Return the places of records that vote: of each group the ``most`` first by ``order``.
 
     ``order`` is a value of each record that no other record influences, such as a keyed hash of
@@ -401,7 +401,7 @@ def capped(order: Sequence[str] | NDArray[Any], groups: Sequence[Hashable], most
     >>> capped(["c", "a", "b", "d"], ["x", "x", "x", "y"], 2).tolist()
     [1, 2, 3]
     """
-    seen: dict[Hashable, int] = {}
+    seen: dict[str, int] = {}
     kept = []
     for place in np.lexsort((np.arange(len(groups)), np.asarray(order))).tolist():
         seen[groups[place]] = seen.get(groups[place], 0) + 1
@@ -413,23 +413,12 @@ def capped(order: Sequence[str] | NDArray[Any], groups: Sequence[Hashable], most
 def group_names(groups: Any, records: int) -> list[str]:
     """Return the owners' names, each by its own value: 1 and 1.0 are one owner.
 
-    The number 1 and the text "1" have one name, and one teacher: see :func:`group_keys`.
-
     Guarantees:
         A name is a function of its entry alone, and numbers that differ have different names:
         neither the type of another entry nor a rounding makes two owners of one, or one of two.
 
     >>> group_names([1, 1.0, "ann", 2**60, 2**60 + 1], 5)
     ['1', '1', 'ann', '1152921504606846976', '1152921504606846977']
-    """
-    return [name for name, _ in group_keys(groups, records)]
-
-
-def group_keys(groups: Any, records: int) -> list[tuple[str, bool]]:
-    """Return the owners' names, each with whether it is a text: 1 and "1" are two owners.
-
-    >>> group_keys([1, 1.0, "1"], 3)
-    [('1', False), ('1', False), ('1', True)]
     """
     owners = groups.tolist() if hasattr(groups, "tolist") else list(groups)
     if len(owners) != records or any(isinstance(each, list) for each in owners):
@@ -438,7 +427,19 @@ def group_keys(groups: Any, records: int) -> list[tuple[str, bool]]:
         )
     if any(_is_missing(each) for each in owners):
         raise InvalidInput("groups have missing values; give each record its owner")
-    return [(_owner(each), isinstance(each, str)) for each in owners]
+    return list(map(_owner, owners))
+
+
+def _require_one_type(groups: Any) -> None:
+    """Refuse a name that is a number here and a text there: one user's cap may be another's."""
+    numbers, texts = set[str](), set[str]()
+    for each in groups:
+        (texts if isinstance(each, str) else numbers).add(_owner(each))
+    if numbers & texts:
+        raise InvalidInput(
+            "groups hold one name both as a number and as a text, so whose records these are is "
+            "not known; read the column as text, such as by read_csv(…, dtype={'user': str})"
+        )
 
 
 def _is_missing(owner: Any) -> bool:
@@ -510,7 +511,8 @@ def count_record_votes(
     given = given.astype("<i8")  # one beyond 2⁶³ becomes negative, and casts no vote either
     if groups is not None:
         check_whole("per_user", per_user, least=1)
-        owners = group_keys(groups, len(given))
+        owners = group_names(groups, len(given))
+        _require_one_type(groups)
         kept = capped(_content_order(points, given, key), owners, per_user)
         points, given = points[kept], given[kept]
     places = cells.nearest(points, reach=reach)

@@ -22,7 +22,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import bdtr, logsumexp
+from scipy.special import betainc, logsumexp
 
 from pate._validate import check_delta, check_whole
 from pate.accounting.events import GumbelNoisyMaxAnswer
@@ -197,12 +197,20 @@ def bounded_range_fits(width: float, *, count: int, epsilon: float, delta: float
         return count * width <= epsilon
     largest = np.arange(count + 1, dtype=np.float64)
     t = np.clip((epsilon + (largest + 1) * width) / (count + 1), 0.0, width)
-    under = np.minimum(np.expm1(t) / math.expm1(width), 1.0)
-    other = np.minimum(np.exp(width - t) * under, 1.0)
+    # Of chances near one the complement keeps its digits; e^ε times its rounding would count.
+    other = np.expm1(width - t) / math.expm1(width)
+    under = np.minimum(np.exp(t) * other, 1.0)
     gain = math.exp(epsilon)
-    first, second = bdtr(largest, count, under), gain * bdtr(largest, count, other)
+    first, second = _at_most(largest, count, under), gain * _at_most(largest, count, other)
     rounding = _SUM_ROUNDING * (100 + count) * (first + second)
     return float(np.max(first - second + rounding)) <= delta
+
+
+def _at_most(largest: FloatArray, count: int, complement: FloatArray) -> FloatArray:
+    """Return the chance of at most ``largest`` of ``count`` events, each of 1 − ``complement``."""
+    below = np.minimum(largest, count - 1)
+    chances = betainc(count - below, below + 1, complement)
+    return np.asarray(np.where(largest < count, chances, 1.0), dtype=np.float64)
 
 
 def _fixed_epsilon(width: float, count: int, delta: float) -> float:

@@ -67,7 +67,7 @@ def restated(record: Mapping[str, Any], events: Iterable[Event]) -> Guarantee:
     stated = record.get("epsilon")
     if found.accountant is not Accountant.ADAPTIVE_RANGE or agrees(stated, found.epsilon):
         return found
-    if isinstance(stated, float) and abs(stated / found.epsilon - 1) < _OTHER_GRIDS:
+    if isinstance(stated, float) and abs(stated - found.epsilon) < _OTHER_GRIDS * found.epsilon:
         ((event, count),) = tally(events).items()
         assert isinstance(event, GumbelNoisyMaxAnswer)  # the accountant covers nothing else
         least = bounded_range_epsilon(2 / event.scale, count=count, delta=found.delta, fineness=4.0)

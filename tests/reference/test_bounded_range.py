@@ -323,3 +323,31 @@ def test_counts_of_narrow_kinds_are_answered(kind):
     votes = Votes(counts=np.array([[200, 3], [1, 250]]).astype(kind))
     answer = GumbelNoisyMax(scale=0.5).release(votes, rng=insecure_generator(0))
     assert answer.labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("width", "count", "delta"),
+    [(20, 1, 1e-10), (20, 1, 1e-5), (18.7858, 1, 1.55e-10), (14, 1, 1e-9), (9.9, 2, 1e-10),
+     (5, 3, 1e-10), (4.5, 4, 1e-9), (2, 8, 1e-10)],
+)  # fmt: skip
+def test_no_digits_are_lost_where_chances_are_close_to_one(width, count, delta):
+    """δ at the returned ε, with 50 digits; it was up to 131 times the one that was asked for."""
+    found = bounded_range_epsilon(width, count=count, delta=delta, adaptive=False)
+    with mpmath.workdps(50):
+        eta, epsilon = mpmath.mpf(width), mpmath.mpf(found)
+
+        def at_most(most, chance):
+            return mpmath.fsum(
+                mpmath.binomial(count, k) * chance**k * (1 - chance) ** (count - k)
+                for k in range(most + 1)
+            )
+
+        exact = mpmath.mpf(0)
+        for most in range(count):
+            t = min(max((epsilon + (most + 1) * eta) / (count + 1), mpmath.mpf(0)), eta)
+            under = mpmath.expm1(t) / mpmath.expm1(eta)
+            other = mpmath.exp(eta - t) * under
+            shown = at_most(most, under) - mpmath.exp(epsilon) * at_most(most, other)
+            exact = max(exact, shown)
+        assert exact <= delta
+        assert exact >= delta * (1 - 1e-5) or found == pytest.approx(count * width, rel=1e-12)
