@@ -28,7 +28,8 @@ from dpsgd.recipe import DpsgdRecipe
 from dpsgd.runs import RunPlan
 from dpsgd.schedules import Constant
 from dpsgd.users import Users
-from pate.accounting import Guarantee, Ledger
+from pate.accounting import Guarantee, Ledger, event_to_json
+from pate.errors import InvalidInput
 from pate.randomness import Randomness
 
 
@@ -84,15 +85,28 @@ class LeastSquaresTrainer:
         self, *, evaluate: Callable[[Any], float] | None, report: Callable[[Row], None]
     ) -> None:
         """Draw once, or read the draw of a killed run back; pay for it; then put it into use."""
+        # Of the draw: whoever resumes states and pays for its noise, and for no other.
+        drawn = {
+            "events": [event_to_json(event) for event in self._plan.events],
+            "delta": self._recipe.privacy.delta,
+        }
         if self._checkpoint.exists():
             weights, record = files.read(self._checkpoint)
             plans = FitPlans.from_json(record["plans"])
+            if "events" in record:
+                stored = {name: record.get(name) for name in drawn}
+                files.require_same(self._checkpoint, stored, drawn)
+            elif not plans.releases <= self._ledger.releases():
+                raise InvalidInput(
+                    f"{self._checkpoint} is of an earlier version, which did not record its noise, "
+                    "and is not paid for: choose another --out"
+                )
         else:
             whole = FitPlan(
                 request="steps", value=1, first=0, end=1, name=secrets.token_hex(12), why=None
             )
             weights, plans = self._draw(), FitPlans((whole,))
-            record = {"revision": secrets.token_hex(12), "plans": plans.as_json()}
+            record = {"revision": secrets.token_hex(12), "plans": plans.as_json()} | drawn
             files.write(self._checkpoint, weights, record)
         plans.charge(
             self._ledger,

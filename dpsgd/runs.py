@@ -327,13 +327,16 @@ def as_begun(recipe: DpsgdRecipe, private: Path) -> DpsgdRecipe:
     if not (private / CHECKPOINT).exists() or recipe.privacy.epsilon is None:
         return recipe
     try:
-        known = json.loads((private / _HOME).read_text()).get("noise_multiplier")
-    except (OSError, ValueError, AttributeError) as error:
+        home = json.loads((private / _HOME).read_text())
+        known = home.get("noise_multiplier")
+        begun = home["recipe"]["privacy"] if "recipe" in home else recipe.privacy.model_dump()
+        accountant, limited = begun["accountant"], begun["budget"] is not None
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise StoreError(f"{private / _HOME} is damaged; choose another --out") from error
     found: dict[str, Any] = {"epsilon": None, "noise_multiplier": known}
     if known is None:  # earlier versions found it by moments under a budget, and as now without
-        limited = recipe.privacy.budget is not None and recipe.privacy.accountant == "tightest"
-        found = {"accountant": "moments"} if limited else {}
+        by_moments = limited and accountant == "tightest"
+        found = {"accountant": "moments" if by_moments else accountant, "budget": None}
     privacy = recipe.privacy.model_copy(update=found)
     return recipe.model_copy(update={"privacy": privacy})
 

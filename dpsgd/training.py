@@ -103,12 +103,16 @@ def train(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Traini
     private = private_folder(folder, name)
     if not options.spend and options.study is None:  # a study was asked for as a whole
         require_consent(recipe, folder, private)
-    splits, plan = _planned(recipe, private, options)
+    splits, _ = _planned(recipe, private, options)
     path = ledger_path(recipe, root, seed)
     require_ledger(private, path)
     if options.study is None:  # a study has asked before its first run
         _require_own_ledger(recipe, splits, path, options)
     with locked_folder(private, folder):
+        done = find_outcome(recipe, folder, data_root=root, insecure_seed=seed)
+        if done is not None:  # another process was faster
+            return done
+        plan = _plan(recipe, private, splits)
         noise, plugins = plan.noise_multiplier, options.plugin_path
         bind_to_ledger(private, recipe, path, noise_multiplier=noise, plugin_path=plugins)
         store = Store(root=folder)
@@ -148,7 +152,7 @@ def train(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Traini
                         training.announce(trainer, ledger, audible(options.report))
                         training.fit(trainer, audible(options.show))
                     except (BudgetExceeded, ReleaseConflict, SpendNeeded) as error:
-                        if trainer.steps == 0:
+                        if trainer.steps == 0 and not _is_charged(private, ledger):
                             discard(private)
                         if isinstance(error, ReleaseConflict):
                             raise paid_before(path) from error
@@ -173,9 +177,13 @@ def _planned(
         require_named_groups(recipe.data, splits, protected=recipe.by_user, section="training")
         for note in equal_rows_notes(require_apart(recipe.data, splits)):
             options.report(note)
-    begun, private_records = as_begun(recipe, private), splits.private
-    plan = plan_run(begun, records=private_records.records, groups=private_records.groups)
-    return splits, plan
+    return splits, _plan(recipe, private, splits)
+
+
+def _plan(recipe: DpsgdRecipe, private: Path, splits: Splits) -> RunPlan:
+    """Return the plan of a new run, or of the one that was begun."""
+    begun = as_begun(recipe, private)
+    return plan_run(begun, records=splits.private.records, groups=splits.private.groups)
 
 
 def preview(recipe: DpsgdRecipe, folder: Path, options: TrainingOptions) -> Preview:

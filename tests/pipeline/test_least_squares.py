@@ -13,11 +13,13 @@ import torch
 from harness import Project
 from safetensors.numpy import load_file
 
+import dpsgd.training
 import pate
 from dpsgd.convex.least_squares import sum_squares
 from dpsgd.features import prepare
 from dpsgd.least_squares import LeastSquaresTrainer
 from dpsgd.models import BoundedLinear
+from dpsgd.plan import FitPlans
 from dpsgd.recipe import DpsgdRecipe
 from dpsgd.runs import name_of_run, open_ledger, plan_for
 from pate.accounting import Ledger, Repeated, SampledGaussian, event_from_json
@@ -203,6 +205,63 @@ def test_a_run_that_is_killed_before_its_charge_resumes_with_the_same_draw(proje
     published = load_file(project.released() / "model.safetensors")
     for name, weights in published.items():
         np.testing.assert_array_equal(weights, drawn[name])
+
+
+def _stopped(project, monkeypatch, *, paid):
+    """Stop a run around its charge, and return what it noted of itself."""
+    charge = FitPlans.charge
+
+    def stop(*words, **named):
+        if paid:
+            charge(*words, **named)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(FitPlans, "charge", stop)
+    assert "raised OSError" in project.train(code=2)
+    monkeypatch.setattr(FitPlans, "charge", charge)
+    assert len(project.charges()) == paid
+    (home,) = project.folder.glob("run/private/*/home.json")
+    return home
+
+
+@pytest.mark.parametrize("paid", [False, True], ids=["not paid", "paid"])
+def test_no_other_noise_is_stated_or_paid_for_than_that_of_the_draw(project, monkeypatch, paid):
+    home = _stopped(project, monkeypatch, paid=paid)
+    whole = home.read_text()
+    home.write_text(json.dumps(json.loads(whole) | {"noise_multiplier": 50.0}))
+    before = {file.name for file in home.parent.iterdir()}
+    refused = project.train(code=2)
+    assert "belongs to another run: events differs" in refused
+    assert len(project.charges()) == paid
+    assert {file.name for file in home.parent.iterdir()} == before  # the draw stays
+    home.write_text(whole)
+    assert "Publish: ε = 2 " in project.train()
+    assert len(project.charges()) == 1
+
+
+def test_another_accountant_resumes_with_the_noise_that_was_drawn(project, monkeypatch):
+    recipe = project.folder / "tiny.toml"
+    recipe.write_text(recipe.read_text().replace('"pld"', '"tightest"'))
+    drawn = json.loads(_stopped(project, monkeypatch, paid=False).read_text())["noise_multiplier"]
+    project.train("--set", "privacy.accountant=moments")
+    (report,) = project.folder.glob("run/released/*/*/guarantee.json")
+    found = json.loads(report.read_text())
+    assert found["noise_multiplier"] == drawn
+    assert found["guarantee"]["epsilon"] > 2.1  # by moments the same noise costs more
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_left_alone(project, monkeypatch):
+    lock = dpsgd.training.locked_folder
+
+    def later(*words):
+        monkeypatch.setattr(dpsgd.training, "locked_folder", lock)
+        project.train()  # between this one's plan and its lock
+        return lock(*words)
+
+    monkeypatch.setattr(dpsgd.training, "locked_folder", later)
+    assert "Publish: ε = 2 " in project.train()
+    assert len(project.charges()) == 1
+    assert list(project.folder.glob("run/private/*/home.json"))
 
 
 def test_a_refused_charge_leaves_no_draw_behind(project):
