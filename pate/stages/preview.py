@@ -80,10 +80,10 @@ def preview(run: PipelineRun, *, until: str | None = None) -> RunPreview:
             require_student(recipe, options, classes=classes)
         return RunPreview(stages=stages, charges=(), notes=(_nothing(run),))
     data, notes = read_data(recipe.data, options)
-    if {"teach", "vote"} & set(names):
-        require_models(recipe, data, options)
     if "encoder" in names:
         _require_encodable(recipe, data)
+    if {"teach", "vote"} & set(names):
+        require_models(recipe, data, options)
     if "aggregate" not in names:
         notes.append("nothing to charge: labels are released later, by `pate aggregate`")
         return RunPreview(stages=stages, charges=(), notes=tuple(notes))
