@@ -31,7 +31,7 @@ demo: $(READY)
 WORKERS = $$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
 
-# About six minutes on two cores: everything but the campaigns.
+# About five minutes on two cores: everything but the campaigns.
 test: $(READY)
 	$(PYTEST) -m "not campaign"
 
