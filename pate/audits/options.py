@@ -92,6 +92,8 @@ class Results:
                 yield
         # What was asked for may not suit the model, or the number of records.
         except (ConditionsFail, TeacherError, InvalidInput) as error:
+            if isinstance(error, InvalidInput) and not self.findings:
+                raise  # nothing is lost
             self.skipped.append(f"{name}: {error}.")
         self.seconds[name] = time.perf_counter() - start
 

@@ -32,7 +32,7 @@ class Callback(Protocol):
           how long private stages took. A run that fails calls nothing, since that may depend on
           private records too.
         * Which calls come, and in which order, follows from the recipe alone. A result that was
-          kept is told as one that was made anew: whether a stage ran, and so how long it took,
+          kept is reported as one that was made anew: whether a stage ran, and so how long it took,
           depends on whether private records changed. Only released values can show such a change:
           labels that are drawn again, and paid for again, differ from those before.
     """

@@ -344,6 +344,8 @@ def test_canaries_that_cannot_show_anything_do_not_stop_the_rest(finished, tmp_p
                  "--canaries", "5000").stdout  # fmt: skip
     assert "Not made: canaries: " in said
     assert written(project)["findings"]
+    alone = audit(project, "--attacks", "canaries", "--canaries", "5000", "--quiet", code=2).stderr
+    assert alone.startswith("pate: 5000 mislabelled canaries need as many wrong labels")
 
 
 def test_a_model_that_quotes_records_is_not_quoted(tmp_path, plain_plots):
