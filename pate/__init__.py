@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pate.api import release as release
     from pate.api import run as run
     from pate.api import sweep as sweep
+    from pate.components import make_components as make_components
     from pate.ensemble import Ensemble as Ensemble
     from pate.ensemble import train_teachers as train_teachers
     from pate.ensemble import vote as vote
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from pate.record_votes import make_cells as make_cells
     from pate.releases.student import load_student as load_student
     from pate.releases.verify import verify as verify
+    from pate.students.count_smoothing import label_inputs as label_inputs
     from pate.students.count_smoothing import smooth_counts as smooth_counts
     from pate.studies.compare import Comparison as Comparison
     from pate.votes import Votes as Votes
@@ -88,7 +90,9 @@ _HOMES = {
     "forget": "pate.api",
     "count_record_votes": "pate.record_votes",
     "load_student": "pate.releases.student",
+    "label_inputs": "pate.students.count_smoothing",
     "make_cells": "pate.record_votes",
+    "make_components": "pate.components",
     "secure_generator": "pate.randomness",
     "smooth_counts": "pate.students.count_smoothing",
     "sweep": "pate.api",

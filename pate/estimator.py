@@ -24,6 +24,7 @@ from pate._format import describe_neighbours, format_cost
 from pate._validate import check_whole
 from pate.accounting import Guarantee, Neighbours
 from pate.aggregation import opened_ledger, plan_release
+from pate.components import make_places
 from pate.datasets.roles import shared_rows
 from pate.datasets.table import Table
 from pate.ensemble import (
@@ -47,15 +48,8 @@ from pate.frames import (
 )
 from pate.mechanisms import COUNT_MECHANISMS, BaseMechanism, CountMechanism, Mechanism, plan_table
 from pate.randomness import Randomness
-from pate.record_votes import (
-    automatic_cells,
-    column_name,
-    count_record_votes,
-    make_cells,
-    require_expected,
-    unnamed_group,
-)
-from pate.students.count_smoothing import smooth_counts
+from pate.record_votes import VotesSpec, column_name, count_record_votes, unnamed_group
+from pate.students.count_smoothing import label_inputs
 from pate.students.spec import StudentSpec
 from pate.students.train import METHODS, StudentData, train_student
 from pate.teachers.adapters import takes_missing
@@ -128,7 +122,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         How votes become labels: "gnmax" (the default), "lnmax" or "gumbel", Gaussian, Laplace or
         Gumbel noisy-max, or an object such as
         ``pate.ConfidentGnmax(threshold=…, sigma1=…, sigma2=…)``. With ``votes="records"``:
-        "laplace-counts" (the default) or "gaussian-counts", or an object of these.
+        "laplace-counts" (the default) or "gaussian-counts" (with ``components``), or an object of
+        these.
     epsilon : float or None, default=1.0
         What one call of ``fit`` may cost. None sets no limit where the noise is given.
     delta : float, default=1e-5
@@ -143,9 +138,13 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Clusters of public inputs at which records vote; by default at every public input. "auto":
         as few as the noise demands, by ``expected_records``
         (:func:`pate.record_votes.automatic_cells`).
+    components : int or "auto", optional
+        Components of a kernel of the public inputs along which records vote, in place of cells,
+        with ``mechanism="gaussian-counts"``. "auto": as many as the noise allows, by
+        ``expected_records`` (:func:`pate.record_votes.automatic_components`).
     expected_records : int, optional
-        With ``cells="auto"``, about how many private records will vote: a public number, agreed
-        beforehand and never counted.
+        With ``cells="auto"`` or ``components="auto"``, about how many private records will vote: a
+        public number, agreed beforehand and never counted.
     reach : int, default=1
         Nearest cells among which a record splits its one vote. Nearness is the Euclidean distance
         of features as they are given: scale them first.
@@ -237,6 +236,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         votes: str = "teachers",
         cells: int | Literal["auto"] | None = None,
+        components: int | Literal["auto"] | None = None,
         expected_records: int | None = None,
         reach: int = 1,
         per_user: int = 1,
@@ -260,6 +260,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.student = student
         self.votes = votes
         self.cells = cells
+        self.components = components
         self.expected_records = expected_records
         self.reach = reach
         self.per_user = per_user
@@ -455,7 +456,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ledger: str | os.PathLike[str] | Ledger | None,
     ) -> Self:
         """Fit where every record votes itself."""
-        require_expected(self.cells, self.expected_records)
+        section = self._section()
         features = self._encoded(inputs)
         if self.encoder_ is not None:
             records = encode_each(self.encoder_, records)
@@ -469,6 +470,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         student, spec = self._student(features, seed)
         per_user = None if groups is None else self.per_user
         mechanism = self._count_mechanism(per_user)
+        mechanism.require_norm(components=section.components is not None)
         plan = plan_table(
             mechanism,
             epsilon=self.epsilon,
@@ -477,20 +479,17 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             reach=self.reach,
             per_user=per_user,
         )
-        clusters = self.cells
-        if clusters == "auto":
-            clusters = automatic_cells(
-                check_whole("expected_records", self.expected_records),
-                inputs=len(public),
-                classes=len(names),
-                deviation=math.sqrt(mechanism.variance(reach=self.reach)) / self.reach,
-            )
-        cells = make_cells(public, cells=clusters, seed=seed)
+        resolved = section.resolved(
+            inputs=len(public),
+            classes=len(names),
+            deviation=math.sqrt(mechanism.variance(reach=self.reach)) / self.reach,
+        )
+        places = make_places(public, resolved, seed=seed)
         _, labels = encode_labels(y, self.classes, records=len(y))
         votes = count_record_votes(
             points,
             labels,
-            cells=cells,
+            cells=places,
             classes=len(names),
             reach=self.reach,
             groups=groups,
@@ -507,13 +506,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     group=_column(groups, release),
                 )
         self.table_ = mechanism.release(votes, rng=randomness.generator).table
-        soft = smooth_counts(
-            self.table_.counts,
-            units=self.table_.units,
-            features=public,
-            cells=cells.members,
-            variance=self.table_.variance,
-        )
+        soft = label_inputs(self.table_, places=places, features=public)
         self.classes_, self.protects_ = names, describe_neighbours(votes.neighbours)
         self.mechanism_, self.plan_ = mechanism, plan
         self.guarantee_ = self._stated(plan.guarantee, randomness, ledger)
@@ -529,13 +522,28 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.student_ = train_student(spec, data, factory=student.factory)
         return self
 
+    def _section(self) -> VotesSpec:
+        """Return how records vote as a recipe's section, whose rules hold here, too."""
+        keys = ("cells", "components", "expected_records", "reach")
+        given: dict[str, Any] = {key: getattr(self, key) for key in keys}
+        for key, value in given.items():
+            if value is not None and not isinstance(value, str):
+                given[key] = check_whole(key, value)
+        try:
+            return VotesSpec(by="records", **given)
+        except ValidationError as error:
+            found = error.errors(include_url=False)[0]
+            name = "".join(f"{each}: " for each in found["loc"][:1])
+            raise InvalidInput(name + found["msg"].removeprefix("Value error, ")) from None
+
     def _count_mechanism(self, per_user: int | None) -> CountMechanism:
         """Return the mechanism of a table, with the noise that is given or fits ``epsilon``."""
         if isinstance(self.mechanism, CountMechanism):
             if self.noise is not None:
                 raise InvalidInput("the mechanism has its own noise; leave noise= out")
             return self.mechanism
-        name = "laplace-counts" if self.mechanism is None else self.mechanism
+        default = "laplace-counts" if self.components is None else "gaussian-counts"
+        name = default if self.mechanism is None else self.mechanism
         kind = COUNT_MECHANISMS.get(name) if isinstance(name, str) else None
         if kind is None:
             known = ", ".join(map(repr, COUNT_MECHANISMS))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,8 @@ from pate.accounting.moments import DEFAULT_MOMENTS, epsilon_at
 from pate.audits.findings import LABELS, Finding, FloatArray
 from pate.engines.progress import Progress, Silence
 from pate.errors import InvalidInput
-from pate.mechanisms import CountMechanism, Mechanism
+from pate.mechanisms import CountMechanism, GaussianCounts, Mechanism
+from pate.record_votes import GRID
 from pate.teachers.protocol import Teacher, group_families, predict_many_labels, train_many
 
 IntArray = NDArray[np.int64]
@@ -47,6 +49,7 @@ _SLACK = 1e-13  # relative to an ε, of sums in floats
 _OF_LOSS = 1e-15  # of one loss, whose two logarithms are rounded; times one more than their size
 _FAINT = np.finfo(np.float64).tiny
 _ORDERS = DEFAULT_MOMENTS + 1
+_OF_SIGMA = 1000.0  # parts of a standard deviation, in which a shift along components is looked at
 _ATTACK = "leave-one-out, exact"
 
 
@@ -387,6 +390,58 @@ def record_exposure(
         changed=np.bincount(shifted[:, 0], minlength=units),
         delta=delta,
         shown=shown_epsilon([kinds[size] for size in sizes[mine].tolist()], delta=delta),
+    )
+
+
+def component_exposure(
+    coordinates: IntArray,
+    labels: ArrayLike,
+    *,
+    mechanism: CountMechanism,
+    delta: float,
+    classes: int,
+    groups: ArrayLike | None = None,
+) -> Exposure:
+    """Return the realised ε of records that vote along components. PRIVATE.
+
+    Parameters
+    ----------
+    coordinates : ndarray of int, (records, components)
+        The vote of each record, by :meth:`pate.components.Components.coordinates`.
+    labels, mechanism, delta, classes, groups
+        As for :func:`record_exposure`; ``delta`` is above zero.
+
+    Returns
+    -------
+    Exposure
+        One value for each record, or for each user in the order of ``numpy.unique``.
+
+    Guarantees:
+        A vector u of whole numbers shifts discrete Gaussian noise of variance σ² by a Rényi
+        divergence of α|u|²/(2σ²) at most (Canonne, Kamath & Steinke 2020, Proposition 5), which is
+        exact where α·u is whole.
+    """
+    given, records = np.asarray(labels), np.arange(len(coordinates))
+    owner = records if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+    units = int(owner.max(initial=-1)) + 1
+    squares, changed = np.zeros(units), np.zeros(units, dtype=np.int64)
+    owned = sparse.csr_array((np.ones(len(given)), (owner, records)), shape=(units, len(given)))
+    for label in range(classes):  # the votes of a user for one class add up
+        votes = owned @ np.where((given == label)[:, None], coordinates, 0)
+        squares += (votes**2).sum(axis=1)
+        changed += (votes != 0).sum(axis=1)
+    variance = mechanism.variance(reach=1, grid=GRID)
+    table, most = squares[:, None] * _ORDERS / (2 * variance), np.where(squares > 0, np.inf, 0.0)
+    total = _Total(forward=table, reverse=table, most_forward=most, most_reverse=most)
+    # The worst as a shift of one count, rounded down: a Gaussian looks the same in all directions.
+    shift = int(_OF_SIGMA * math.sqrt(squares.max(initial=0.0) / variance))
+    noise = GaussianCounts(sigma=_OF_SIGMA)
+    pairs = [noise.neighbour_chances(reach=1, units=shift)] if shift else []
+    return Exposure(
+        epsilons=total.epsilons(delta),
+        changed=changed,
+        delta=delta,
+        shown=shown_epsilon(pairs, delta=delta),
     )
 
 

@@ -7,6 +7,7 @@ is PRIVATE.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ from pate.artifacts import Artifact
 from pate.artifacts.results import Labels
 from pate.audits.leave_one_out import cast_votes
 from pate.audits.predictions import Predict
+from pate.components import VotingPlaces, load_places
 from pate.errors import ConditionsFail, StoreError
 from pate.mechanisms import count_mechanism, voting_mechanism
 from pate.partition import partition
 from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Context
-from pate.record_votes import Cells, RecordVotes, count_votes
+from pate.record_votes import GRID, RecordVotes
 from pate.stages.encode import (
     as_student_sees,
     graph_features,
@@ -33,7 +35,7 @@ from pate.stages.encode import (
     public_features,
     student_inputs,
 )
-from pate.students.count_smoothing import smooth_counts
+from pate.students.count_smoothing import label_inputs
 from pate.students.train import StudentData, train_student
 from pate.teachers.adapters import make
 from pate.teachers.protocol import Teacher, probabilities
@@ -86,9 +88,9 @@ class Retraining:
         return found
 
     @cached_property
-    def cells(self) -> Cells:
-        """The cells at which records vote."""
-        return Cells.load(self.run.artifact("cells").path)
+    def cells(self) -> VotingPlaces:
+        """The cells or components at which records vote."""
+        return load_places(self.run.artifact("cells").path)
 
     def private(self) -> tuple[NDArray[Any], NDArray[Any], IntArray]:
         """Return private records as they are and as teachers see them, and labels, by shards."""
@@ -112,7 +114,10 @@ class Retraining:
             )
         votes = np.asarray(counts.array("counts.npy"), dtype=np.int64)
         if recipe.by_records:
-            cast, most = int(votes.sum()), len(shards.array("labels.npy")) * recipe.votes.reach
+            records = len(shards.array("labels.npy"))
+            cast, most = int(votes.sum()), records * recipe.votes.reach
+            if recipe.votes.components is not None:  # lengths add up at most
+                cast, most = math.ceil(float(np.linalg.norm(votes))), records * GRID
         else:
             cast, most = int(votes.sum(axis=1).max()), recipe.teachers.count
         if cast > most:
@@ -191,20 +196,15 @@ class Retraining:
         self, features: NDArray[Any], labels: IntArray, rng: np.random.Generator
     ) -> StudentData:
         recipe, context = self.run.recipe, self.context
-        reach, shape = recipe.votes.reach, (len(self.cells), self.classes)
-        places = self.cells.nearest(features, reach=reach)
+        reach = recipe.votes.reach
         votes = RecordVotes(
-            counts=count_votes(places, labels, classes=self.classes, table=shape), reach=reach
+            counts=self.cells.count(features, labels, classes=self.classes, reach=reach),
+            reach=reach,
+            components=recipe.votes.components is not None,
         )
         table = count_mechanism(recipe.aggregate).release(votes, rng=rng).table
         public = np.array(public_features(context), dtype=np.float64)
-        soft = smooth_counts(
-            table.counts,
-            units=table.units,
-            features=public.reshape(len(public), -1),
-            cells=self.cells.members,
-            variance=table.variance,
-        )
+        soft = label_inputs(table, places=self.cells, features=public.reshape(len(public), -1))
         return StudentData(
             inputs=np.array(student_inputs(context)),
             features=graph_features(context),

@@ -25,7 +25,12 @@ from pate.accounting import Guarantee
 from pate.artifacts import fingerprint
 from pate.artifacts.results import Costs, Evaluation
 from pate.audits.findings import LABELS, TABLE, Finding
-from pate.audits.leave_one_out import Exposure, record_exposure, teacher_exposure
+from pate.audits.leave_one_out import (
+    Exposure,
+    component_exposure,
+    record_exposure,
+    teacher_exposure,
+)
 from pate.audits.options import AuditOptions, Results
 from pate.audits.predictions import Labelled, Predict, check_labels, gives_confidences
 from pate.audits.results import Audit, Claim, Exposed
@@ -39,6 +44,7 @@ from pate.audits.targets import (
     attack_pool,
     attributes,
 )
+from pate.components import Components
 from pate.engines.progress import Silence
 from pate.errors import ConditionsFail, InvalidInput, StoreError
 from pate.mechanisms import count_mechanism, voting_mechanism
@@ -251,14 +257,17 @@ def _of_records(
     recipe = again.run.recipe
     _, seen, labels = again.private()
     users = None if owners is None else [owners[row] for row in order]
-    exposure = record_exposure(
-        again.cells.nearest(seen, reach=recipe.votes.reach),
-        labels,
-        mechanism=count_mechanism(recipe.aggregate),
-        delta=claim.delta,
-        classes=again.classes,
-        groups=users,
-    )
+    known: dict[str, Any] = {
+        "mechanism": count_mechanism(recipe.aggregate),
+        "delta": claim.delta,
+        "classes": again.classes,
+        "groups": users,
+    }
+    if isinstance(again.cells, Components):
+        exposure = component_exposure(again.cells.coordinates(seen), labels, **known)
+    else:
+        places = again.cells.nearest(seen, reach=recipe.votes.reach)
+        exposure = record_exposure(places, labels, **known)
     return exposure, order if users is None else order[np.unique(users, return_index=True)[1]]
 
 

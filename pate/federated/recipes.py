@@ -223,11 +223,11 @@ class PartyRecipe(BaseModel):
 
 
 def _require_one_table(votes: VotesSpec) -> None:
-    """Refuse record votes on cells that machines may round differently, and several of a user."""
-    if votes.cells is not None or votes.per_user is not None:
+    """Refuse record votes at places that machines may round differently, and several of a user."""
+    if (votes.cells, votes.components, votes.per_user) != (None, None, None):
         raise ValueError(
             "in a federation records vote at all public inputs, one of each user; leave "
-            "votes.cells and votes.per_user out"
+            "votes.cells, votes.components and votes.per_user out"
         )
 
 

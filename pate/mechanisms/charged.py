@@ -81,6 +81,7 @@ def release_table_once(
             f"votes are a {type(votes).__name__}; give pate.count_record_votes(…), or "
             "pate.RecordVotes(counts=…) for an array of (cells, classes) counts"
         )
+    mechanism.require_norm(components=votes.components)
     events = mechanism.events(reach=votes.reach, per_user=votes.per_user)
     group = None if votes.per_user is None else votes.group or unnamed_group(name)
 
@@ -102,7 +103,7 @@ def release_table_once(
     )
     table = NoisedCounts(
         counts=np.array(stored["counts"], dtype=np.int64).reshape(votes.counts.shape),
-        units=votes.reach,
+        units=votes.reach * votes.grid,
         variance=float(stored["variance"]),
     )
     return CountRelease(table=table, events=events)

@@ -31,6 +31,10 @@ from pate.randomness import (
 )
 from pate.record_votes import RecordVotes
 
+_NEEDS_GAUSSIAN = (
+    "{} hides votes of length one in L1, and along components they are so in L2; choose "
+    "gaussian-counts"
+)
 _FAR = 37  # standard deviations: beyond it a chance is below 1e-297
 _MOST_OUTCOMES = 1 << 22
 
@@ -56,7 +60,9 @@ class CountMechanism(BaseMechanism):
 
     A frozen dataclass like :class:`~pate.mechanisms.Mechanism`, entered in
     :data:`pate.mechanisms.COUNT_MECHANISMS`. The counts are whole numbers of units, of which
-    ``reach`` make a vote; a record adds one unit at ``reach`` places of the table.
+    ``reach`` make a vote; a record adds one unit at ``reach`` places of the table. Along components
+    ``reach`` is 1, a record adds a vector of a length of one unit at most, and counts are in parts
+    of a unit, ``grid`` of which make one.
 
     Attributes
     ----------
@@ -70,12 +76,14 @@ class CountMechanism(BaseMechanism):
     pure: ClassVar[bool]
 
     @abstractmethod
-    def noise(self, shape: tuple[int, ...], *, reach: int, rng: np.random.Generator) -> IntArray:
-        """Draw the noise of a table, in units."""
+    def noise(
+        self, shape: tuple[int, ...], *, reach: int, rng: np.random.Generator, grid: int = 1
+    ) -> IntArray:
+        """Draw the noise of a table, in units, or in parts of one."""
 
     @abstractmethod
-    def variance(self, *, reach: int) -> float:
-        """Return the variance of the noise on one count, in units²."""
+    def variance(self, *, reach: int, grid: int = 1) -> float:
+        """Return the variance of the noise on one count, in units², or in parts of one."""
 
     @abstractmethod
     def cost(self, *, reach: int, records: int) -> Event:
@@ -133,13 +141,20 @@ class CountMechanism(BaseMechanism):
         CountRelease
             The noised table, and the events to pay for.
         """
-        noised = votes.counts + self.noise(votes.counts.shape, reach=votes.reach, rng=rng)
+        self.require_norm(components=votes.components)
+        known = {"reach": votes.reach, "grid": votes.grid}
+        noised = votes.counts + self.noise(votes.counts.shape, rng=rng, **known)
         table = NoisedCounts(
-            counts=noised, units=votes.reach, variance=self.variance(reach=votes.reach)
+            counts=noised, units=votes.reach * votes.grid, variance=self.variance(**known)
         )
         return CountRelease(
             table=table, events=self.events(reach=votes.reach, per_user=votes.per_user)
         )
+
+    def require_norm(self, *, components: bool) -> None:
+        """Refuse votes along components, of length one in L2, where the noise hides those in L1."""
+        if components and self.pure:
+            raise InvalidInput(_NEEDS_GAUSSIAN.format(self.name))
 
     def release_once(
         self, votes: RecordVotes, *, ledger: Ledger, name: str, most_answers: int | None = None
@@ -196,12 +211,14 @@ class LaplaceCounts(CountMechanism):
         """Return the scale in units, as it is drawn."""
         return representable_scale(Fraction(self.scale) * reach)
 
-    def noise(self, shape: tuple[int, ...], *, reach: int, rng: np.random.Generator) -> IntArray:
-        return discrete_laplace(self._units(reach), shape, rng)
+    def noise(
+        self, shape: tuple[int, ...], *, reach: int, rng: np.random.Generator, grid: int = 1
+    ) -> IntArray:
+        return discrete_laplace(self._units(reach * grid), shape, rng)
 
-    def variance(self, *, reach: int) -> float:
+    def variance(self, *, reach: int, grid: int = 1) -> float:
         # 2p/(1 − p)² with p = e^{−1/scale}: 1/(2 sinh²(1/(2·scale)))
-        half = 1 / (2 * float(self._units(reach)))
+        half = 1 / (2 * float(self._units(reach * grid)))
         return 0.0 if half > 300 else 1 / (2 * math.sinh(half) ** 2)
 
     def neighbour_chances(self, *, reach: int, units: int) -> tuple[FloatArray, FloatArray]:
@@ -259,6 +276,9 @@ class GaussianCounts(CountMechanism):
           is added or removed, and, n records of one user being n·√reach units at most,
           n²/(2σ²·reach)-zCDP for them (Canonne, Kamath & Steinke 2020, Theorem 4 and its
           multivariate form, Theorem 14).
+        * Along components a record adds a vector of whole parts of a unit whose length is one unit
+          at most (:mod:`pate.components`), and n records of one user n units at most, as lengths
+          add up: by the same theorem 1/(2σ²)-zCDP and n²/(2σ²)-zCDP.
         * The noise has these chances exactly (:func:`pate.randomness.discrete_gaussian`): its
           variance is rounded up to a ratio, and the ρ charged is that of the ratio, rounded up.
 
@@ -282,12 +302,18 @@ class GaussianCounts(CountMechanism):
         """Return σ² in units², as it is drawn."""
         return representable_variance((Fraction(self.sigma) * reach) ** 2)
 
-    def noise(self, shape: tuple[int, ...], *, reach: int, rng: np.random.Generator) -> IntArray:
-        return discrete_gaussian(self._units(reach), shape, rng)
+    def _drawn(self, reach: int, grid: int) -> Fraction:
+        """Return the same in parts of a unit: never less, so the cost of whole units covers it."""
+        return representable_variance(self._units(reach) * grid**2)
 
-    def variance(self, *, reach: int) -> float:
+    def noise(
+        self, shape: tuple[int, ...], *, reach: int, rng: np.random.Generator, grid: int = 1
+    ) -> IntArray:
+        return discrete_gaussian(self._drawn(reach, grid), shape, rng)
+
+    def variance(self, *, reach: int, grid: int = 1) -> float:
         # Of discrete noise at most σ² (Canonne, Kamath & Steinke 2020, Corollary 9), and about it.
-        return float(self._units(reach))
+        return float(self._drawn(reach, grid))
 
     def neighbour_chances(self, *, reach: int, units: int) -> tuple[FloatArray, FloatArray]:
         variance = float(self._units(reach))

@@ -255,9 +255,9 @@ class Recipe(BaseModel):
         variance = count_mechanism(self.aggregate).variance(reach=self.votes.reach)
         return math.sqrt(variance) / self.votes.reach
 
-    def clusters(self, *, inputs: int, classes: int) -> int | None:
-        """Return the clusters at which records vote; None where every public input is a cell."""
-        return self.votes.clusters(inputs=inputs, classes=classes, deviation=self.count_deviation)
+    def resolved_votes(self, *, inputs: int, classes: int) -> VotesSpec:
+        """Return the section ``[votes]`` with the numbers of cells or components that it means."""
+        return self.votes.resolved(inputs=inputs, classes=classes, deviation=self.count_deviation)
 
     @property
     def per_user(self) -> int | None:
@@ -359,6 +359,11 @@ class Recipe(BaseModel):
                 "privacy.sanitise out"
             )
         pure = count_mechanism(self.aggregate).pure
+        if pure and self.votes.components is not None:
+            raise ValueError(
+                f'votes.components takes mechanism = "gaussian-counts", and it is "{name}"; change '
+                "it, or leave components out"
+            )
         if pure and "delta" not in self.privacy.model_fields_set:
             object.__setattr__(self, "privacy", self.privacy.model_copy(update={"delta": 0.0}))
         if not pure and not self.privacy.delta:

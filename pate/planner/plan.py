@@ -294,7 +294,7 @@ def _mechanisms(
     if wanted is None and recipe.by_records:
         return ("gnmax",), (recipe.aggregate.mechanism,)  # teachers to compare with: one is enough
     possible = (*plannable(), *COUNT_MECHANISMS)
-    chosen = (*plannable(), "laplace-counts") if wanted is None else tuple(wanted)
+    chosen = (*plannable(), *COUNT_MECHANISMS) if wanted is None else tuple(wanted)
     found = tuple(each for each in possible if each in chosen)
     if not found or len(found) < len(set(chosen)):
         raise InvalidInput(
@@ -409,15 +409,12 @@ def _table(
         why = "a shuffled partition protects against one record replaced, and a table does not"
     else:
         report(f"letting records of {surrogate.name} vote")
-        votes = recipe.votes
-        if not recipe.by_records:
-            votes = VotesSpec(by="records", cells="auto", expected_records=facts.records)
         try:
             found = [
                 forecast_table(
                     surrogate,
                     facts=facts,
-                    votes=votes,
+                    votes=_section_for(recipe, each, facts),
                     mechanism=each,
                     budget=budget,
                     per_user=recipe.per_user,
@@ -435,12 +432,25 @@ def _table(
     return None, [f"Record votes were not considered: {why}."]
 
 
+def _section_for(recipe: Recipe, mechanism: str, facts: Facts) -> VotesSpec:
+    """Return how records would vote: as in the recipe, or in the way that suits a mechanism."""
+    pure = COUNT_MECHANISMS[mechanism].pure
+    if recipe.by_records and not (pure and recipe.votes.components is not None):
+        return recipe.votes
+    expected = recipe.votes.expected_records or facts.records
+    if pure:
+        return VotesSpec(by="records", cells="auto", expected_records=expected)
+    return VotesSpec(by="records", components="auto", expected_records=expected)
+
+
 def _seen(
     table: TableForecast, surrogate: Surrogate, facts: Facts, per_user: int | None
 ) -> list[str]:
+    along = table.votes.components
     sentence = (
-        f"How records vote was seen on {surrogate.name}: {table.voted} votes at {table.cells} "
-        "cells, noised and smoothed as in a run."
+        f"How records vote was seen on {surrogate.name}: {table.voted} votes "
+        f"{f'at {table.rows} cells' if along is None else f'along {table.rows} components'}, "
+        "noised and smoothed as in a run."
     )
     if table.voted < facts.records:
         sentence += (

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from pate.components import VotingPlaces, make_places
 from pate.mechanisms import COUNT_MECHANISMS, AggregateSpec, Plan, count_mechanism, plan_table
 from pate.planner.forecast import Budget, Forecast, useful_labels
 from pate.planner.profile import Facts
 from pate.planner.search import Wish
 from pate.planner.surrogate import Surrogate
-from pate.record_votes import Cells, RecordVotes, VotesSpec, count_votes, make_cells
-from pate.students.count_smoothing import smooth_counts
+from pate.record_votes import RecordVotes, VotesSpec
+from pate.students.count_smoothing import label_inputs
 
 _TIMES = (0.25, 0.5, 1.0, 2.0, 4.0)  # the asked ε, to show what more of it would buy
 _DRAWS, _MANY = 3, 2000  # of noise, and the inputs from which on one draw is enough
@@ -41,7 +42,7 @@ class TableForecast:
     useful: float  # what the labels are worth, in labels without mistakes
     over_epsilon: Mapping[float, float]  # ε → share of right labels
     voted: int  # records of the surrogate that voted
-    cells: int  # at which they did
+    rows: int  # of the table: the cells, or components, that they voted at
     student_accuracy: float | None = None  # of a student of the labels, on the surrogate
 
     @property
@@ -89,37 +90,45 @@ def forecast_table(
     voters = np.resize(rng.permutation(len(surrogate.labels)), max(1, round(facts.records * part)))
 
     @functools.cache
-    def counted(clusters: int | None) -> tuple[Cells, RecordVotes]:
-        cells = make_cells(features, cells=clusters)
-        reach = min(votes.reach, len(cells))
-        counts = count_votes(
-            cells.nearest(surrogate.features, reach=reach)[voters],
-            surrogate.labels[voters],
-            classes=surrogate.classes,
-            table=(len(cells), surrogate.classes),
+    def counted(resolved: VotesSpec) -> tuple[VotingPlaces, RecordVotes]:
+        places = make_places(features, resolved)
+        along = resolved.components is not None
+        reach = 1 if along else min(votes.reach, len(places))
+        # Records that vote several times are counted as often.
+        often = np.bincount(voters, minlength=len(surrogate.labels))
+        counts = sum(
+            (
+                places.count(
+                    surrogate.features[often >= times],
+                    surrogate.labels[often >= times],
+                    classes=surrogate.classes,
+                    reach=reach,
+                )
+                for times in range(1, often.max() + 1)
+            ),
+            start=np.zeros((len(places), surrogate.classes), dtype=np.int64),
         )
-        return cells, RecordVotes(counts=counts, reach=reach, per_user=per_user)
+        return places, RecordVotes(counts=counts, reach=reach, per_user=per_user, components=along)
 
-    def table_at(spec: AggregateSpec) -> tuple[Cells, RecordVotes]:
+    def table_at(spec: AggregateSpec) -> tuple[VotingPlaces, RecordVotes]:
         variance = count_mechanism(spec).variance(reach=votes.reach)
-        clusters = votes.clusters(
+        resolved = votes.resolved(
             inputs=facts.queries,
             classes=surrogate.classes,
             deviation=math.sqrt(variance) / votes.reach,
         )
-        return counted(clusters and min(inputs, max(2, round(clusters * part))))
+        fewer = {
+            key: min(inputs - 1, max(2, round(number * part)))
+            for key in ("cells", "components")
+            if isinstance(number := getattr(resolved, key), int)
+        }
+        return counted(resolved.model_copy(update=fewer))
 
     def labels_at(spec: AggregateSpec, draw: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         noise = np.random.default_rng([draw, inputs])
-        cells, exact = table_at(spec)
+        places, exact = table_at(spec)
         table = count_mechanism(spec).release(exact, rng=noise).table
-        return smooth_counts(
-            table.counts,
-            units=table.units,
-            features=features,
-            cells=cells.members,
-            variance=table.variance,
-        ).labels
+        return label_inputs(table, places=places, features=features).labels
 
     def setting(epsilon: float) -> AggregateSpec:
         kind = COUNT_MECHANISMS[mechanism]
@@ -159,7 +168,7 @@ def forecast_table(
         useful=useful_labels(facts.queries, accuracy, classes=surrogate.classes),
         over_epsilon=over,
         voted=len(voters),
-        cells=len(table_at(spec)[0]),
+        rows=len(table_at(spec)[0]),
         student_accuracy=float(np.mean([surrogate.taught(rows, each) for each in taught]))
         if taught
         else None,

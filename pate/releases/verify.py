@@ -448,7 +448,7 @@ def _table(given: _Given) -> Iterator[str]:
             return
     if not recipe.by_records or not folder.is_dir():
         return
-    cells = recipe.clusters(inputs=inputs, classes=given.classes) or inputs
+    cells = recipe.resolved_votes(inputs=inputs, classes=given.classes).rows(inputs=inputs)
     shapes = [(cells, given.classes), (inputs, given.classes), (inputs,)]
     for name, shape, kind in zip(TABLE, shapes, "iff", strict=True):
         values = np.load(folder / name, mmap_mode="r", allow_pickle=False)

@@ -136,9 +136,9 @@ class Facts:
 
     @property
     def cells(self) -> int:
-        """The number of cells at which records voted, where they did."""
-        classes = len(self.classes)
-        return self.recipe.clusters(inputs=self.queries, classes=classes) or self.queries
+        """The number of cells at which records voted, or of components, where they did."""
+        votes = self.recipe.resolved_votes(inputs=self.queries, classes=len(self.classes))
+        return votes.rows(inputs=self.queries)
 
     @property
     def conversion(self) -> Conversion:

@@ -24,6 +24,7 @@ from pate.artifacts.results import (
     StatedGuarantee,
     StatedPlan,
 )
+from pate.components import load_places
 from pate.devices import use_first
 from pate.mechanisms import (
     Mechanism,
@@ -52,7 +53,7 @@ from pate.stages.exactly_once import (
     release_once,
     require_consent,
 )
-from pate.students.count_smoothing import smooth_counts
+from pate.students.count_smoothing import label_inputs
 from pate.students.train import StudentData, train_student
 from pate.teachers.protocol import probabilities
 from pate.votes import Votes
@@ -167,6 +168,7 @@ def _release_table(context: Context) -> None:
             counts=context.inputs["vote"].array("counts.npy"),
             reach=recipe.votes.reach,
             per_user=recipe.per_user,
+            components=recipe.votes.components is not None,
         )
         drawn = count_mechanism(recipe.aggregate).release(votes, rng=noise(options))
         drawn.table.save(draft)
@@ -174,13 +176,8 @@ def _release_table(context: Context) -> None:
     def publish(answer: Artifact, draft: Draft) -> None:
         table = NoisedCounts.load(answer)
         assert table is not None  # it was prepared above
-        soft = smooth_counts(
-            np.array(table.counts),
-            units=table.units,
-            features=_flat_features(context),
-            cells=np.array(context.inputs["cells"].array("members.npy")),
-            variance=table.variance,
-        )
+        places = load_places(context.inputs["cells"].path)
+        soft = label_inputs(table, places=places, features=_flat_features(context))
         labels = Labels.of(
             Answers(
                 asked=np.arange(inputs),

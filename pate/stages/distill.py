@@ -140,7 +140,7 @@ def _run(context: Context) -> None:
     if len(np.unique(labels)) < 2 and released.table is not None:
         raise InvalidInput(
             "the noise on the counts leaves no class ahead of the others; raise privacy.epsilon, "
-            "or let records vote at fewer cells: lower votes.cells"
+            "or let records vote at fewer cells: lower votes.cells, or votes.components"
         )
     if len(np.unique(labels)) < 2:
         lower = "threshold" if context.recipe.aggregate.kind.checks else "noise"

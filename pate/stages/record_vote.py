@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from pate.artifacts import Level
+from pate.components import load_places, make_places
 from pate.engines import Progress, Task
 from pate.engines.files import makes, reads, rows
 from pate.errors import InvalidInput, PateError
 from pate.pipeline.recipe import Recipe
 from pate.pipeline.stage import Context, Options, Stage
-from pate.record_votes import make_cells
 from pate.stages.dispatch import Dispatcher, Work, read_failures
 from pate.stages.distill import require_student
 from pate.stages.encode import private_features_path, public_features, require_complete
@@ -23,17 +23,19 @@ _TASKS = 8  # that the shards are grouped into: a fixed number, so that tasks fo
 
 def _cells_settings(recipe: Recipe, options: Options) -> Any:
     votes = recipe.votes
-    if votes.cells != "auto":
-        return {"cells": votes.cells}
-    return {"expected_records": votes.expected_records, "deviation": recipe.count_deviation}
+    found: dict[str, Any] = {} if votes.components is None else {"components": votes.components}
+    if votes.expected_records is None:
+        return found or {"cells": votes.cells}
+    public = {"expected_records": votes.expected_records, "deviation": recipe.count_deviation}
+    return found | public
 
 
 def _make_cells(context: Context) -> None:
-    """Write the cells, from public features alone: the store refuses this stage anything else."""
+    """Write the cells or components, from public features: the store refuses anything else."""
     features = np.array(public_features(context))
     classes = int(context.inputs["data-public"].facts["classes"])
-    clusters = context.recipe.clusters(inputs=len(features), classes=classes)
-    made = make_cells(features, cells=clusters)
+    votes = context.recipe.resolved_votes(inputs=len(features), classes=classes)
+    made = make_places(features, votes)
     if context.recipe.votes.reach > len(made):
         raise InvalidInput(
             f"votes.reach is {context.recipe.votes.reach}, and there are {len(made)} cells; lower "
@@ -54,7 +56,7 @@ def _vote(context: Context) -> None:
     """Write the table of votes; memory holds one block of distances, whatever the records are."""
     classes = int(context.inputs["data-public"].facts["classes"])
     require_distillable(context)
-    cells = len(context.inputs["cells"].array("centres.npy"))
+    cells = len(load_places(context.inputs["cells"].path))
     shards = context.inputs["partition"]
     count = len(shards.array("offsets.npy")) - 1
     with context.draft(Level.PRIVATE) as draft:

@@ -25,9 +25,9 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from pate.artifacts import Artifact, Draft, Level, Store, StoreError, open_alone
+from pate.components import load_places
 from pate.engines.files import load_rows, path_of, reads
 from pate.errors import OutOfMemory, PateError
-from pate.record_votes import Cells, count_votes
 from pate.teachers.adapters import is_torch_teacher, make
 from pate.teachers.persist import restore, save
 from pate.teachers.protocol import Teacher, group_families, predict_many_labels, train_many
@@ -188,15 +188,14 @@ def count_group(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Write the table of the votes of some shards of records.
 
     Guarantees:
-        The cells of a record are a function of it and of public inputs (:mod:`pate.record_votes`),
+        The vote of a record is a function of it and of public inputs (:mod:`pate.record_votes`),
         and whole numbers add up exactly: the table is the same however records are grouped.
     """
-    cells, classes = Cells.load(path_of(payload["cells"])), int(payload["classes"])
+    cells, classes = load_places(path_of(payload["cells"])), int(payload["classes"])
     counts = np.zeros((len(cells), classes), dtype=np.int64)
     for shard in payload["shards"]:
         records, labels = _shard(shard)
-        places = cells.nearest(records, reach=int(payload["reach"]))
-        counts += count_votes(places, labels, classes=classes, table=counts.shape)
+        counts += cells.count(records, labels, classes=classes, reach=int(payload["reach"]))
     part = path_of(payload["part"])
     unfinished = part.with_name(f".{part.name}")
     np.save(unfinished, counts, allow_pickle=False)

@@ -23,8 +23,11 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pate.artifacts.results import SoftLabels
+from pate.artifacts.results import NoisedCounts, SoftLabels
+from pate.components import VotingPlaces
 from pate.errors import InvalidInput
+from pate.record_votes import GRID, Cells
+from pate.students.component_labels import label_by_components
 from pate.students.propagation import neighbour_graph
 
 _NEIGHBOURS = 8
@@ -33,6 +36,49 @@ _POWERS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # from averaged counts to probabi
 _FOLDS = 5
 _SPLITS = 8  # of the noise of clusters
 _CLEAR, _CLEAR_SPLIT = 5.0, 3.0  # standard deviations of noise by which predicted classes lead
+
+
+def label_inputs(table: NoisedCounts, *, places: VotingPlaces, features: ArrayLike) -> SoftLabels:
+    """Return soft labels of all public inputs from a noised table of record votes.
+
+    Parameters
+    ----------
+    table : NoisedCounts
+        The released table.
+    places : Cells or Components
+        The cells at which records voted, or the components along which they did.
+    features : array-like, (inputs, …)
+        The features of all public inputs, as the cells or components were made of.
+
+    Returns
+    -------
+    SoftLabels
+        Probabilities of the classes of each input: of a table of cells by :func:`smooth_counts`, of
+        components by :func:`pate.students.component_labels.label_by_components`.
+
+    Guarantees:
+        The table is RELEASED and all else is public, so this costs no privacy (post-processing:
+        Dwork and Roth 2014, Proposition 2.1).
+
+    >>> from pate import LaplaceCounts, count_record_votes, make_cells, secure_generator
+    >>> public, rng = np.array([[0.0], [0.2], [5.0], [5.2]]), np.random.default_rng(0)
+    >>> records, cells = rng.uniform(0, 0.3, size=(50, 1)), make_cells(public)
+    >>> votes = count_record_votes(records, [1] * 50, cells=cells, classes=2)
+    >>> table = LaplaceCounts(scale=1.0).release(votes, rng=secure_generator()).table
+    >>> label_inputs(table, places=cells, features=public).probabilities.shape
+    (4, 2)
+    """
+    if isinstance(places, Cells):
+        return smooth_counts(
+            table.counts,
+            units=table.units,
+            features=features,
+            cells=places.members,
+            variance=table.variance,
+        )
+    coordinates = places.coordinates(features) / GRID
+    deviation = math.sqrt(table.variance) / table.units
+    return label_by_components(table.votes, coordinates, deviation=deviation)
 
 
 def smooth_counts(

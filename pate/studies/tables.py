@@ -38,6 +38,7 @@ from pate.artifacts.results import (
 )
 from pate.errors import InvalidInput
 from pate.metrics import Share, no_better, wilson
+from pate.record_votes import VotesSpec
 from pate.stages.evaluate import EVALUATE
 from pate.studies.study import enough_labels
 
@@ -493,7 +494,7 @@ _SQUARES = (
 
 
 def _records_note(
-    rows: Sequence[ComparisonRow], *, per_user: int | None, unit: str, reach: int
+    rows: Sequence[ComparisonRow], *, per_user: int | None, unit: str, votes: VotesSpec
 ) -> str:
     """Return who votes by record votes, and at which δ; and where teachers were left out."""
     own = [row for row in rows if row.method == "record-votes"]
@@ -502,10 +503,13 @@ def _records_note(
     if per_user is not None:
         some = f"at most {per_user} records of each {unit} vote once each"
         voters = f"one record of each {unit} votes once" if per_user == 1 else some
-    where = "the public input" if reach == 1 else f"the {reach} public inputs"
+    where = "at the public input nearest to it"
+    if votes.reach > 1:
+        where = f"at the {votes.reach} public inputs nearest to it"
+    if votes.components is not None:
+        where = "along components of a kernel of the public inputs"
     note = (
-        f"By record votes {voters}, at {where} nearest to it; one table of noised counts "
-        "labels all public inputs."
+        f"By record votes {voters}, {where}; one table of noised counts labels all public inputs."
     )
     if pure:
         note += " Its ε is pure: δ = 0, so that it also holds at the δ of the others."
@@ -526,13 +530,13 @@ def comparison_notes(
     seeded: bool,
     per_user: int | None = None,
     unit: str = "record",
-    reach: int = 1,
+    votes: VotesSpec | None = None,
 ) -> tuple[str, ...]:
     """Return the sentences that a reader of the table needs: differences and costs.
 
     ``tuning`` is the recipe's own text on how its settings were chosen; empty if it has none. With
     ``per_user`` PATE protects all records of one user, and so many of them vote by record votes,
-    each at the ``reach`` nearest public inputs.
+    as the section ``votes`` states.
     ``unit`` is the noun for whoever is protected.
     """
     nouns = {"record": unit} if per_user is None else {"user": unit}
@@ -543,7 +547,8 @@ def comparison_notes(
     squares = relation.get("least-squares")
     own = None
     if "record-votes" in relation:
-        own = _records_note(rows, per_user=per_user, unit=unit, reach=reach)
+        assert votes is not None
+        own = _records_note(rows, per_user=per_user, unit=unit, votes=votes)
     notes = [
         in_nouns(compare_neighbours(ours, relation["dpsgd"], users=per_user is not None), **nouns),
         *([] if squares is None else [_SQUARES.format(describe_neighbours(squares, unit))]),

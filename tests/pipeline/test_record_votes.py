@@ -13,7 +13,7 @@ from kills import WORDS, audit, charges, drafts, drawn_bytes, finished, publishe
 
 import pate
 from pate.accounting import Ledger, Neighbours, event_to_json
-from pate.mechanisms import LaplaceCounts
+from pate.mechanisms import GaussianCounts, LaplaceCounts
 from pate.record_votes import Cells
 
 RECORDS, PRIVATE = 600, 540  # enough for votes to be above their noise
@@ -133,6 +133,44 @@ def test_the_table_is_the_same_on_every_engine_and_with_an_encoder(records):
     assert (tables[0] == by_hand(records)).all()
     assert tables[0].shape == (11, 3)
     assert tables[0].sum() == 2 * PRIVATE
+
+
+def test_records_vote_along_components_from_a_recipe_to_a_release(records):
+    records.sections["votes"] |= {"components": "auto", "expected_records": 500}
+    records.sections["aggregate"] = {"mechanism": "gaussian-counts"}
+    student = {"model": "kernel-ridge", "inputs": "features"}
+    records.write(
+        privacy={"epsilon": 4.0, "delta": 1e-5}, student=student, encoder={"steps": ["standardise"]}
+    )
+    tables = []
+    for engine in ("serial", "processes:2"):
+        records.engine = engine
+        out = records.folder / "runs" / engine.partition(":")[0]
+        records.run("--out", out, stage="vote")
+        tables.append(records.array("vote", "counts.npy", run=out))
+    assert (tables[0] == tables[1]).all()
+    assert tables[0].shape == (2, 3)  # twelve of 30 inputs to a component
+    records.engine = "serial"
+    said = records.run().stdout
+    assert "for one record added or removed." in said
+    with Ledger.open(records.ledger) as ledger:
+        (charge,) = ledger.charges()
+        assert charge.records is Neighbours.ADD_REMOVE
+        (event,) = GaussianCounts(sigma=1.0).events()
+        assert [type(each.event) for each in charge.events] == [type(event)]
+    report = records.pate("report", records.run_folder).stdout
+    assert report
+    page = (records.run_folder / "report.html").read_text()
+    assert "along 2 components of a kernel of the public inputs" in page
+    records.pate("release", records.run_folder, "out", "--labels")
+    out = records.folder / "out"
+    assert np.load(out / "labels" / "noised.npy").shape == (2, 3)
+    card = (out / "MODEL_CARD.md").read_text()
+    assert "a vector of length one along 2 components" in card
+    assert "in units of 1/4096 vote" in card
+    assert "Not checked" not in records.pate("verify", "out").stdout
+    audited = json.loads(records.pate("audit", records.run_folder, "--json").stdout)
+    assert audited["verdict"] != "contradicted"
 
 
 def test_a_record_less_moves_one_vote_through_the_whole_pipeline(records):
@@ -296,7 +334,10 @@ def test_killed_on_either_side_of_the_charge(records, moment):
         ({"votes": {"cells": 31}}, "there are 30 public inputs"),
         ({"votes": {"cell": 3}}, "cells"),
         ({"votes": {"cells": "auto"}}, "needs expected_records"),
-        ({"votes": {"expected_records": 90}}, 'only cells = "auto" uses it'),
+        ({"votes": {"components": "auto"}}, "needs expected_records"),
+        ({"votes": {"components": 5}}, 'takes mechanism = "gaussian-counts"'),
+        ({"votes": {"components": 5, "reach": 2}}, "leave reach out"),
+        ({"votes": {"expected_records": 90}}, 'only cells = "auto" and components = "auto" use'),
         ({"partition": {"method": "shuffle"}}, 'with votes.by = "records" leave it out'),
         ({"privacy": {"sanitise": True}}, "does not depend on the votes"),
         ({"privacy": {"epsilon": None}}, "scale is found if epsilon in [privacy] is given"),

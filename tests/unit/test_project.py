@@ -41,7 +41,8 @@ LAYERS = [
     ["ensemble"],
     ["frames", "students", "testing"],
     ["partition", "teachers", "mechanisms", "encoders", "datasets", "plugin_source"],
-    ["artifacts", "console", "engines", "plugins", "recipes", "record_votes", "votes"],
+    ["artifacts", "components", "console", "engines", "plugins", "recipes", "votes"],
+    ["record_votes"],
     [
         "accounting",
         "archives",

@@ -254,7 +254,7 @@ def compare(
         seeded=seeded,
         per_user=runs.any_recipe.per_user,
         unit=runs.any_recipe.unit,
-        reach=1 if checked.record_votes is None else checked.record_votes.votes.reach,
+        votes=None if checked.record_votes is None else checked.record_votes.votes,
     )
     comparison = Comparison(
         name=name,

@@ -7,9 +7,15 @@ import itertools
 import numpy as np
 import pytest
 
-from pate.accounting import compose
+from pate.accounting import ZeroConcentrated, compose
+from pate.accounting.composition import gaussian_epsilon
 from pate.accounting.exact_divergence import neighbour_chances, renyi_divergences
-from pate.audits.leave_one_out import record_exposure, shown_epsilon, teacher_exposure
+from pate.audits.leave_one_out import (
+    component_exposure,
+    record_exposure,
+    shown_epsilon,
+    teacher_exposure,
+)
 from pate.errors import ConditionsFail, InvalidInput
 from pate.mechanisms import (
     ConfidentGnmax,
@@ -21,6 +27,7 @@ from pate.mechanisms import (
     LaplaceNoisyMax,
 )
 from pate.mechanisms.mechanism import moved_counts
+from pate.record_votes import GRID
 from pate.teachers.linear import RidgeTeacher
 from pate.votes import Votes
 
@@ -257,6 +264,28 @@ def test_record_votes_by_brute_force(reach):
     given = record_exposure(cells, labels, mechanism=gaussian, delta=1e-5, classes=2)
     claimed = compose(gaussian.events(reach=reach)).guarantee(delta=1e-5).epsilon
     assert 0 < given.shown <= given.epsilons.max() <= claimed * (1 + 1e-12)  # it is all of it
+
+
+def test_votes_along_components_show_what_their_lengths_cost():
+    noise, whole = GaussianCounts(sigma=1.5), GRID
+    votes = np.array([[whole, 0], [0, whole // 2], [0, 0], [whole * 3 // 5, whole * 4 // 5]])
+    given = {"mechanism": noise, "delta": 1e-5, "classes": 2}
+    found = component_exposure(votes, [0, 1, 1, 7], **given)
+    claimed = compose(noise.events()).guarantee(delta=1e-5).epsilon
+    assert found.epsilons[0] == pytest.approx(claimed, rel=1e-3)
+    assert found.epsilons[0] <= claimed * (1 + 1e-12)
+    assert 0 < found.epsilons[1] < found.epsilons[0]
+    assert found.epsilons[2:].tolist() == [0, 0]  # no vote, and no class
+    assert found.changed.tolist() == [1, 1, 0, 0]
+    exact = gaussian_epsilon(1.5, delta=1e-5)
+    assert exact * 0.99 < found.shown <= exact
+    users = component_exposure(votes, [0, 0, 0, 0], **given, groups=["a", "a", "b", "b"])
+    assert users.changed.tolist() == [2, 2]
+    for shift, epsilon in zip((1.25, 1.0), users.epsilons, strict=True):
+        rho = shift / (2 * 1.5**2)
+        assert epsilon == pytest.approx(
+            compose([ZeroConcentrated(rho=rho)]).guarantee(delta=1e-5).epsilon, rel=1e-3
+        )
 
 
 @pytest.mark.parametrize("units", [1, 2, 5])

@@ -84,12 +84,12 @@ def test_the_guarantee_is_that_of_the_noise(surrogate: Surrogate) -> None:
 @pytest.mark.campaign
 def test_votes_are_scaled_to_the_private_data(surrogate: Surrogate) -> None:
     own = predicted(surrogate)
-    assert (own.voted, own.cells, own.answered) == (650, 200, 200)
+    assert (own.voted, own.rows, own.answered) == (650, 200, 200)
     fewer = predicted(surrogate, facts=Facts(records=130, queries=200, classes=10))
-    assert (fewer.voted, fewer.cells) == (130, 200)
+    assert (fewer.voted, fewer.rows) == (130, 200)
     assert fewer.label_accuracy < own.label_accuracy - 0.1
     larger = predicted(surrogate, facts=Facts(records=6500, queries=2000, classes=10))
-    assert (larger.voted, larger.cells, larger.answered) == (650, 200, 2000)
+    assert (larger.voted, larger.rows, larger.answered) == (650, 200, 2000)
     assert larger.label_accuracy == own.label_accuracy
     more = predicted(surrogate, facts=Facts(records=6500, queries=200, classes=10))
     assert more.voted == 6500  # each record ten times
@@ -99,7 +99,7 @@ def test_votes_are_scaled_to_the_private_data(surrogate: Surrogate) -> None:
         facts=Facts(records=1300, queries=400, classes=10),
         votes=VotesSpec(by="records", cells=100, reach=2),
     )
-    assert (clustered.cells, clustered.voted) == (50, 650)
+    assert (clustered.rows, clustered.voted) == (50, 650)
 
 
 @pytest.mark.campaign
@@ -108,7 +108,7 @@ def test_automatic_cells_follow_the_noise_of_each_epsilon(surrogate: Surrogate) 
     some, all_inputs = (
         predicted(surrogate, Budget(epsilon=0.4, delta=1e-5), votes=each) for each in (votes, VOTES)
     )
-    assert (some.cells, all_inputs.cells) == (46, 200)  # 650/(4·√2·2.5), less by whole numbers
+    assert (some.rows, all_inputs.rows) == (46, 200)  # 650/(4·√2·2.5), less by whole numbers
     assert some.label_accuracy > all_inputs.label_accuracy
     assert some.over_epsilon[0.1] > all_inputs.over_epsilon[0.1] + 0.2
     assert some.over_epsilon[1.6] == all_inputs.over_epsilon[1.6]  # every input is a cell again
