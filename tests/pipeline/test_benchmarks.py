@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -63,6 +64,23 @@ def test_record_votes(tmp_path):
     rows = run(tmp_path, "record_votes.py", *words)
     assert [row[1] for row in rows[3:]] == ["1", "4"]
     assert all(float(row[3]) > float(row[8]) for row in rows[3:])  # records, and teachers
+
+
+def test_choose_settings(monkeypatch):
+    """Every candidate is a recipe that can be read, and no two of a key are alike."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    script = importlib.import_module("choose_settings")
+    for name, task in script.read_tasks().items():
+        grid = script.grid_of(task)
+        start = [alternatives[0] for alternatives in grid]
+        for place, alternatives in enumerate(grid):
+            found = []
+            for each in alternatives:
+                chosen = (*start[:place], each, *start[place + 1 :])
+                candidate = script.recipes(name, task, chosen)
+                assert len(candidate) == len(task.get("epsilons", [1]))
+                assert candidate not in found
+                found.append(candidate)
 
 
 @pytest.mark.campaign
