@@ -83,10 +83,13 @@ class Components:
 
     def __post_init__(self) -> None:
         require_exact(self.landmarks, step=self.step)
-        largest = int(np.abs(self.directions).max(initial=0))
+        whole = self.landmarks.dtype == self.directions.dtype == np.int64
+        largest = max(int(self.directions.max(initial=0)), -int(self.directions.min(initial=0)))
         exact = 0 < largest * _KERNEL * len(self.landmarks) <= _EXACT
-        if not exact or not self.scale > 0 or not np.isfinite(self.units).all():
-            raise InvalidInput("the directions of the components are too large for exact sums")
+        shapes = (len(self.landmarks), len(self.units)) == self.directions.shape
+        finite = 0 < self.scale < math.inf and bool(np.isfinite(self.units).all())
+        if not (whole and exact and shapes and finite):
+            raise InvalidInput("these components do not allow for exact sums")
 
     def __len__(self) -> int:
         return int(self.directions.shape[1])
@@ -108,6 +111,8 @@ class Components:
         self, features: ArrayLike, labels: ArrayLike, *, classes: int, reach: int = 1
     ) -> IntArray:
         """Return the votes of records, (components, classes), in units of 1/4096; reach is 1."""
+        if reach != 1:
+            raise InvalidInput(f"reach is {reach}, and votes along components have none")
         return count_along(self.coordinates(features), labels, classes=classes)
 
     def coordinates(self, features: ArrayLike) -> IntArray:

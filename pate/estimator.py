@@ -470,7 +470,6 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         student, spec = self._student(features, seed)
         per_user = None if groups is None else self.per_user
         mechanism = self._count_mechanism(per_user)
-        mechanism.require_norm(components=section.components is not None)
         plan = plan_table(
             mechanism,
             epsilon=self.epsilon,
@@ -478,6 +477,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             inputs=len(public),
             reach=self.reach,
             per_user=per_user,
+            components=section.components is not None,
         )
         resolved = section.resolved(
             inputs=len(public),

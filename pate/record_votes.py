@@ -37,7 +37,14 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from pate._validate import check_whole
 from pate.accounting import Neighbours
@@ -99,6 +106,12 @@ class VotesSpec(BaseModel):
         description="Most records of a user that vote, where `data.group` names users; others are "
         "left out by a keyed order. Default: 1.",
     )
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave components out where there are none: digests of such sections do not change."""
+        given: dict[str, Any] = write(self)
+        return {k: v for k, v in given.items() if k != "components" or v is not None}
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
@@ -499,6 +512,8 @@ def count_along(coordinates: IntArray, labels: ArrayLike, *, classes: int) -> In
     given = np.asarray(labels)
     if given.shape != coordinates.shape[:1]:
         raise InvalidInput(f"records {coordinates.shape} and labels {given.shape} do not match")
+    if given.size and given.dtype.kind not in "iu":
+        raise InvalidInput(f"labels have type {given.dtype}; they must be whole numbers")
     return np.stack([coordinates[given == each].sum(axis=0) for each in range(classes)], axis=1)
 
 

@@ -23,6 +23,7 @@ from pate._validate import check_choice, check_whole
 from pate.accounting import compose
 from pate.audits.findings import LABELS, TABLE, Finding
 from pate.audits.statistics import OneRunBound, audit_one_run
+from pate.components import Components
 from pate.ensemble import train_teachers, vote
 from pate.errors import InvalidInput
 from pate.mechanisms import CountMechanism, Mechanism
@@ -109,6 +110,8 @@ def audit_pate(
     kind: Literal["mislabelled", "noise", "blank"] = "mislabelled",
     copies: int = 1,
     public: ArrayLike | None = None,
+    reach: int = 1,
+    components: Components | None = None,
     pool: tuple[ArrayLike, ArrayLike] | None = None,
     model: Any = "ridge",
     teachers: int = 50,
@@ -140,6 +143,10 @@ def audit_pate(
         How often each canary that is in occurs. The bound is still for one record.
     public : array-like, optional
         For record votes: public inputs that are cells beside the canaries' own.
+    reach : int, default=1
+        The cells at which a record votes.
+    components : Components, optional
+        For record votes: the components along which records vote, in place of cells.
     pool : pair of array-like, optional
         Inputs and labels that canaries are made from, which are public; by default the private
         records.
@@ -190,15 +197,20 @@ def audit_pate(
         return audit_one_run(scores, coins, delta=delta, confidence=confidence, **fixed)
 
     if isinstance(mechanism, CountMechanism):
-        places = np.unique(looks, axis=0)
-        cells = make_cells(places if public is None else np.concatenate([places, public]))
-        known: dict[str, Any] = {"cells": cells, "classes": classes}
-        own = (cells.nearest(looks)[:, 0], wrong)
+        known: dict[str, Any] = {"cells": components, "classes": classes}
+        if components is None:
+            places = np.unique(looks, axis=0)
+            cells = make_cells(places if public is None else np.concatenate([places, public]))
+            known |= {"cells": cells, "reach": reach}
         noised = mechanism.release(count_record_votes(records, targets, **known), rng=rng)
-        others = count_record_votes(points, given, **known).counts[own]
         # In whole numbers, so that no rounding depends on how many records are in a cell.
-        excess = noised.table.counts[own] - noised.table.units * others
-        found = excess / noised.table.units - copies / 2
+        excess = noised.table.counts - count_record_votes(points, given, **known).counts
+        if components is None:
+            own = excess[cells.nearest(looks, reach=reach), wrong[:, None]]
+            found = own.sum(axis=1) / noised.table.units - copies / 2
+        else:
+            votes = components.coordinates(looks)
+            found = _presences(votes, wrong, excess, copies=copies, variance=noised.table.variance)
         # Laplace noise lets nobody know more than on which side of the middle a count lies.
         exact = {"threshold": 0.0} | ({"guesses": guesses or canaries} if mechanism.pure else {})
         shown = bound(found, **exact)
@@ -242,6 +254,22 @@ def audit_pate(
         note="" if pool or kind != "mislabelled" else "Canaries are private inputs, mislabelled.",
         publishable=target == TABLE and pool is not None and insecure_seed is None,
     )
+
+
+def _presences(
+    votes: IntArray, labels: IntArray, excess: IntArray, *, copies: int, variance: float
+) -> NDArray[np.float64]:
+    """Return how much more than half of its copies of each canary are in the sums of its class.
+
+    By least squares, with the variance of the noise as a ridge.
+    """
+    found = np.zeros(len(votes))
+    for label in np.unique(labels):
+        own = np.flatnonzero(labels == label)
+        some = votes[own].astype(np.float64)
+        more = excess[:, label] - copies / 2 * some.sum(axis=0)
+        found[own] = np.linalg.solve(some @ some.T + variance * np.eye(len(own)), some @ more)
+    return found
 
 
 def _confidences(

@@ -7,7 +7,6 @@ is PRIVATE.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,13 +20,13 @@ from pate.artifacts import Artifact
 from pate.artifacts.results import Labels
 from pate.audits.leave_one_out import cast_votes
 from pate.audits.predictions import Predict
-from pate.components import VotingPlaces, load_places
+from pate.components import Components, VotingPlaces, load_places
 from pate.errors import ConditionsFail, StoreError
 from pate.mechanisms import count_mechanism, voting_mechanism
 from pate.partition import partition
 from pate.pipeline.runner import PipelineRun
 from pate.pipeline.stage import Context
-from pate.record_votes import GRID, RecordVotes
+from pate.record_votes import GRID, RecordVotes, count_along
 from pate.stages.encode import (
     as_student_sees,
     graph_features,
@@ -113,17 +112,25 @@ class Retraining:
                 "so that one record reaches several teachers or votes"
             )
         votes = np.asarray(counts.array("counts.npy"), dtype=np.int64)
+        if recipe.by_records and isinstance(self.cells, Components):
+            return (*found, *self._sum_faults(self.cells, votes))
         if recipe.by_records:
-            records = len(shards.array("labels.npy"))
-            cast, most = int(votes.sum()), records * recipe.votes.reach
-            if recipe.votes.components is not None:  # lengths add up at most
-                cast, most = math.ceil(float(np.linalg.norm(votes))), records * GRID
+            cast, most = int(votes.sum()), len(shards.array("labels.npy")) * recipe.votes.reach
         else:
             cast, most = int(votes.sum(axis=1).max()), recipe.teachers.count
         if cast > most:
             where = "in the table" if recipe.by_records else "on one input"
             found.append(f"{cast} votes are counted {where}, of {most} at most")
         return tuple(found)
+
+    def _sum_faults(self, components: Components, sums: IntArray) -> Iterator[str]:
+        """Yield what is wrong with sums of votes along components, looking at every vote again."""
+        _, seen, labels = self.private()
+        votes = components.coordinates(np.asarray(seen))
+        if (votes**2).sum(axis=1).max(initial=0) > GRID**2:
+            yield "a vote along the components is longer than one"
+        if not np.array_equal(count_along(votes, labels, classes=self.classes), sums):
+            yield "the sums along the components are not those of the votes of the shards' records"
 
     def test(self) -> tuple[NDArray[Any], IntArray]:
         """Return the test records, and labels."""

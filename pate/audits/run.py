@@ -60,6 +60,10 @@ _ALL_ALIKE = (
     "Every record that votes changes the table by one vote, and the noise does not depend on the "
     "counts: the realised ε is the same for all of them."
 )
+_BY_LENGTH = (
+    "Every record that votes changes the table by a vector of one vote at most, and the noise does "
+    "not depend on the sums: the realised ε follows from its length."
+)
 _STOPPED = (
     "Answers are capped: the realised ε of records adds up the checks and answers that were made, "
     "and does not weigh when they end; the bound is of the first queries, which are always asked."
@@ -236,7 +240,8 @@ def _leave_one_out(
         shards, _ = record_shards(
             ids, spec=recipe.partition, groups=groups, per_user=recipe.per_user
         )
-        return *_of_records(again, claim, shards.order, owners), _ALL_ALIKE
+        note = _ALL_ALIKE if recipe.votes.components is None else _BY_LENGTH
+        return *_of_records(again, claim, shards.order, owners), note
     if recipe.teachers.slices > 1:
         raise ConditionsFail(_SLICES)
     mechanism, plan = voting_mechanism(recipe.aggregate), again.labels.plan
@@ -451,6 +456,9 @@ def _canaries(again: Retraining, claim: Claim, options: AuditOptions) -> Finding
     if recipe.by_records:
         given["mechanism"] = count_mechanism(recipe.aggregate)
         given["public"] = np.array(public_features(again.context))
+        given["reach"] = recipe.votes.reach
+        if isinstance(again.cells, Components):
+            given["components"] = again.cells
         most = len(test[1]) * (again.classes - 1)  # an input is one with each of its wrong labels
     else:
         if recipe.teachers.mix:

@@ -79,7 +79,8 @@ def release_table_once(
     if not isinstance(votes, RecordVotes):
         raise InvalidInput(
             f"votes are a {type(votes).__name__}; give pate.count_record_votes(…), or "
-            "pate.RecordVotes(counts=…) for an array of (cells, classes) counts"
+            "pate.RecordVotes(counts=…) for an array of (cells, classes) counts (with "
+            "components=True for one of Components.count)"
         )
     mechanism.require_norm(components=votes.components)
     events = mechanism.events(reach=votes.reach, per_user=votes.per_user)
@@ -90,8 +91,9 @@ def release_table_once(
         record = {"counts": drawn.table.counts.tolist(), "variance": drawn.table.variance}
         return record | {"events": [event_to_json(event) for event in drawn.events]}
 
+    asked = _asked_for(mechanism)
     stored = _drawn_once(
-        _asked_for(mechanism),
+        (*asked, votes.grid) if votes.components else asked,
         votes.counts,
         events,
         draw,

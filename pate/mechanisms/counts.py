@@ -29,7 +29,7 @@ from pate.randomness import (
     representable_scale,
     representable_variance,
 )
-from pate.record_votes import RecordVotes
+from pate.record_votes import GRID, RecordVotes
 
 _NEEDS_GAUSSIAN = (
     "{} hides votes of length one in L1, and along components they are so in L2; choose "
@@ -152,9 +152,19 @@ class CountMechanism(BaseMechanism):
         )
 
     def require_norm(self, *, components: bool) -> None:
-        """Refuse votes along components, of length one in L2, where the noise hides those in L1."""
+        """Refuse votes along components where the noise hides no vote of length one in L2.
+
+        Noise is whole parts of a vote there, and not all that is can be drawn.
+        """
         if components and self.pure:
             raise InvalidInput(_NEEDS_GAUSSIAN.format(self.name))
+        try:
+            self.variance(reach=1, grid=GRID if components else 1)
+        except InvalidInput:
+            raise InvalidInput(
+                f"the noise is {self.settings()} in votes, and along components 8192 at most; "
+                "raise epsilon, or let fewer records of a user vote"
+            ) from None
 
     def release_once(
         self, votes: RecordVotes, *, ledger: Ledger, name: str, most_answers: int | None = None

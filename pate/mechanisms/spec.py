@@ -369,6 +369,7 @@ def plan_table(
     inputs: int,
     reach: int = 1,
     per_user: int | None = None,
+    components: bool = False,
     conversion: Conversion = Conversion.IMPROVED,
 ) -> Plan:
     """Return the plan of a table of record votes: one release, which labels all public inputs.
@@ -382,6 +383,7 @@ def plan_table(
     >>> plan_table(LaplaceCounts(scale=2.0), epsilon=1.0, delta=0.0, inputs=300).guarantee.epsilon
     0.5
     """
+    mechanism.require_norm(components=components)
     events = mechanism.events(reach=reach, per_user=per_user)
     guarantee = guarantee_of_plan(events, delta=delta, conversion=conversion)
     if epsilon is not None and guarantee.epsilon > epsilon:

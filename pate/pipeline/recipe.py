@@ -229,6 +229,7 @@ class Recipe(BaseModel):
                 inputs=inputs,
                 reach=self.votes.reach,
                 per_user=self.per_user,
+                components=self.votes.components is not None,
                 conversion=Conversion(self.privacy.conversion),
             )
         mechanism = voting_mechanism(self.aggregate)
@@ -358,12 +359,9 @@ class Recipe(BaseModel):
                 "the cost of a table of record votes does not depend on the votes; leave "
                 "privacy.sanitise out"
             )
-        pure = count_mechanism(self.aggregate).pure
-        if pure and self.votes.components is not None:
-            raise ValueError(
-                f'votes.components takes mechanism = "gaussian-counts", and it is "{name}"; change '
-                "it, or leave components out"
-            )
+        mechanism = count_mechanism(self.aggregate)
+        mechanism.require_norm(components=self.votes.components is not None)
+        pure = mechanism.pure
         if pure and "delta" not in self.privacy.model_fields_set:
             object.__setattr__(self, "privacy", self.privacy.model_copy(update={"delta": 0.0}))
         if not pure and not self.privacy.delta:

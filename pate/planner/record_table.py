@@ -162,6 +162,7 @@ def forecast_table(
             inputs=facts.queries,
             reach=votes.reach,
             per_user=per_user,
+            components=votes.components is not None,
             conversion=budget.conversion,
         ),
         label_accuracy=accuracy,

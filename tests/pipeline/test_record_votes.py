@@ -13,6 +13,8 @@ from kills import WORDS, audit, charges, drafts, drawn_bytes, finished, publishe
 
 import pate
 from pate.accounting import Ledger, Neighbours, event_to_json
+from pate.audits.run import open_retraining
+from pate.components import Components
 from pate.mechanisms import GaussianCounts, LaplaceCounts
 from pate.record_votes import Cells
 
@@ -135,7 +137,7 @@ def test_the_table_is_the_same_on_every_engine_and_with_an_encoder(records):
     assert tables[0].sum() == 2 * PRIVATE
 
 
-def test_records_vote_along_components_from_a_recipe_to_a_release(records):
+def test_records_vote_along_components_from_a_recipe_to_a_release(records, monkeypatch):
     records.sections["votes"] |= {"components": "auto", "expected_records": 500}
     records.sections["aggregate"] = {"mechanism": "gaussian-counts"}
     student = {"model": "kernel-ridge", "inputs": "features"}
@@ -169,8 +171,17 @@ def test_records_vote_along_components_from_a_recipe_to_a_release(records):
     assert "a vector of length one along 2 components" in card
     assert "in units of 1/4096 vote" in card
     assert "Not checked" not in records.pate("verify", "out").stdout
-    audited = json.loads(records.pate("audit", records.run_folder, "--json").stdout)
-    assert audited["verdict"] != "contradicted"
+    records.pate("audit", records.run_folder)
+    assert "canaries" in next(records.run_folder.rglob("audit.json")).read_text()
+    run = pate.open_run(
+        records.run_folder,
+        data_root=records.folder / "data",
+        plugin_path=records.folder / "plugins",
+    )
+    again, exact = open_retraining(run.pipeline), Components.coordinates
+    assert again.faults() == ()
+    monkeypatch.setattr(Components, "coordinates", lambda self, X: 3 * exact(self, X))
+    assert len(again.faults()) == 2  # votes that are too long, and sums that are not theirs
 
 
 def test_a_record_less_moves_one_vote_through_the_whole_pipeline(records):
@@ -335,7 +346,7 @@ def test_killed_on_either_side_of_the_charge(records, moment):
         ({"votes": {"cell": 3}}, "cells"),
         ({"votes": {"cells": "auto"}}, "needs expected_records"),
         ({"votes": {"components": "auto"}}, "needs expected_records"),
-        ({"votes": {"components": 5}}, 'takes mechanism = "gaussian-counts"'),
+        ({"votes": {"components": 5}}, "choose gaussian-counts"),
         ({"votes": {"components": 5, "reach": 2}}, "leave reach out"),
         ({"votes": {"expected_records": 90}}, 'only cells = "auto" and components = "auto" use'),
         ({"partition": {"method": "shuffle"}}, 'with votes.by = "records" leave it out'),

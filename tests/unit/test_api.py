@@ -16,7 +16,7 @@ from pate.errors import BudgetExceeded, InvalidInput
 EXPORTED = {
     "AggregatedVotes", "BudgetExceeded", "Callback", "ConfidentGnmax", "Ensemble", "GaussianCounts",
     "GaussianNoisyMax", "LaplaceCounts", "RecordVotes", "count_record_votes", "make_cells",
-    "audit", "smooth_counts",
+    "audit", "label_inputs", "make_components", "smooth_counts",
     "Guarantee", "GumbelNoisyMax", "InteractiveGnmax", "InvalidInput", "LaplaceNoisyMax", "Ledger",
     "PATEClassifier", "PateError", "Run", "TrainedRun", "Votes", "aggregate_votes", "compare",
     "Comparison", "compose", "forget",

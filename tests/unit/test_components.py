@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from sklearn.datasets import load_digits
 import pate
 from pate.accounting import ForAddRemove, ZeroConcentrated
 from pate.artifacts.results import NoisedCounts
+from pate.audits.canaries import audit_pate
 from pate.components import Components, load_places, make_places
-from pate.errors import InvalidInput
+from pate.errors import InvalidInput, ReleaseConflict
 from pate.mechanisms import GaussianCounts, LaplaceCounts
 from pate.randomness import insecure_generator
 from pate.record_votes import GRID, RecordVotes, VotesSpec, automatic_components, count_along
@@ -252,6 +254,11 @@ def test_a_classifier_takes_components():
         ({"components": "auto"}, "needs expected_records"),
         ({"components": 5, "mechanism": "laplace-counts"}, "choose gaussian-counts"),
         ({"components": 5, "mechanism": LaplaceCounts(scale=1.0)}, "choose gaussian-counts"),
+        (
+            {"components": 5, "mechanism": GaussianCounts(sigma=9e3), "epsilon": None},
+            "8192 at most",
+        ),
+        ({"components": 5, "epsilon": 0.5, "per_user": 2000, "groups": True}, "8192 at most"),
         ({"components": 40}, "there are 40 public inputs; lower it to 3 or so"),
         ({"components": 39, "constant": True}, "all public inputs are the same"),
     ],
@@ -261,9 +268,10 @@ def test_what_does_not_go_together_is_refused(settings, message, tmp_path):
     public = records(40, seed=1)[0]
     if settings.pop("constant", False):
         public[:] = 1.0
+    groups = np.arange(60) if settings.pop("groups", False) else None
     clf = pate.PATEClassifier(votes="records", classes=range(CLASSES), **settings)
     with pytest.raises(InvalidInput, match=message):
-        clf.fit(X, y, public=public, ledger=tmp_path / "a.ledger")
+        clf.fit(X, y, public=public, groups=groups, ledger=tmp_path / "a.ledger")
     assert not (tmp_path / "a.ledger").exists()
 
 
@@ -271,9 +279,20 @@ def test_other_features_and_damaged_directions_are_refused():
     made = pate.make_components(records(50, seed=1)[0], components=12)
     with pytest.raises(InvalidInput, match="records have 3 features, and the components 7"):
         made.coordinates(np.zeros((2, 3)))
-    parts = {name: getattr(made, name) for name in Components.__slots__}
-    with pytest.raises(InvalidInput, match="too large for exact sums"):
-        Components(**parts | {"directions": made.directions * 2**20})
+    parts = {each.name: getattr(made, each.name) for each in fields(made)}
+    for wrong in (
+        {"directions": made.directions * 2**20},
+        {"directions": np.full_like(made.directions, -(2**63))},
+        {"directions": made.directions / 2},
+        {"units": made.units[:-1]},
+        {"scale": math.inf},
+    ):
+        with pytest.raises(InvalidInput, match="do not allow for exact sums"):
+            Components(**parts | wrong)
+    with pytest.raises(InvalidInput, match="must be whole numbers"):
+        made.count(np.zeros((2, 7)), [0, "x"], classes=2)
+    with pytest.raises(InvalidInput, match="votes along components have none"):
+        made.count(np.zeros((2, 7)), [0, 1], classes=2, reach=3)
     votes = RecordVotes(counts=np.zeros((4, 2), dtype=np.int64), components=True)
     with pytest.raises(InvalidInput, match="laplace-counts hides votes of length one in L1"):
         LaplaceCounts(scale=1.0).release(votes, rng=insecure_generator(0))
@@ -292,6 +311,36 @@ def test_a_ledger_keeps_a_table_of_sums(tmp_path):
         with pytest.raises(InvalidInput, match="choose gaussian-counts"):
             ledger.release(LaplaceCounts(scale=3.0), votes, name="others")
         assert len(ledger.charges()) == 1
+        # The same numbers as counts of cells are other votes, with other noise.
+        with pytest.raises(ReleaseConflict):
+            ledger.release(GaussianCounts(sigma=3.0), RecordVotes(counts=votes.counts), name="sums")
     assert isinstance(first.table, NoisedCounts)
     assert first.table.units == GRID
     assert (first.table.counts == again.table.counts).all()
+
+
+def test_sections_without_components_are_written_as_before():
+    """Digests of settings, by which draws are recognised again, are those of earlier versions."""
+    before = {"by": "records", "cells": 8, "expected_records": None, "reach": 1, "per_user": None}
+    assert VotesSpec(by="records", cells=8).model_dump(mode="json") == before
+    assert VotesSpec(by="records", components=8).model_dump(mode="json")["components"] == 8
+
+
+def test_canaries_along_components_are_found_and_bound_what_is_claimed():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(600, 5)), rng.integers(0, 3, 600)
+    made = pate.make_components(rng.normal(size=(300, 5)), components=150)
+    known = {"classes": 3, "delta": 1e-5, "canaries": 150, "components": made, "insecure_seed": 0}
+    sound = audit_pate(X, y, mechanism=GaussianCounts(sigma=1.0), **known)
+    assert 0.2 < sound.epsilon < sound.values["claimed ε"]
+    loud = audit_pate(X, y, mechanism=GaussianCounts(sigma=0.2), **known)
+    assert loud.epsilon > 2 * sound.epsilon
+
+
+def test_canaries_split_their_votes_as_the_records_do():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(600, 5)), rng.integers(0, 3, 600)
+    known = {"classes": 3, "delta": 1e-5, "canaries": 300, "kind": "noise", "insecure_seed": 0}
+    for reach in (1, 9):
+        found = audit_pate(X, y, mechanism=GaussianCounts(sigma=0.5), reach=reach, **known)
+        assert 0 < found.epsilon < found.values["claimed ε"]
