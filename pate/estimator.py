@@ -743,10 +743,13 @@ def _page(clf: PATEClassifier) -> str:
         ("Plan", f"at most {plan.queries} queries and {plan.answers} answers"),
     ]
     if clf.votes == "records":
-        cells, classes = clf.table_.counts.shape
+        width, classes = clf.table_.counts.shape
+        where, what = "at the nearest public inputs", "counts"
+        if clf.components is not None:
+            where, what = "along components of the public inputs", "sums"
         voters = [
-            ("Votes", "one of every private record, at the nearest public inputs"),
-            ("Plan", f"one table of {cells} × {classes} noised counts"),
+            ("Votes", f"one of every private record, {where}"),
+            ("Plan", f"one table of {width} × {classes} noised {what}"),
         ]
     rows = [
         voters[0],

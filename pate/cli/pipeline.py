@@ -346,9 +346,11 @@ def show_summary(
     table.add_column()
     protects = in_units(costs.protects, run.recipe.unit)
     if released.table is not None:
-        cells, classes = released.table.counts.shape
-        table.add_row("noised counts", f"{cells} × {classes}", protects)
-        table.add_row("labels", str(len(released.answered)), "of all public inputs, by smoothing")
+        rows, classes = released.table.counts.shape
+        along = run.recipe.votes.components is not None
+        what, how = ("sums", "least squares") if along else ("counts", "smoothing")
+        table.add_row(f"noised {what}", f"{rows} × {classes}", protects)
+        table.add_row("labels", str(len(released.answered)), f"of all public inputs, by {how}")
     else:
         table.add_row("teachers", str(run.recipe.teachers.count), protects)
         planned = f"planned: at most {released.plan.answers} of {released.plan.queries}"

@@ -32,7 +32,7 @@ from pate.randomness import (
 from pate.record_votes import GRID, RecordVotes
 
 _NEEDS_GAUSSIAN = (
-    "{} hides votes of length one in L1, and along components they are so in L2; choose "
+    "{} does not fit votes along components, whose length is one in L2 and not in L1; choose "
     "gaussian-counts"
 )
 _FAR = 37  # standard deviations: beyond it a chance is below 1e-297

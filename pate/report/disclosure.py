@@ -30,6 +30,7 @@ from pate._format import (
 from pate.accounting.events import relation_of
 from pate.errors import InvalidInput
 from pate.metrics import Share
+from pate.pipeline.recipe import Recipe
 from pate.recipes.read import load_toml
 from pate.report.facts import Cost, Facts
 
@@ -301,6 +302,12 @@ def _composed(rule: str, cost: Cost) -> str:
     return f"{rule}, at λ = {cost.moment:g}, by the {cost.conversion} conversion"
 
 
+def _labelled(recipe: Recipe) -> str:
+    if recipe.votes.components is not None:
+        return "Labels were predicted by least squares from the noised sums. "
+    return "Labels were smoothed from the noised counts. "
+
+
 def _of_votes(facts: Facts) -> dict[str, Any]:
     recipe, records = facts.recipe, facts.recipe.by_records
     rule = COMPOSITION_RULES.get(
@@ -333,7 +340,7 @@ def _of_votes(facts: Facts) -> dict[str, Any]:
         "tuning": f"The choice among {len(recipe.selection.candidates)} candidates is part of ε."
         if recipe.selection is not None
         else "ε covers no choice of settings by results.",
-        "post_processing": ("Labels were smoothed from the noised counts. " if records else "")
+        "post_processing": (_labelled(recipe) if records else "")
         + "The student was trained on released labels and public inputs alone.",
         "floating_point": "Noise comes from the operating system's secure randomness, drawn once. "
         + (

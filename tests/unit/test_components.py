@@ -294,7 +294,7 @@ def test_other_features_and_damaged_directions_are_refused():
     with pytest.raises(InvalidInput, match="votes along components have none"):
         made.count(np.zeros((2, 7)), [0, 1], classes=2, reach=3)
     votes = RecordVotes(counts=np.zeros((4, 2), dtype=np.int64), components=True)
-    with pytest.raises(InvalidInput, match="laplace-counts hides votes of length one in L1"):
+    with pytest.raises(InvalidInput, match="laplace-counts does not fit votes along components"):
         LaplaceCounts(scale=1.0).release(votes, rng=insecure_generator(0))
     with pytest.raises(InvalidInput, match="votes along components have none"):
         RecordVotes(counts=np.zeros((4, 2), dtype=np.int64), components=True, reach=2)
