@@ -113,7 +113,13 @@ class Components:
         """Return the votes of records, (components, classes), in units of 1/4096; reach is 1."""
         if reach != 1:
             raise InvalidInput(f"reach is {reach}, and votes along components have none")
-        return count_along(self.coordinates(features), labels, classes=classes)
+        points, given = np.asarray(features), np.asarray(labels)
+        if given.shape != points.shape[:1]:
+            raise InvalidInput(f"records {points.shape} and labels {given.shape} do not match")
+        sums, rows = np.zeros((len(self), classes), dtype=np.int64), max(1, _NUMBERS // len(self))
+        for block in (slice(start, start + rows) for start in range(0, len(points), rows)):
+            sums += count_along(self.coordinates(points[block]), given[block], classes=classes)
+        return sums
 
     def coordinates(self, features: ArrayLike) -> IntArray:
         """Return the vote of each record, (records, components), in units of 1/4096.

@@ -64,7 +64,13 @@ def test_a_vote_depends_neither_on_other_records_nor_on_their_number(monkeypatch
         assert (made.coordinates(points[place : place + 1]) == together[place]).all()
         rest = np.delete(np.arange(700), place)
         assert (made.coordinates(points[rest]) == together[rest]).all()
+    labels = records(700, 50, seed=2)[1]
+    whole = made.count(points, labels, classes=CLASSES)
     monkeypatch.setattr("pate.components._NUMBERS", 5000)  # other blocks
+    assert (made.count(points, labels, classes=CLASSES) == whole).all()
+    assert (count_along(together, labels, classes=CLASSES) == whole).all()
+    with pytest.raises(InvalidInput, match="do not match"):
+        made.count(points, labels[1:], classes=CLASSES)
     assert (made.coordinates(points) == together).all()
     assert (made.coordinates(np.asfortranarray(points)) == together).all()
 
