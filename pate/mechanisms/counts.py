@@ -154,12 +154,14 @@ class CountMechanism(BaseMechanism):
     def require_norm(self, *, components: bool) -> None:
         """Refuse votes along components where the noise hides no vote of length one in L2.
 
-        Noise is whole parts of a vote there, and not all that is can be drawn.
+        Also where the noise, counted in parts of a vote there, is too large to be drawn.
         """
-        if components and self.pure:
+        if not components:
+            return
+        if self.pure:
             raise InvalidInput(_NEEDS_GAUSSIAN.format(self.name))
         try:
-            self.variance(reach=1, grid=GRID if components else 1)
+            self.variance(reach=1, grid=GRID)
         except InvalidInput:
             raise InvalidInput(
                 f"the noise is {self.settings()} in votes, and along components 8192 at most; "
